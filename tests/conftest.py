@@ -1,0 +1,27 @@
+"""Fixtures shared by all tests."""
+
+import os
+import warnings
+from collections.abc import Iterator
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn to files, never to a window
+
+import jax
+import pytest
+
+with warnings.catch_warnings():
+    # ArviZ 0.23 announces its refactoring when it is first imported.
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz  # noqa: F401
+
+try:
+    enable_x64 = jax.enable_x64
+except AttributeError:  # jax < 0.8
+    from jax.experimental import enable_x64
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Run the test in float64."""
+    with enable_x64(True):
+        yield
