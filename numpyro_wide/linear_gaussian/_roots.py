@@ -1,0 +1,140 @@
+r"""Roots $A$ of the readout's posterior covariance $\Sigma = (I + \lambda^{-1} \Psi^\top \Psi)^{-1} = A A^\top$.
+
+Any root gives a map $W = \mu + A \phi$ that turns a standard normal $\phi$ into the readout's conditional
+posterior (Hron 2022, eq. 3). The three differ by a rotation of $\phi$: densities agree, draws do not.
+"""
+
+from typing import NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jax import Array
+from jax.lax.linalg import cholesky as lax_cholesky
+from jax.lax.linalg import triangular_solve
+
+from numpyro_wide.linear_gaussian._spectral import posterior_root_functions
+
+
+class Root(Protocol):
+    """One factorisation, and what can be done with it for targets (n, k) and readouts (d, k)."""
+
+    def forward(self, targets: Array, phi: Array) -> Array:
+        r"""The readout $W = \mu + A \phi$."""
+
+    def inverse(self, targets: Array, readout: Array) -> Array:
+        r"""The repriorised readout $\phi = A^{-1} (W - \mu)$."""
+
+    def log_abs_det(self) -> Array:
+        r"""Log of $|\det A|$, for one output."""
+
+
+class FeatureRoot(NamedTuple):
+    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2): O(nd² + d³)."""
+
+    features: Array
+    regulariser: Array
+    factor: Array
+
+    @classmethod
+    def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
+        """Factorises."""
+        return cls(features, regulariser, cholesky(features.T @ features, regulariser))
+
+    def forward(self, targets: Array, phi: Array) -> Array:
+        whitened = solve_lower(self.factor, self.features.T @ targets)
+        return solve_lower(self.factor, whitened + jnp.sqrt(self.regulariser) * phi, transpose=True)
+
+    def inverse(self, targets: Array, readout: Array) -> Array:
+        whitened = solve_lower(self.factor, self.features.T @ targets)
+        return (self.factor.T @ readout - whitened) / jnp.sqrt(self.regulariser)
+
+    def log_abs_det(self) -> Array:
+        return -jnp.log(jnp.diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
+
+
+class DataCholeskyRoot(NamedTuple):
+    r"""Cholesky factor of $K = \Psi \Psi^\top + \lambda I = L L^\top$: O(n²d + n³).
+
+    The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$, with inverse
+    $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
+    """
+
+    features: Array
+    regulariser: Array
+    factor: Array
+
+    @classmethod
+    def of(cls, features: Array, regulariser: Array) -> "DataCholeskyRoot":
+        """Factorises."""
+        return cls(features, regulariser, cholesky(features @ features.T, regulariser))
+
+    def forward(self, targets: Array, phi: Array) -> Array:
+        whitened = solve_lower(self.factor, targets)
+        whitened -= solve_lower(self._shifted(), self.features @ phi)
+        return phi + self.features.T @ solve_lower(self.factor, whitened, transpose=True)
+
+    def inverse(self, targets: Array, readout: Array) -> Array:
+        mean_weights = solve_lower(self.factor, solve_lower(self.factor, targets), transpose=True)
+        centred = readout - self.features.T @ mean_weights
+        correction = solve_lower(self._shifted(), self.features @ centred, transpose=True)
+        return centred + self.features.T @ correction / jnp.sqrt(self.regulariser)
+
+    def log_abs_det(self) -> Array:
+        return -jnp.log(jnp.diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
+
+    def _shifted(self) -> Array:
+        return add_diagonal(self.factor, jnp.sqrt(self.regulariser))
+
+
+class DataRoot(NamedTuple):
+    r"""The symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022, App. B).
+
+    $A = I - \Psi^\top f(K) \Psi$ with $f(x) = (\sqrt{x} (\sqrt\lambda + \sqrt{x}))^{-1}$, and
+    $A^{-1} = I + \Psi^\top g(K) \Psi$ with $g(x) = (\sqrt\lambda (\sqrt\lambda + \sqrt{x}))^{-1}$.
+    """
+
+    features: Array
+    inverse_gram: Array
+    shrink: Array
+    stretch: Array
+    log_det: Array
+
+    @classmethod
+    def of(cls, features: Array, regulariser: Array) -> "DataRoot":
+        """Factorises."""
+        gram = add_diagonal(features @ features.T, regulariser)
+        return cls(features, *posterior_root_functions(gram, regulariser))
+
+    def forward(self, targets: Array, phi: Array) -> Array:
+        return phi + self.features.T @ (self.inverse_gram @ targets - self.shrink @ (self.features @ phi))
+
+    def inverse(self, targets: Array, readout: Array) -> Array:
+        centred = readout - self.features.T @ (self.inverse_gram @ targets)
+        return centred + self.features.T @ (self.stretch @ (self.features @ centred))
+
+    def log_abs_det(self) -> Array:
+        return -0.5 * self.log_det
+
+
+def posterior_root(variant: str, features: Array, regulariser: Array) -> Root:
+    """The root of the named variant for features (n, d) and a scalar regulariser."""
+    if variant == "feature":
+        return FeatureRoot.of(features, regulariser)
+    if variant == "data":
+        return DataRoot.of(features, regulariser)
+    return DataCholeskyRoot.of(features, regulariser)
+
+
+def cholesky(gram: Array, regulariser: Array) -> Array:
+    """Lower Cholesky factor of the Gram matrix plus the regulariser on its diagonal."""
+    # A Gram matrix computed by one product is symmetric already.
+    return lax_cholesky(add_diagonal(gram, regulariser), symmetrize_input=False)
+
+
+def add_diagonal(matrix: Array, value: Array) -> Array:
+    """The matrix plus a multiple of the identity."""
+    return matrix + value * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
+
+
+def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array:
+    """Solves with a lower triangular matrix or its transpose."""
+    return triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transpose)

@@ -1,0 +1,131 @@
+"""What the default precision must deliver, and what no precision may break on."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from numpyro_wide import linear_gaussian as lg
+from tests.conftest import enable_x64
+
+from . import oracle
+
+VARIANTS = ("feature", "data", "data-cholesky")
+
+DEGENERATE = {
+    "tall": np.random.default_rng(0).normal(size=(7, 4)),
+    "wide": np.random.default_rng(0).normal(size=(4, 7)),
+    "square": np.random.default_rng(0).normal(size=(5, 5)),
+    "repeated rows": np.repeat(np.random.default_rng(0).normal(size=(2, 6)), 3, axis=0),
+    "zero": np.zeros((5, 4)),
+    "rank one": np.ones((4, 6)),
+    "identity": np.eye(6, 4),  # all eigenvalues repeat
+}
+
+
+@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_no_nan_in_values_or_gradients(kind, is_double):
+    with enable_x64(is_double):
+        features = jnp.asarray(DEGENERATE[kind], float)
+        n, d = features.shape
+        targets, phi = jnp.ones((n, 2)), jnp.full((d, 2), 0.3)
+
+        @jax.jit
+        def all_gradients(features, noise_scale):
+            def total(features, noise_scale, phi):
+                terms = []
+                for variant in VARIANTS:
+                    readout, log_abs_det = lg.readout_map(features, targets, phi, noise_scale, variant=variant)
+                    terms += [jnp.sin(readout).sum(), log_abs_det]
+                    inverse = lg.readout_inverse_map(features, targets, phi, noise_scale, variant=variant)
+                    terms += [jnp.sin(inverse).sum(), lg.log_evidence(features, targets, noise_scale, variant)]
+                return jnp.stack(terms)
+
+            return total(features, noise_scale, phi), jax.jacrev(total, (0, 1, 2))(features, noise_scale, phi)
+
+        for noise_scale in (0.01, 1.0):
+            leaves = jax.tree.leaves(all_gradients(features, noise_scale))
+            assert all(jnp.isfinite(leaf).all() for leaf in leaves)
+            if not is_double and noise_scale < 1:
+                continue  # condition numbers of 1e5 and more leave float32 few common digits
+            # The variants agree on what they share: log-determinant and evidence, and their gradients.
+            for leaf in leaves:
+                for first in (1, 3):
+                    shared = np.asarray(leaf)[first::4]
+                    oracle.close(shared[1], shared[0], 1e-9 if is_double else 2e-3)
+                    oracle.close(shared[2], shared[0], 1e-9 if is_double else 2e-3)
+
+
+def test_collapsed_energy_differences_in_float32():
+    """Digits, three GELU layers of width 512: a leapfrog step apart, float32 is within 0.05 of float64."""
+    pixels, labels = load_digits(return_X_y=True)
+    inputs = (pixels[:1024] - pixels[:1024].mean()) / pixels[:1024].std()
+    targets = np.eye(10)[labels[:1024]] - 0.1
+    rng = np.random.default_rng(0)
+    widths = (64, 512, 512, 512)
+    state = [rng.normal(size=shape) for shape in itertools.pairwise(widths)]
+    moves = [rng.normal(size=weights.shape) for weights in state]
+
+    def potential(weights):
+        hidden = jnp.asarray(inputs)
+        for layer in weights:
+            hidden = jax.nn.gelu(np.sqrt(2 / layer.shape[0]) * hidden @ layer, approximate=False)
+        return lg.log_evidence(np.sqrt(2 / 512) * hidden, targets, 0.1)
+
+    differences = {}
+    for is_double in (False, True):
+        with enable_x64(is_double):
+            evaluate = jax.jit(potential)
+            paths = [[w + step * v for w, v in zip(state, moves, strict=True)] for step in (0.0, 0.01, 0.02, 0.05)]
+            values = np.array([evaluate(jax.tree.map(jnp.asarray, path)) for path in paths], np.float64)
+            differences[is_double] = np.diff(values)
+    assert np.abs(differences[True]).min() > 0.5  # they do differ
+    np.testing.assert_allclose(differences[False], differences[True], atol=0.05)
+
+
+shapes = st.sampled_from([(1, 1, 1), (3, 6, 2), (6, 3, 1), (5, 5, 2)])
+log_scales = st.floats(-3, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, rank=st.integers(0, 6), log_scales=st.tuples(log_scales, log_scales), seed=st.integers(0, 99))
+@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
+def test_map_is_a_bijection_at_every_scale_and_rank(is_double, shape, rank, log_scales, seed):
+    n, d, k = shape
+    rng = np.random.default_rng(seed)
+    rank = min(rank, n, d)
+    feature_scale, noise_scale = 10.0 ** np.array(log_scales)
+    with enable_x64(is_double):
+        features = jnp.asarray(feature_scale * rng.normal(size=(n, rank)) @ rng.normal(size=(rank, d)), float)
+        targets, phi = jnp.asarray(rng.normal(size=(n, k)), float), jnp.asarray(rng.normal(size=(d, k)), float)
+        found = {v: round_trip(features, targets, phi, noise_scale, v) for v in VARIANTS}
+        eps = jnp.finfo(features.dtype).eps
+        # The inverse undoes the map up to rounding, which the smallest posterior deviation magnifies.
+        ratio = jnp.linalg.norm(features) / noise_scale
+        magnified = min(1.0 + float(ratio), float(eps) ** -0.5) * (1 + abs(float(jnp.abs(targets).max() / noise_scale)))
+        for recovered, readout, log_abs_det in found.values():
+            assert jnp.isfinite(readout).all()
+            assert log_abs_det <= 1e-3
+            assert jnp.abs(recovered - phi).max() < 1e3 * eps * magnified**2 + 1e3 * eps
+        log_abs_dets = [float(x[2]) for x in found.values()]
+        np.testing.assert_allclose(log_abs_dets, log_abs_dets[0], rtol=1e-2, atol=0.2 if not is_double else 1e-3)
+
+
+@jax.jit
+def _round_trip_by_variant(features, targets, phi, noise_scale):
+    def one(variant):
+        readout, log_abs_det = lg.readout_map(features, targets, phi, noise_scale, variant=variant)
+        recovered = lg.readout_inverse_map(features, targets, readout, noise_scale, variant=variant)
+        return recovered, readout, log_abs_det
+
+    return {variant: one(variant) for variant in VARIANTS}
+
+
+def round_trip(features, targets, phi, noise_scale, variant):
+    return _round_trip_by_variant(features, targets, phi, noise_scale)[variant]
