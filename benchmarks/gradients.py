@@ -1,0 +1,118 @@
+"""One gradient of the potential: collapsed, repriorised and plain, and the paper's formula written naively."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer.util import initialize_model
+from sklearn.datasets import load_digits
+
+from benchmarks.timing import interleaved, median_ratio, milliseconds
+from numpyro_wide import collapse_readout, linear_gaussian, repriorise
+
+NOISE_SCALE = 0.1
+
+
+def digits(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Standardised pixels and centred one-hot labels."""
+    pixels, labels = load_digits(return_X_y=True)
+    inputs = (pixels - pixels.mean()) / pixels.std()
+    return inputs[:num_rows].astype("f"), (np.eye(10)[labels[:num_rows]] - 0.1).astype("f")
+
+
+def network(x: np.ndarray, y: np.ndarray | None = None, *, depth: int, width: int) -> None:
+    """GELU network in NTK parametrisation, weight variance 2."""
+    hidden = x
+    for layer in range(depth):
+        weights = numpyro.sample(f"w{layer}", dist.Normal(0, 1).expand([hidden.shape[1], width]).to_event(2))
+        hidden = jax.nn.gelu((2 / hidden.shape[1]) ** 0.5 * hidden @ weights, approximate=False)
+    features = numpyro.deterministic("features", (2 / width) ** 0.5 * hidden)
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand([width, 10]).to_event(2))
+    numpyro.sample("y", dist.Normal(features @ readout, NOISE_SCALE).to_event(2), obs=y)
+
+
+def naive(x: np.ndarray, y: np.ndarray, *, depth: int, width: int) -> None:
+    """The paper's recipe by the letter: feature-space Cholesky, autodiff, prior + likelihood + log-determinant."""
+    hidden = x
+    for layer in range(depth):
+        weights = numpyro.sample(f"w{layer}", dist.Normal(0, 1).expand([hidden.shape[1], width]).to_event(2))
+        hidden = jax.nn.gelu((2 / hidden.shape[1]) ** 0.5 * hidden @ weights, approximate=False)
+    features = (2 / width) ** 0.5 * hidden
+    phi = numpyro.sample("phi", dist.Normal(0, 1).expand([width, 10]).to_event(2).mask(False))
+    upper = jnp.linalg.cholesky(NOISE_SCALE**2 * jnp.eye(width) + features.T @ features).T
+    whitened = jax.scipy.linalg.solve_triangular(upper.T, features.T @ y, lower=True)
+    readout = jax.scipy.linalg.solve_triangular(upper, whitened + NOISE_SCALE * phi)
+    numpyro.factor("prior", dist.Normal(0, 1).log_prob(readout).sum())
+    numpyro.factor("log_abs_det", -10 * jnp.log(jnp.diagonal(upper)).sum())
+    numpyro.sample("y", dist.Normal(features @ readout, NOISE_SCALE).to_event(2), obs=y)
+
+
+def potential_gradient(model: Callable, *data: np.ndarray) -> Callable:
+    """A compiled gradient of the model's potential at a prior draw, without arguments."""
+    info = initialize_model(jax.random.key(0), model, model_args=data)
+    compiled = jax.jit(jax.value_and_grad(info.potential_fn))
+    return partial(compiled, info.param_info.z)
+
+
+def wrapped(depth: int, width: int) -> dict[str, Callable]:
+    """The three forms of the network."""
+    model = partial(network, depth=depth, width=width)
+    return {
+        "plain": model,
+        "repriorised": repriorise(model, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
+        "collapsed": collapse_readout(model, readout="readout", features="features", observed="y"),
+    }
+
+
+def against_plain() -> None:
+    """Collapsed and repriorised gradients over the plain one, three hidden layers."""
+    print("\n## One gradient, three hidden layers, digits, 10 outputs, float32\n")
+    print("| n | width | plain | collapsed / plain | repriorised / plain | goal for collapsed |")
+    print("|---|---|---|---|---|---|")
+    for num_rows, width, goal in [(256, 128, 1.6), (256, 512, 1.6), (1024, 512, 1.8)]:
+        data = digits(num_rows)
+        models = wrapped(3, width)
+        seconds = interleaved({name: potential_gradient(model, *data) for name, model in models.items()})
+        ratios = [median_ratio(seconds, name, "plain") for name in ("collapsed", "repriorised")]
+        plain = milliseconds(seconds["plain"])
+        print(f"| {num_rows} | {width} | {plain} | {ratios[0]:.2f} | {ratios[1]:.2f} | at most {goal} |")
+
+
+def against_naive() -> None:
+    """The naive form over the collapsed one, one hidden layer."""
+    print(
+        "\n## One gradient, one hidden layer, n = 256: the paper's formula written naively over the collapsed model\n"
+    )
+    print("| width | collapsed | naive / collapsed | goal |")
+    print("|---|---|---|---|")
+    for width, goal in [(1024, 10), (2048, 25)]:
+        data = digits(256)
+        models = {"collapsed": wrapped(1, width)["collapsed"], "naive": partial(naive, depth=1, width=width)}
+        seconds = interleaved({name: potential_gradient(model, *data) for name, model in models.items()}, num_rounds=7)
+        ratio = median_ratio(seconds, "naive", "collapsed")
+        print(f"| {width} | {milliseconds(seconds['collapsed'])} | {ratio:.1f} | at least {goal} |")
+
+
+def between_variants() -> None:
+    """The eigen form over the Cholesky form of the data-space map."""
+    print('\n## The data-space maps, n = 512, d = 1024, value and gradient: "data" over "data-cholesky"\n')
+    print("| data-cholesky | data / data-cholesky | goal |")
+    print("|---|---|---|")
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(512, 1024)) / 32, jnp.float32)
+    targets, phi = jnp.asarray(rng.normal(size=(512, 10)), "f"), jnp.asarray(rng.normal(size=(1024, 10)), "f")
+
+    def gradient(variant: str) -> Callable:
+        def scalar(features: jax.Array, phi: jax.Array) -> jax.Array:
+            readout, log_abs_det = linear_gaussian.readout_map(features, targets, phi, NOISE_SCALE, variant=variant)
+            return 0.5 * jnp.sum(readout**2) - log_abs_det
+
+        return partial(jax.jit(jax.value_and_grad(scalar, (0, 1))), features, phi)
+
+    seconds = interleaved({name: gradient(name) for name in ("data", "data-cholesky")}, num_rounds=7)
+    ratio = median_ratio(seconds, "data", "data-cholesky")
+    print(f"| {milliseconds(seconds['data-cholesky'])} | {ratio:.1f} | at least 3 |")

@@ -1,0 +1,40 @@
+"""Timing of compiled functions against each other."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def interleaved(functions: dict[str, Callable[[], Any]], num_rounds: int = 15, min_seconds: float = 0.02) -> dict:
+    """Seconds a call of each function: the median over rounds in which all take their turn.
+
+    Drifts of a shared machine's speed then fall on all alike.
+    """
+    calls = {}
+    for name, function in functions.items():
+        jax.block_until_ready(function())
+        start = time.perf_counter()
+        jax.block_until_ready(function())
+        calls[name] = max(1, int(min_seconds / (time.perf_counter() - start)))
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(num_rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                result = function()
+            jax.block_until_ready(result)
+            seconds[name].append((time.perf_counter() - start) / calls[name])
+    return seconds
+
+
+def median_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
+    """Median over rounds of one function's time over the other's in the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))
+
+
+def milliseconds(seconds: list[float]) -> str:
+    """Median, for a table."""
+    return f"{1e3 * statistics.median(seconds):.2f} ms"

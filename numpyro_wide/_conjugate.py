@@ -1,0 +1,77 @@
+"""What the handlers check in a user's model before they rely on it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.handlers import condition, substitute
+from numpyro.primitives import _PYRO_STACK
+
+
+def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Array, Array]:
+    """Loc and scale of a site whose distribution is a Normal, expanded or not.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    base = fn
+    while isinstance(base, dist.Independent | dist.ExpandedDistribution):
+        base = base.base_dist
+    if not isinstance(base, dist.Normal):
+        raise ValueError(
+            f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome), but its distribution "
+            f"is {type(base).__name__}."
+        )
+    return base.loc, base.scale
+
+
+def check_no_nan(name: str, value: Any) -> None:
+    """Refuses NaN, where the numbers are known already."""
+    if not isinstance(value, jax.core.Tracer) and np.isnan(np.asarray(value)).any():
+        raise ValueError(
+            f"{name} must not contain NaN, but {int(np.isnan(np.asarray(value)).sum())} of its entries do."
+        )
+
+
+def check_readout_shape(site: str, shape: tuple[int, ...], features: Array, targets_shape: tuple[int, ...]) -> None:
+    """The readout multiplies the features and gives the targets."""
+    if jnp.ndim(features) != 2:
+        raise ValueError(f"features must have shape (n, d), but got {jnp.shape(features)}.")
+    if not 1 <= len(targets_shape) <= 2 or targets_shape[0] != features.shape[0]:
+        raise ValueError(
+            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), one row for each row of the "
+            f"features {features.shape}, but got {targets_shape}."
+        )
+    expected = (features.shape[1], *targets_shape[1:])
+    if tuple(shape) != expected:
+        raise ValueError(
+            f"readout {site!r} must have shape {expected} to go with features {features.shape} and targets "
+            f"{targets_shape}, but it has {tuple(shape)}."
+        )
+
+
+def refuse_given_value(site: str, base_site: str) -> None:
+    """A repriorised readout is a function of its base site, and cannot be set to something else.
+
+    Raises:
+        ValueError: if ``condition`` sets the readout, or ``substitute`` sets it without its base.
+    """
+    remedy = (
+        f"set {base_site!r} to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale), or "
+        "use the model without repriorisation."
+    )
+    for handler in _PYRO_STACK:
+        data = getattr(handler, "data", None) or {}
+        if isinstance(handler, condition) and site in data:
+            raise ValueError(f"the repriorised readout {site!r} cannot be conditioned on: {remedy}")
+        if isinstance(handler, substitute) and site in data and base_site not in data:
+            raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
+
+
+def listing(names: Iterable[str]) -> str:
+    """Names for an error message."""
+    return ", ".join(repr(name) for name in names) or "none"

@@ -1,0 +1,171 @@
+"""Reads the conjugate readout off a run of a model, and checks that it is one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.handlers import block, condition, seed, substitute, trace
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from numpyro_wide._conjugate import check_no_nan, check_readout_shape, listing, normal_parameters
+
+if TYPE_CHECKING:
+    from numpyro_wide.handlers import CollapsedModel
+
+
+class ReadoutSites(Messenger):
+    """Takes the readout and features sites out of a model's run, and notes what its likelihood is made of.
+
+    The readout is set to its prior mean, or to ``displacement`` from it.
+
+    Attributes:
+        features_value: (n, d).
+        prior_loc, prior_scale: of the readout; broadcast against (d,) or (d, k).
+        loc, noise_scale: of the observed site; loc is that at the readout's value.
+        value: of the observed site, or None.
+    """
+
+    def __init__(self, model: "CollapsedModel", displacement: Callable[[tuple[int, ...]], Array] | None = None):
+        self.readout = model.readout
+        self.features = model.features
+        self.observed = model.observed
+        self.variant = model.variant
+        self.displacement = displacement
+        self.seen: list[str] = []
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        name = msg.get("name")
+        if name is None or msg["type"] == "plate":
+            return
+        self.seen.append(name)
+        if name == self.features and msg["type"] == "deterministic":
+            msg["stop"] = True
+        elif msg["type"] == "sample" and name == self.readout:
+            self._take_readout(msg)
+        elif msg["type"] == "sample" and name == self.observed:
+            self._take_observed(msg)
+
+    def postprocess_message(self, msg: dict) -> None:
+        if msg.get("name") == self.features and msg["type"] != "plate":
+            self.features_value = jnp.asarray(msg["value"])
+
+    def check_complete(self) -> None:
+        """Every named site has occurred."""
+        for role in ("readout", "features", "observed"):
+            if getattr(self, role) not in self.seen:
+                raise ValueError(
+                    f"{role} names the site {getattr(self, role)!r}, which the model does not have; "
+                    f"its sites are {listing(self.seen)}."
+                )
+
+    def _take_readout(self, msg: dict) -> None:
+        if msg["value"] is not None:
+            raise ValueError(f"the readout {self.readout!r} is observed; only a latent readout can be integrated out.")
+        if msg["scale"] is not None:
+            raise ValueError(
+                f"the prior of readout {self.readout!r} is scaled or in a subsampled plate; only a plain Normal prior "
+                "can be integrated out."
+            )
+        self.prior_loc, self.prior_scale = normal_parameters(self.readout, "readout", msg["fn"])
+        self.readout_shape = tuple(msg["fn"].shape())
+        value = jnp.broadcast_to(self.prior_loc, self.readout_shape)
+        msg["value"] = value if self.displacement is None else value + self.displacement(self.readout_shape)
+        msg["stop"] = True
+
+    def _take_observed(self, msg: dict) -> None:
+        if msg["scale"] is not None:
+            raise ValueError(
+                f"the observed site {self.observed!r} is scaled or in a subsampled plate; the readout can be "
+                "integrated out of the full data only. Drop subsample_size, or use repriorise or a plain model."
+            )
+        for role in ("readout", "features"):
+            if getattr(self, role) not in self.seen:
+                raise ValueError(
+                    f"{role} names the site {getattr(self, role)!r}, which must come before the observed site "
+                    f"{self.observed!r}; the sites before it are {listing(self.seen[:-1])}."
+                )
+        shape = tuple(msg["fn"].shape())
+        loc, noise_scale = normal_parameters(self.observed, "observed site", msg["fn"])
+        check_readout_shape(self.readout, self.readout_shape, self.features_value, shape)
+        self.loc = jnp.broadcast_to(loc, shape)
+        self.noise_scale = noise_scale
+        self.value = msg["value"]
+        if self.value is not None:
+            check_no_nan(f"observed site {self.observed!r}", self.value)
+            check_no_nan("features", self.features_value)
+
+
+def is_observed(fn: Callable, observed: str, args: tuple, kwargs: dict) -> bool:
+    """Whether a call of the model observes its site ``observed``, found by an abstract run.
+
+    Of the handlers around the call, those that set values count; the run is hidden from all others.
+    """
+    observations: dict[str, bool] = {}
+
+    def run() -> None:
+        sites = trace(seed(fn, jax.random.key(0))).get_trace(*args, **kwargs)
+        observations.update({k: site["is_observed"] for k, site in sites.items() if site["type"] == "sample"})
+
+    outside = list(_PYRO_STACK)
+    _PYRO_STACK[:] = [handler for handler in outside if isinstance(handler, condition | substitute)]
+    try:
+        jax.eval_shape(run)
+    finally:
+        _PYRO_STACK[:] = outside
+    if observed not in observations:
+        raise ValueError(
+            f"observed names the sample site {observed!r}, which the model does not have; "
+            f"its sample sites are {listing(observations)}."
+        )
+    return observations[observed]
+
+
+def is_tracing() -> bool:
+    """Whether JAX is tracing, so that numbers are not known."""
+    return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
+
+
+def check_conjugacy(model: "CollapsedModel", args: tuple, kwargs: dict) -> None:
+    """Compares two runs that differ in the readout alone.
+
+    Raises:
+        ValueError: if the observed mean does not move by features @ (change of the readout), or another site's
+            distribution moves too.
+    """
+
+    def random_displacement(shape: tuple[int, ...]) -> Array:
+        return jax.random.normal(jax.random.key(1), shape)
+
+    runs = []
+    for displacement in (None, random_displacement):
+        sites = ReadoutSites(model, displacement)
+        with block(), trace() as others, seed(rng_seed=jax.random.key(0)), sites:
+            model.fn(*args, **kwargs)
+        sites.check_complete()
+        log_probs = {
+            name: site["fn"].log_prob(site["value"])
+            for name, site in others.items()
+            if site["type"] == "sample" and name != model.observed and site["value"] is not None
+        }
+        runs.append((sites, log_probs))
+
+    (base, base_log_probs), (moved, moved_log_probs) = runs
+    if isinstance(moved.loc, jax.core.Tracer):  # a batch of arguments under vmap, say
+        return
+    expected = base.features_value @ random_displacement(base.readout_shape)
+    if not np.allclose(moved.loc - base.loc, expected, rtol=0, atol=1e-2 * float(jnp.abs(expected).max()) + 1e-6):
+        raise ValueError(
+            f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the readout, "
+            f"but a change of {model.readout!r} moves it by something else than {model.features!r} times that change. "
+            "Record the features as they are multiplied by the readout, with their scale and bias column."
+        )
+    for name, log_prob in base_log_probs.items():
+        if not np.allclose(log_prob, moved_log_probs[name], rtol=1e-4, atol=1e-4):
+            raise ValueError(
+                f"the distribution of site {name!r} depends on the readout {model.readout!r}, which can then not be "
+                "integrated out; use repriorise instead."
+            )

@@ -1,0 +1,289 @@
+"""Handlers around a whole model: repriorise its readout, or integrate it out."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
+
+from jax.typing import ArrayLike
+from numpyro.handlers import reparam
+from numpyro.primitives import Messenger
+
+from numpyro_wide._conjugate import listing
+from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_observed, is_tracing
+from numpyro_wide.distributions import ReadoutMarginal
+from numpyro_wide.linear_gaussian import VARIANTS
+from numpyro_wide.reparam import ReprioriseReadout
+
+Model = Callable[..., Any]
+
+
+def repriorise(
+    fn: Model | None = None,
+    *,
+    readout: str,
+    features: str,
+    targets: str,
+    noise_scale: str | ArrayLike,
+    regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
+    variant: str = "auto",
+) -> Any:
+    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, eq. 3).
+
+    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout`` as a deterministic
+    site, so that its draws are draws of the weights. The posterior is that of the model as it was. The features site
+    is for the handler alone and is not recorded. Called with ``targets=None`` (or without targets, where None is the
+    default) the wrapped model is the model as it was.
+
+    Warning:
+        Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
+        computes the readout from the inputs at hand; on other inputs than it was fitted on that is another readout.
+        Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`.
+
+    Args:
+        fn: the model. Without it, ``repriorise`` gives a decorator.
+        readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
+        features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
+        targets: name of the model's argument that holds the targets, (n,) or (n, k).
+        noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
+            the name of an argument or of a site that precedes the readout.
+        regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
+            scale; its square by default.
+        variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        ValueError: here for an unknown variant; when the model runs, if an argument or site is missing or comes too
+            late, and as :class:`~numpyro_wide.ReprioriseReadout` does.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_wide import repriorise
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
+        >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
+        >>> sorted(mcmc.get_samples())
+        ['hidden', 'w', 'w_base']
+    """
+    _check_variant(variant)
+    options: dict[str, Any] = {
+        "readout": readout,
+        "features": features,
+        "targets": targets,
+        "noise_scale": noise_scale,
+        "regulariser": regulariser,
+        "variant": variant,
+    }
+    return partial(RepriorisedModel, **options) if fn is None else RepriorisedModel(fn, **options)
+
+
+def collapse_readout(
+    fn: Model | None = None, *, readout: str, features: str, observed: str, variant: str = "auto"
+) -> Any:
+    r"""Integrate the readout out of a model with a Gaussian likelihood, exactly.
+
+    The wrapped model has no readout site; its observed site follows the marginal
+    $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5), and all other
+    sites are as they were. Loc and noise are read off the model's own Normal, so offsets, heteroscedastic and latent
+    noise need no further argument. Where the observed site is not observed, the wrapped model is the model as it
+    was. Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`.
+
+    The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
+    be used nowhere else. Both are checked with two runs of the model the first time that it is called outside of
+    JAX's transformations.
+
+    Args:
+        fn: the model. Without it, ``collapse_readout`` gives a decorator.
+        readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
+        features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
+        observed: name of the observed site, of shape (n,) or (n, k), with a Normal distribution.
+        variant: "feature" works with d × d matrices, "data" and "data-cholesky" with n × n ones, through eigenvectors
+            and Cholesky factors; "auto" takes the smaller.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        ValueError: here for an unknown variant; when the model runs, if a site is missing or comes too late, prior or
+            likelihood is not Normal, the likelihood is scaled, masked or subsampled, the readout is observed, shapes do
+            not fit, data hold NaN, or the model is not linear in the readout as described.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_wide import ReadoutPredictive, collapse_readout
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> y = jnp.sin(x[:, 0])
+        >>> wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+        >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, y)
+        >>> sorted(mcmc.get_samples())
+        ['hidden']
+        >>> predictive = ReadoutPredictive(wrapped, mcmc.get_samples(), (x, y))
+        >>> predictive.readout(jax.random.key(1)).shape
+        (10, 50)
+    """
+    _check_variant(variant)
+    options: dict[str, Any] = {
+        "readout": readout,
+        "features": features,
+        "observed": observed,
+        "variant": variant,
+    }
+    return partial(CollapsedModel, **options) if fn is None else CollapsedModel(fn, **options)
+
+
+class RepriorisedModel:
+    """A model with its readout repriorised: what :func:`repriorise` gives."""
+
+    def __init__(
+        self,
+        fn: Model,
+        *,
+        readout: str,
+        features: str,
+        targets: str,
+        noise_scale: str | ArrayLike,
+        regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None,
+        variant: str,
+    ):
+        self.fn = fn
+        self.readout = readout
+        self.features = features
+        self.targets = targets
+        self.noise_scale = noise_scale
+        self.regulariser = regulariser
+        self.variant = variant
+        update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, repriorised if it is given targets."""
+        arguments = _bound_arguments(self.fn, args, kwargs)
+        if self.targets not in arguments:
+            raise ValueError(
+                f"targets names the argument {self.targets!r}, which the model does not have; "
+                f"its arguments are {listing(arguments)}."
+            )
+        if arguments[self.targets] is None:
+            return self.fn(*args, **kwargs)
+
+        sites = _SiteValues(hidden=self.features)
+        with sites, reparam(config=partial(self._reparam, arguments, sites)):
+            result = self.fn(*args, **kwargs)
+        if self.readout not in sites.values:
+            raise ValueError(
+                f"readout names the sample site {self.readout!r}, which the model does not have; "
+                f"its sites are {listing(sites.values)}."
+            )
+        return result
+
+    def _reparam(self, arguments: dict[str, Any], sites: "_SiteValues", msg: dict) -> ReprioriseReadout | None:
+        if msg["name"] != self.readout:
+            return None
+        noise_scale = self.noise_scale
+        if isinstance(noise_scale, str):
+            noise_scale = arguments[noise_scale] if noise_scale in arguments else self._preceding(sites, "noise_scale")
+        return ReprioriseReadout(
+            self._preceding(sites, "features"),
+            arguments[self.targets],
+            noise_scale,
+            regulariser=self.regulariser,
+            variant=self.variant,
+        )
+
+    def _preceding(self, sites: "_SiteValues", role: str) -> Any:
+        name = getattr(self, role)
+        if name not in sites.values:
+            raise ValueError(
+                f"{role} names the site {name!r}, which must come before the readout {self.readout!r} in the model; "
+                f"the sites before it are {listing(sites.values)}."
+            )
+        return sites.values[name]
+
+
+class CollapsedModel:
+    """A model with its readout integrated out: what :func:`collapse_readout` gives."""
+
+    def __init__(self, fn: Model, *, readout: str, features: str, observed: str, variant: str):
+        self.fn = fn
+        self.readout = readout
+        self.features = features
+        self.observed = observed
+        self.variant = variant
+        self._is_checked = False
+        update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, collapsed if its observed site is observed."""
+        if not is_observed(self.fn, self.observed, args, kwargs):
+            return self.fn(*args, **kwargs)
+        if not self._is_checked and not is_tracing():
+            check_conjugacy(self, args, kwargs)
+            self._is_checked = True
+
+        sites = _Marginalise(self)
+        with sites:
+            result = self.fn(*args, **kwargs)
+        sites.check_complete()
+        return result
+
+
+class _SiteValues(Messenger):
+    """Keeps the values of all sites, and ``hidden`` from every handler outside."""
+
+    def __init__(self, hidden: str):
+        self.hidden = hidden
+        self.values: dict[str, Any] = {}
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "deterministic" and msg["name"] == self.hidden:
+            msg["stop"] = True
+
+    def postprocess_message(self, msg: dict) -> None:
+        if "name" in msg:
+            self.values[msg["name"]] = msg["value"]
+
+
+class _Marginalise(ReadoutSites):
+    """Puts the marginal in the place of the observed site's Normal."""
+
+    def process_message(self, msg: dict) -> None:
+        super().process_message(msg)
+        if msg["type"] == "sample" and msg["name"] == self.observed:
+            msg["fn"] = ReadoutMarginal(
+                self.features_value, self.loc, self.noise_scale, self.prior_scale, variant=self.variant
+            )
+            # The rows are no longer independent, whatever plates surround them.
+            msg["cond_indep_stack"] = []
+
+
+def _bound_arguments(fn: Model, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call by name, defaults and extra keywords included."""
+    signature = inspect.signature(fn)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name))
+    return arguments
+
+
+def _check_variant(variant: str) -> None:
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {listing(VARIANTS)}, but got {variant!r}.")

@@ -1,0 +1,348 @@
+"""Draws of the readout, and predictions, after it has been repriorised or integrated out."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, random
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import Predictive
+from numpyro.primitives import Messenger
+
+from numpyro_wide._conjugate import listing
+from numpyro_wide._readout_sites import ReadoutSites
+from numpyro_wide.handlers import CollapsedModel
+from numpyro_wide.linear_gaussian import readout_draw, readout_predictive
+from numpyro_wide.reparam import ReadoutTransform
+
+Samples = dict[str, Array]
+
+
+class ReadoutPredictive:
+    r"""Exact readout draws and predictions from draws of a collapsed model.
+
+    Given the hidden weights, the readout is Gaussian (Hron 2022, eq. 2): its draws are independent and exact, and
+    predictions integrate over it in closed form (Rao-Blackwell), one Gaussian for each draw of the hidden weights.
+
+    Args:
+        collapsed_model: what :func:`~numpyro_wide.collapse_readout` gave.
+        posterior_samples: draws of all its latent sites, each with a leading axis for the draws.
+        model_args: what the model was fitted on, observations included.
+        model_kwargs: likewise.
+        batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch
+            within 64 million numbers.
+
+    Raises:
+        TypeError: if the model is not a collapsed one.
+        ValueError: if a latent site has no draws, their numbers differ, or nothing is observed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import ReadoutPredictive, collapse_readout
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> hidden = jax.random.normal(jax.random.key(0), (20, 1, 50))
+        >>> predictive = ReadoutPredictive(wrapped, {"hidden": hidden}, (x, jnp.sin(x[:, 0])))
+        >>> predictions = predictive(jax.random.key(1), jnp.zeros((3, 1)))
+        >>> {name: draws.shape for name, draws in predictions.items()}
+        {'mean': (20, 3), 'variance': (20, 3), 'y': (20, 3)}
+    """
+
+    def __init__(
+        self,
+        collapsed_model: CollapsedModel,
+        posterior_samples: Samples,
+        model_args: tuple = (),
+        model_kwargs: dict[str, Any] | None = None,
+        *,
+        batch_size: int | None = None,
+    ):
+        if not isinstance(collapsed_model, CollapsedModel):
+            raise TypeError(
+                "collapsed_model must come from collapse_readout, "
+                f"but is a {type(collapsed_model).__name__}; predict from other models with numpyro's Predictive."
+            )
+        self.model = collapsed_model
+        self.model_args = tuple(model_args)
+        self.model_kwargs = dict(model_kwargs or {})
+        self.samples = {name: jnp.asarray(draws) for name, draws in posterior_samples.items()}
+        self.num_draws = _num_draws(self.samples)
+        shapes = self._check_training_run()
+        self.batch_size = batch_size or max(1, min(self.num_draws, 2**26 // max(1, shapes.features.size)))
+
+    def readout(self, rng_key: Array) -> Array:
+        """Draw the readout from its posterior, once for each draw of the other sites.
+
+        Args:
+            rng_key: a PRNG key.
+
+        Returns:
+            Readouts, (draws, d) or (draws, d, k).
+
+        Raises:
+            FloatingPointError: if a draw is not finite: the noise is too small for the features in this precision.
+        """
+
+        def single(key_and_draw: tuple[Array, Samples]) -> Array:
+            key, draw = key_and_draw
+            fit = self._fit(draw)
+            return fit.prior_loc + self._deviation(key, fit)
+
+        return _finite("readouts", self._map(single, rng_key))
+
+    def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Samples:
+        """Predict at other inputs.
+
+        Args:
+            rng_key: a PRNG key.
+            *args: arguments of the model without observations.
+            **kwargs: likewise.
+
+        Returns:
+            "mean" and "variance" of the noise-free function given each draw of the hidden weights, (draws, m) or
+            (draws, m, k), and under the observed site's name draws with noise. The three have the same shape.
+
+        Raises:
+            ValueError: if the inputs give features that do not fit those of the fit.
+            FloatingPointError: if a prediction is not finite.
+        """
+
+        def single(key_and_draw: tuple[Array, Samples]) -> Samples:
+            key, draw = key_and_draw
+            readout_key, noise_key = random.split(key)
+            fit = self._fit(draw)
+            test = self._run(draw, args, kwargs)
+            if test.features.shape[1] != fit.features.shape[1]:
+                raise ValueError(
+                    f"the inputs give features with {test.features.shape[1]} columns, but the model was fitted with "
+                    f"{fit.features.shape[1]}."
+                )
+            mean, variance = readout_predictive(
+                test.features, fit.features, fit.residual, fit.noise_scale, prior_scale=fit.prior_scale
+            )
+            noise = test.noise_scale * random.normal(noise_key, test.loc.shape)
+            observed = test.loc + test.features @ self._deviation(readout_key, fit) + noise
+            return {"mean": test.loc + mean, "variance": variance, self.model.observed: observed}
+
+        return _finite("predictions", self._map(single, rng_key))
+
+    def _deviation(self, key: Array, fit: "_Run") -> Array:
+        """A draw of the readout less its prior mean."""
+        phi = random.normal(key, fit.prior_loc.shape, fit.features.dtype)
+        return readout_draw(
+            fit.features, fit.residual, phi, fit.noise_scale, self.model.variant, prior_scale=fit.prior_scale
+        )
+
+    def _fit(self, draw: Samples) -> "_Run":
+        return self._run(draw, self.model_args, self.model_kwargs)
+
+    def _run(self, draw: Samples, args: tuple, kwargs: dict) -> "_Run":
+        """One run of the model at a draw, the readout at its prior mean."""
+        sites = ReadoutSites(self.model)
+        # Nothing random is left in what is read off, yet plates and networks may ask for a key.
+        with block(), seed(rng_seed=random.key(0)), substitute(data=draw), sites:
+            self.model.fn(*args, **kwargs)
+        sites.check_complete()
+        residual = sites.loc if sites.value is None else sites.value - sites.loc
+        prior_loc = jnp.broadcast_to(sites.prior_loc, sites.readout_shape)
+        return _Run(sites.features_value, sites.loc, residual, sites.noise_scale, prior_loc, sites.prior_scale)
+
+    def _check_training_run(self) -> "_Run":
+        draw = {name: draws[0] for name, draws in self.samples.items()}
+        latent: list[str] = []
+        found: list[bool] = []
+
+        def run() -> _Run:
+            sites = ReadoutSites(self.model)
+            with block(), trace() as others, seed(rng_seed=random.key(0)), sites:
+                self.model.fn(*self.model_args, **self.model_kwargs)
+            latent.extend(name for name, site in others.items() if site["type"] == "sample" and not site["is_observed"])
+            found.append(sites.value is not None)
+            return self._fit(draw)
+
+        shapes = jax.eval_shape(run)
+        if not found[0]:
+            raise ValueError(
+                f"the observed site {self.model.observed!r} is not observed with these model_args and model_kwargs; "
+                "pass those that the model was fitted on, observations included."
+            )
+        missing = [name for name in latent if name not in self.samples]
+        if missing:
+            raise ValueError(
+                f"posterior_samples must have draws of every latent site, but {listing(missing)} is missing; "
+                f"it has {listing(self.samples)}."
+            )
+        return shapes
+
+    def _map(self, single: Callable, rng_key: Array) -> Any:
+        keys = random.split(rng_key, self.num_draws)
+        return jax.jit(lambda *xs: jax.lax.map(single, xs, batch_size=self.batch_size))(keys, self.samples)
+
+
+def wide_limit_draws(
+    rng_key: Array, repriorised_model: Callable, num_samples: int, *model_args: Any, **model_kwargs: Any
+) -> Samples:
+    r"""Draw from the wide-limit approximation to the posterior.
+
+    Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
+    (Hron 2022, Prop. 2.2): no Markov chain. With a Gaussian likelihood the readout is exact given the hidden weights,
+    and what is left out is how far the data move those from their prior, which vanishes as the network widens
+    (Thm. 2.1).
+
+    Args:
+        rng_key: a PRNG key.
+        repriorised_model: what :func:`~numpyro_wide.repriorise` gave, or a model that uses
+            :class:`~numpyro_wide.ReprioriseReadout`.
+        num_samples: number of draws.
+        *model_args: arguments of the model, targets included.
+        **model_kwargs: likewise.
+
+    Returns:
+        Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
+
+    Raises:
+        ValueError: if no readout is repriorised in the run, as without targets.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_wide import repriorise, wide_limit_draws
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
+        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
+        >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
+        (20, 3)
+    """
+
+    def single(key: Array) -> Samples:
+        # Seed comes last: the innermost handler is asked first, and hands the key on.
+        with trace() as sites, _StandardNormalBase(), seed(rng_seed=key):
+            repriorised_model(*model_args, **model_kwargs)
+        return _latent_and_readouts(sites)
+
+    return jax.lax.map(single, random.split(rng_key, num_samples))
+
+
+def guide_draws(
+    rng_key: Array,
+    repriorised_model: Callable,
+    guide: Callable,
+    params: dict[str, Any],
+    num_samples: int,
+    *model_args: Any,
+    **model_kwargs: Any,
+) -> Samples:
+    r"""Draw from a guide that was fitted to a repriorised model, readout included.
+
+    The guide knows $\phi$, not the readout. ``Predictive(model, guide=guide, params=params)`` at new inputs would
+    therefore draw the readout from its *prior*, without a word. Predict with these draws instead.
+
+    Args:
+        rng_key: a PRNG key.
+        repriorised_model: what :func:`~numpyro_wide.repriorise` gave, or a model that uses
+            :class:`~numpyro_wide.ReprioriseReadout`.
+        guide: an autoguide or a guide function.
+        params: the guide's fitted parameters.
+        num_samples: number of draws.
+        *model_args: what the model was fitted on, targets included.
+        **model_kwargs: likewise.
+
+    Returns:
+        Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
+
+    Raises:
+        ValueError: if no readout is repriorised in the run, as without targets.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI, Predictive, Trace_ELBO
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide import guide_draws, repriorise
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> y = jnp.sin(x[:, 0])
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
+        >>> guide = AutoNormal(wrapped)
+        >>> fit = SVI(wrapped, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+        >>> params = fit.run(jax.random.key(0), 10, x, y, progress_bar=False).params
+        >>> draws = guide_draws(jax.random.key(1), wrapped, guide, params, 20, x, y)
+        >>> Predictive(model, draws)(jax.random.key(2), jnp.zeros((3, 1)))["y"].shape
+        (20, 3)
+    """
+    latents = Predictive(guide, params=params, num_samples=num_samples)(rng_key, *model_args, **model_kwargs)
+
+    def single(draw: Samples) -> Samples:
+        with trace() as sites, seed(rng_seed=random.key(0)), substitute(data={**params, **draw}):
+            repriorised_model(*model_args, **model_kwargs)
+        return _latent_and_readouts(sites)
+
+    return jax.lax.map(single, latents)
+
+
+class _Run(NamedTuple):
+    """What a run of the model at a draw gives, the readout at its prior mean."""
+
+    features: Array
+    loc: Array
+    residual: Array
+    noise_scale: Array
+    prior_loc: Array
+    prior_scale: Array
+
+
+class _StandardNormalBase(Messenger):
+    """Draws repriorised readouts from N(0, I), not from the prior pulled back through the map."""
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] == "sample" and _is_repriorised(msg) and msg["value"] is None:
+            msg["value"] = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
+
+
+def _is_repriorised(site: dict) -> bool:
+    transforms = getattr(site["fn"], "transforms", [])
+    return any(isinstance(transform.inv, ReadoutTransform) for transform in transforms)
+
+
+def _latent_and_readouts(sites: dict[str, dict]) -> Samples:
+    latent = {k: s for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    readouts = [name.removesuffix("_base") for name, site in latent.items() if _is_repriorised(site)]
+    if not readouts:
+        raise ValueError(
+            "the model has no repriorised readout in this run; pass a model wrapped by repriorise (or one that uses "
+            f"ReprioriseReadout), and its targets. Its latent sites are {listing(latent)}."
+        )
+    return {name: sites[name]["value"] for name in [*latent, *readouts]}
+
+
+def _num_draws(samples: Samples) -> int:
+    lengths = {name: draws.shape[0] if draws.ndim else None for name, draws in samples.items()}
+    if len(set(lengths.values())) != 1 or None in lengths.values():
+        raise ValueError(
+            "posterior_samples must hold arrays with one leading axis for the draws, of the same length, "
+            f"but the lengths are {lengths}."
+        )
+    return next(length for length in lengths.values() if length is not None)
+
+
+def _finite(what: str, draws: Any) -> Any:
+    if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(draws)):
+        raise FloatingPointError(
+            f"{what} are not all finite: the noise is too small against the features for this precision, or a draw is "
+            "not finite itself. Run in float64 (jax.config.update('jax_enable_x64', True))."
+        )
+    return draws
