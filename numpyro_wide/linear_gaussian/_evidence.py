@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide.linear_gaussian._problem import check_positive, resolve_variant, solve, standardise
-from numpyro_wide.linear_gaussian._roots import add_diagonal, cholesky, solve_lower
+from numpyro_wide.linear_gaussian._roots import add_diagonal, cholesky, inverse_lower, solve_lower
 
 
 def log_evidence(
@@ -132,6 +132,6 @@ def _solve_features(features: Array, factor: Array | tuple[Array, Array], varian
     if isinstance(factor, tuple):
         values, vectors = factor
         return ((vectors / values[None, :]) @ vectors.T) @ features
-    inverse_factor = solve_lower(factor, jnp.eye(factor.shape[0], dtype=factor.dtype))
+    inverse_factor = inverse_lower(factor)
     inverse = inverse_factor.T @ inverse_factor
     return features @ inverse if variant == "feature" else inverse @ features
