@@ -17,7 +17,7 @@ def erf(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]
 
     E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
     """
-    root = jnp.sqrt(_stretched_determinant(2 * a, 2 * b, 2 * c))
+    root = jnp.sqrt(_stretched_determinant(2 * a, 2 * b, 2 * c)[0])
     # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
     return (2 / jnp.pi) * jnp.arctan2(2 * c, root), (4 / jnp.pi) / root
 
@@ -47,12 +47,12 @@ def gelu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array
     P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
     E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
     """
-    D = _stretched_determinant(a, b, c)
+    D, determinant = _stretched_determinant(a, b, c)
     root = jnp.sqrt(D)
     G = 1 / (2 * jnp.pi * root)
     S = 1 / (1 + a) + 1 / (1 + b)
     P = 0.25 + jnp.arctan2(c, root) / (2 * jnp.pi)
-    return c * P + G * (a * b - c**2 + c**2 * S), P + G * c * (S + 1 / D)
+    return c * P + G * (determinant + c**2 * S), P + G * c * (S + 1 / D)
 
 
 def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,12 +60,16 @@ def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.A
     return c, jnp.ones_like(c)
 
 
-def _stretched_determinant(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    """(1 + a)(1 + b) − c², in a form that stays positive in float32."""
-    least = 1 + a + b  # its value where c² = ab
-    # Rounding of ab − c² could outweigh `least` for huge variances. The floor lies well below `least`, for
-    # at a tie `maximum` would halve the derivative, and c² = ab is the diagonal of every kernel.
-    return jnp.maximum(least + (a * b - c**2), 0.5 * least)
+def _stretched_determinant(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(1 + a)(1 + b) − c² and ab − c², the first in a form that stays positive in float32."""
+    # In terms of differences it is exactly 0 at a = b = c, where ab − c² may leave rounding of order a²: a
+    # compiler fuses multiplication and addition. With the smaller variance as a factor no term exceeds ab.
+    low, high = jnp.where(a < b, a, b), jnp.where(a < b, b, a)
+    determinant = (high - c) * low + c * (low - c)
+    least = 1 + a + b  # the value of the first where the second is 0
+    # Off the diagonal, rounding could outweigh `least` for huge variances. The floor lies well below `least`,
+    # for at a tie `maximum` would halve the derivative, and c² = ab is the diagonal of every kernel.
+    return jnp.maximum(least + determinant, 0.5 * least), determinant
 
 
 DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}

@@ -92,18 +92,13 @@ def _kernels(
     layers: Layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
     dual = DUALS[activation]
     x1, x2 = inputs[0], inputs[-1]
-    norms = [jnp.mean(x**2, axis=1) for x in inputs]
-    variances = [_variances(norm, layers, dual) for norm in norms]
+    variances = [_variances(jnp.mean(x**2, axis=1), layers, dual) for x in inputs]
 
     def rows(start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
         inner = jnp.matmul(take_rows(x1, start, size), x2.T, precision="highest") / x1.shape[1]
-        if len(inputs) == 1:
-            # A product of matrices rounds otherwise than a sum of squares. On the diagonal they must agree,
-            # for an angle near 0 is off by √ε where its cosine is off by ε.
-            diagonal = jnp.arange(size)
-            inner = inner.at[diagonal, start + diagonal].set(take_rows(norms[0], start, size))
         row_variances = [take_rows(variance, start, size) for variance in variances[0]]
-        return _recursion(inner, row_variances, variances[-1], layers, dual)
+        diagonal = (jnp.arange(size), start + jnp.arange(size)) if len(inputs) == 1 else None
+        return _recursion(inner, row_variances, variances[-1], diagonal, layers, dual)
 
     return in_row_blocks(rows, x1.shape[0], block_size)
 
@@ -123,14 +118,23 @@ def _recursion(
     inner: jax.Array,
     variances1: list[jax.Array],
     variances2: list[jax.Array],
+    diagonal: tuple[jax.Array, jax.Array] | None,
     layers: Layers,
     dual: Dual,
 ) -> tuple[jax.Array, jax.Array]:
-    """Carry the scaled inner products (n1, n2) of the inputs through all layers."""
+    """Carry the scaled inner products (n1, n2) of the inputs through all layers.
+
+    ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
+    """
     w_var, b_var = layers[0]
     nngp = ntk = w_var * inner + b_var
     for (w_var, b_var), variance1, variance2 in zip(layers[1:], variances1, variances2, strict=True):
         product, slope = dual(variance1[:, None], variance2[None, :], nngp)
+        if diagonal is not None:
+            # Variances and covariance are rounded each in its own way. Here they must be the same number, for
+            # an angle near 0 is off by √ε where its cosine is off by ε.
+            alone = dual(variance1, variance1, variance1)
+            product, slope = product.at[diagonal].set(alone[0]), slope.at[diagonal].set(alone[1])
         nngp = w_var * product + b_var
         ntk = nngp + w_var * slope * ntk
     return nngp, ntk
@@ -149,15 +153,11 @@ def _check_network(depth: int, activation: str) -> None:
 
 
 def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, ArrayLike]) -> None:
-    for name, scale in hidden.items():
-        if jnp.shape(scale) not in ((), (depth,)):
-            raise ValueError(
-                f"{name} must be a number or an array of shape (depth,) = {(depth,)}, "
-                f"but got {jnp.shape(scale)}."
-            )
-    for name, scale in readout.items():
-        if jnp.shape(scale) != ():
-            raise ValueError(f"{name} must be a number, but got an array of shape {jnp.shape(scale)}.")
+    for name, scale in {**hidden, **readout}.items():
+        shape = jnp.asarray(scale).shape
+        if shape != () and (name in readout or shape != (depth,)):
+            layers = "" if name in readout else f" or an array of shape (depth,) = {(depth,)}"
+            raise ValueError(f"{name} must be a number{layers}, but got an array of shape {shape}.")
     check_not_negative(**hidden, **readout)
 
 
