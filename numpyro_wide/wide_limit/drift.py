@@ -104,12 +104,13 @@ def drift_monitor(
         >>> bool(drift.sup_norm > 0), drift.smallest_eigenvalue.shape
         (True, ())
     """
-    kernel0 = empirical_ntk(f, params0, x, block_size=block_size)
+    ntk = jax.jit(lambda params: empirical_ntk(f, params, x, block_size=block_size))
+    kernel0 = ntk(params0)
 
     @jax.jit
     def monitor(params: Any) -> KernelDrift:
         """Compare the kernel at ``params`` with the one at the start."""
-        kernel = empirical_ntk(f, params, x, block_size=block_size)
+        kernel = ntk(params)
         return KernelDrift(kernel_drift(kernel, kernel0), smallest_eigenvalue(kernel))
 
     return monitor

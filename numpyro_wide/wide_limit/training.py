@@ -120,10 +120,10 @@ def ntk_ensemble(
         check_no_nan(**{f"kernel_{pair}'s nngp": matrix})
     smoother = _smoother(ntk_train, ntk_cross, time)
     product = lambda left, right: jnp.matmul(left, right, precision="highest")  # noqa: E731
-    # K** − A K*ᵀ − (A K*ᵀ)ᵀ + A K Aᵀ, with both cross terms from one product so that the sum is symmetric
     removed = product(smoother, nngp_cross.T)
     kept = product(product(smoother, nngp_train), smoother.T)
-    return product(smoother, targets), nngp_test - removed - removed.T + kept
+    covariance = nngp_test - removed - removed.T + kept
+    return product(smoother, targets), 0.5 * (covariance + covariance.T)
 
 
 def _smoother(train: jax.Array, cross: jax.Array, time: ArrayLike) -> jax.Array:

@@ -1,5 +1,6 @@
 """Fixtures of the infinite-width tests: strict maths, and a plain network to hold against its limit."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -32,7 +33,7 @@ class Network:
     def init(self, rng_key: jax.Array, sizes: list[int]) -> list[dict[str, jax.Array]]:
         """Draw N(0, 1) parameters for layers of the given sizes, inputs first and outputs last."""
         params = []
-        for num_in, num_out in zip(sizes[:-1], sizes[1:], strict=True):
+        for num_in, num_out in itertools.pairwise(sizes):
             rng_key, key_w, key_b = jax.random.split(rng_key, 3)
             weights = jax.random.normal(key_w, (num_in, num_out))
             params.append({"w": weights, "b": jax.random.normal(key_b, (num_out,))})

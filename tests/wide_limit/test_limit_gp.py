@@ -45,7 +45,9 @@ def parts(kernel):
 
 
 @pytest.mark.parametrize("num_outputs", [None, 3])
-@pytest.mark.parametrize("noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"])
+@pytest.mark.parametrize(
+    "noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"]
+)
 def test_agrees_with_scikit_learn(x64, noise_scale, num_outputs):
     kernel, targets = problem(num_outputs)
     index = np.arange(NUM_TRAIN + NUM_TEST)[:, None]
@@ -104,7 +106,10 @@ def test_works_under_jit_and_vmap(x64):
     [
         ({"kernel_train": np.ones((3, 2))}, r"kernel_train must be a square matrix.*\(3, 2\)"),
         ({"kernel_test": np.ones(2)}, r"kernel_test must be a square matrix.*\(2,\)"),
-        ({"kernel_cross": np.ones((3, 2))}, r"\(n_test, n_train\) = \(2, 3\), but got \(3, 2\). Transpose it."),
+        (
+            {"kernel_cross": np.ones((3, 2))},
+            r"\(n_test, n_train\) = \(2, 3\), but got \(3, 2\). Transpose it.",
+        ),
         ({"targets": np.ones(4)}, r"targets must have shape .* n_train = 3.*got \(4,\)"),
         ({"targets": np.array([1.0, np.nan, 2.0])}, "targets contains NaN"),
         ({"kernel_cross": np.full((2, 3), np.nan)}, "kernel_cross contains NaN"),
