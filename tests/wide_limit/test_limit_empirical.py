@@ -47,8 +47,8 @@ def test_kernels_approach_their_limits_like_one_over_root_width(make_network):
     log_errors = 0.5 * np.log(np.stack(errors))  # (widths, 2)
     steps = np.log(WIDTHS) - np.mean(np.log(WIDTHS))
     slopes = steps @ log_errors / np.sum(steps**2)
-    # At worst a kernel's entries err together, so that a mean square has the spread of a χ² with one degree of
-    # freedom for each seed: 1/√(2 seeds) in the log of its root. Four standard errors of the fitted slope.
+    # At worst a kernel's entries err together, so that a mean square has the spread of a χ² with one degree
+    # of freedom for each seed: 1/√(2 seeds) in the log of its root. Four standard errors of the fitted slope.
     tolerance = 4 / np.sqrt(2 * NUM_SEEDS * np.sum(steps**2))
     np.testing.assert_allclose(slopes, [-0.5, -0.5], atol=tolerance)
 
