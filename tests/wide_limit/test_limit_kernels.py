@@ -129,7 +129,7 @@ def test_blocks_bound_the_memory():
     x = jax.ShapeDtypeStruct((2000, 3), jnp.float32)
 
     def temporaries(block_size):
-        kernel = fcn_kernel(2, "relu", block_size=block_size, **SCALES)
+        kernel = fcn_kernel(1, "relu", block_size=block_size, **SCALES)
         loss = jax.grad(lambda x: jnp.sum(kernel(x)[1]))
         compiled = [jax.jit(function).lower(x).compile() for function in (kernel, loss)]
         return [executable.memory_analysis().temp_size_in_bytes for executable in compiled]
@@ -138,7 +138,7 @@ def test_blocks_bound_the_memory():
     forward, backward = temporaries(50)
     assert forward < 0.5 * matrix
     assert backward < 3 * matrix  # the two results and a cotangent, no temporaries of the layers
-    assert temporaries(None)[1] > 5 * matrix
+    assert temporaries(None)[1] > 3.5 * matrix
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -149,7 +149,7 @@ def test_derivatives_at_equal_and_zero_inputs_are_finite(x64, activation, dtype)
     copy = jnp.asarray(x.copy())
 
     def totals(x1, scales, x2):
-        return jnp.stack([jnp.sum(kernel) for kernel in fcn_kernel(2, activation, **scales)(x1, x2)])
+        return jnp.stack([jnp.sum(kernel) for kernel in fcn_kernel(1, activation, **scales)(x1, x2)])
 
     derivatives = jax.jit(jax.jacrev(totals, argnums=(0, 1)))
     for scales in (SCALES, SCALES | {"b_std": 0.0}, SCALES | {"w_std": 0.0, "b_std": 0.0}):
