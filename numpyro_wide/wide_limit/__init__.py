@@ -1,0 +1,29 @@
+"""The infinite-width limits of fully connected networks, and finite-width kernels to hold against them."""
+
+from numpyro_wide.wide_limit.drift import KernelDrift as KernelDrift
+from numpyro_wide.wide_limit.drift import drift_monitor as drift_monitor
+from numpyro_wide.wide_limit.drift import kernel_drift as kernel_drift
+from numpyro_wide.wide_limit.drift import smallest_eigenvalue as smallest_eigenvalue
+from numpyro_wide.wide_limit.empirical import empirical_nngp as empirical_nngp
+from numpyro_wide.wide_limit.empirical import empirical_ntk as empirical_ntk
+from numpyro_wide.wide_limit.empirical import linearize as linearize
+from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
+from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
+from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
+from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
+from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
+
+__all__ = [
+    "KernelDrift",
+    "drift_monitor",
+    "empirical_nngp",
+    "empirical_ntk",
+    "fcn_kernel",
+    "gp_log_evidence",
+    "gp_posterior",
+    "gradient_flow",
+    "kernel_drift",
+    "linearize",
+    "ntk_ensemble",
+    "smallest_eigenvalue",
+]

@@ -1,0 +1,75 @@
+"""Dual activations: Gaussian expectations of products of an activation and of its derivative.
+
+For (u, v) ~ N(0, [[a, c], [c, b]]) each function maps (a, b, c) to E[φ(u) φ(v)] and E[φ'(u) φ'(v)]. All
+work elementwise on arrays that broadcast, and none has a NaN in its derivatives, at a = b = c or at zero.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Dual = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def erf(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Dual of the error function (Williams 1996).
+
+    E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
+    """
+    root = jnp.sqrt(_stretched_determinant(2 * a, 2 * b, 2 * c)[0])
+    # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
+    return (2 / jnp.pi) * jnp.arctan2(2 * c, root), (4 / jnp.pi) / root
+
+
+def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, eqs. 6 and 7, halved).
+
+    E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
+    its derivative there is set to the mean of the two sides, 0.
+    """
+    scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
+    cosine = c / scale  # c = 0 wherever a variance is 0
+    sine_squared = (1 - cosine) * (1 + cosine)
+    # A sine at the level of rounding is taken as 0. Square root and arctan2 never see the excluded entries,
+    # else the infinite derivative at 0, times the 0 of the other branch, would be NaN.
+    apart = (a > 0) & (b > 0) & (sine_squared > 8 * jnp.finfo(cosine.dtype).eps)
+    sine = jnp.sqrt(jnp.where(apart, sine_squared, 1))
+    angle = jnp.where(apart, jnp.arctan2(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
+    slope = (jnp.pi - angle) / (2 * jnp.pi)
+    return jnp.where(apart, scale * sine, 0) / (2 * jnp.pi) + slope * c, slope
+
+
+def gelu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
+
+    By Stein's lemma, with D = (1 + a)(1 + b) − c², G = 1 / (2π√D), S = 1/(1 + a) + 1/(1 + b), and
+    P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
+    E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
+    """
+    D, determinant = _stretched_determinant(a, b, c)
+    root = jnp.sqrt(D)
+    G = 1 / (2 * jnp.pi * root)
+    S = 1 / (1 + a) + 1 / (1 + b)
+    P = 0.25 + jnp.arctan2(c, root) / (2 * jnp.pi)
+    return c * P + G * (determinant + c**2 * S), P + G * c * (S + 1 / D)
+
+
+def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Dual of φ(u) = u: c and 1."""
+    return c, jnp.ones_like(c)
+
+
+def _stretched_determinant(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(1 + a)(1 + b) − c² and ab − c², the first in a form that stays positive in float32."""
+    # In terms of differences it is exactly 0 at a = b = c, where ab − c² may leave rounding of order a²: a
+    # compiler fuses multiplication and addition. With the smaller variance as a factor no term exceeds ab.
+    low, high = jnp.where(a < b, a, b), jnp.where(a < b, b, a)
+    determinant = (high - c) * low + c * (low - c)
+    least = 1 + a + b  # the value of the first where the second is 0
+    # Off the diagonal, rounding could outweigh `least` for huge variances. The floor lies well below `least`,
+    # for at a tie `maximum` would halve the derivative, and c² = ab is the diagonal of every kernel.
+    return jnp.maximum(least + determinant, 0.5 * least), determinant
+
+
+DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}

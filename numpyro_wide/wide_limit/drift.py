@@ -1,0 +1,116 @@
+"""How far training moves the tangent kernel of a network."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_wide.wide_limit.empirical import Network, empirical_ntk
+
+
+class KernelDrift(NamedTuple):
+    """How far a tangent kernel has moved from the one at the start of training."""
+
+    sup_norm: jax.Array
+    """Largest change over all pairs of grid points, a scalar; with several outputs, of the Frobenius norm."""
+    smallest_eigenvalue: jax.Array
+    """Smallest eigenvalue of the present kernel on the grid, a scalar."""
+
+
+def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
+    """Largest change of a kernel over all pairs of inputs, sup ‖K − K₀‖ (McNamara 2025, Prop. 13).
+
+    Args:
+        kernel: (n1, n2), or (n1, n2, k, k) with several outputs, over which the norm is Frobenius'.
+        kernel0: the kernel to compare with, of the same shape.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(kernel_drift(jnp.eye(3), 3 * jnp.eye(3)))
+        2.0
+    """
+    kernel, kernel0 = jnp.asarray(kernel), jnp.asarray(kernel0)
+    if kernel.shape != kernel0.shape or kernel.ndim not in (2, 4):
+        raise ValueError(
+            f"kernel and kernel0 must have the same shape, (n1, n2) or (n1, n2, k, k), "
+            f"but got {kernel.shape} and {kernel0.shape}."
+        )
+    change = kernel - kernel0
+    if change.ndim == 2:
+        return jnp.max(jnp.abs(change))
+    largest = jnp.max(jnp.sum(change**2, axis=(2, 3)))
+    # The square root has no derivative at 0, where training starts.
+    return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
+
+
+def smallest_eigenvalue(kernel: ArrayLike) -> jax.Array:
+    """Smallest eigenvalue of a symmetric kernel matrix, the slowest rate at which gradient flow learns.
+
+    Args:
+        kernel: (n, n), or (n, n, k, k) with several outputs, read as one matrix of n · k rows.
+
+    Returns:
+        A scalar; rounding can make it slightly negative.
+
+    Raises:
+        ValueError: if the kernel is not square.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> round(float(smallest_eigenvalue(jnp.diag(jnp.array([3.0, 2.0, 5.0])))), 5)
+        2.0
+    """
+    kernel = jnp.asarray(kernel)
+    if kernel.ndim not in (2, 4) or kernel.shape[0::2] != kernel.shape[1::2]:
+        raise ValueError(f"kernel must have shape (n, n) or (n, n, k, k), but got {kernel.shape}.")
+    if kernel.ndim == 4:
+        num_rows = kernel.shape[0] * kernel.shape[2]
+        kernel = jnp.moveaxis(kernel, 2, 1).reshape(num_rows, num_rows)
+    return jnp.linalg.eigvalsh(kernel)[0]
+
+
+def drift_monitor(
+    f: Network, params0: Any, x: ArrayLike, *, block_size: int | None = None
+) -> Callable[[Any], KernelDrift]:
+    """Watch the tangent kernel on a grid of inputs while a network trains.
+
+    In the limit of infinite width the kernel stays where it started (McNamara 2025, Prop. 13). The kernel at
+    ``params0`` is computed once, here.
+
+    Args:
+        f: the network, as for :func:`empirical_ntk`.
+        params0: the parameters at the start of training.
+        x: the grid, (n, ...).
+        block_size: as for :func:`empirical_ntk`.
+
+    Returns:
+        monitor(params) -> :class:`KernelDrift`; it can be called inside jit and scan.
+
+    Raises:
+        ValueError: as :func:`empirical_ntk` does.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> monitor = drift_monitor(lambda w, x: jnp.tanh(x @ w), jnp.ones(3), jnp.eye(3))
+        >>> drift = monitor(2 * jnp.ones(3))
+        >>> bool(drift.sup_norm > 0), drift.smallest_eigenvalue.shape
+        (True, ())
+    """
+    ntk = jax.jit(lambda params: empirical_ntk(f, params, x, block_size=block_size))
+    kernel0 = ntk(params0)
+
+    @jax.jit
+    def monitor(params: Any) -> KernelDrift:
+        """Compare the kernel at ``params`` with the one at the start."""
+        kernel = ntk(params)
+        return KernelDrift(kernel_drift(kernel, kernel0), smallest_eigenvalue(kernel))
+
+    return monitor

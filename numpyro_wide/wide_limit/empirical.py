@@ -1,0 +1,216 @@
+"""Kernels of networks of finite width, and the linearised network."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from numpyro_wide.wide_limit._blocks import in_row_blocks, take_rows
+from numpyro_wide.wide_limit._checks import check_block_size
+
+# (params, x) -> outputs, row by row: the rows of x must not influence each other.
+Network = Callable[[Any, jax.Array], jax.Array]
+
+
+def empirical_ntk(
+    f: Network,
+    params: Any,
+    x1: ArrayLike,
+    x2: ArrayLike | None = None,
+    *,
+    block_size: int | None = None,
+    average_outputs: bool = False,
+) -> jax.Array:
+    """Tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian in the parameters (McNamara 2025, eq. 4).
+
+    In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel` as the width grows,
+    with an error of order 1/√width (Jacot 2018, Theorem 1), times the identity between outputs.
+
+    Args:
+        f: the network, f(params, x) -> (n,) or (n, k); each row depends on its own row of x alone. For a flax
+            linen module, its ``apply``.
+        params: a pytree of floating arrays.
+        x1: inputs, rows along the leading axis, (n1, ...).
+        x2: inputs (n2, ...); None for x1.
+        block_size: rows of x1, and of x2, whose Jacobians are held at a time: memory is 2 · block_size · k
+            numbers for each parameter. The Jacobians of x2 are recomputed for each block of x1. None for
+            all at once.
+        average_outputs: return the mean over outputs of the kernel of an output with itself, (n1, n2), the
+            estimate of the limit that uses all outputs.
+
+    Returns:
+        (n1, n2) if the network returns (n,), else (n1, n2, k, k) with the outputs at x1 and x2 last.
+
+    Raises:
+        ValueError: if f returns another shape, params holds other than floating arrays, the inputs' rows
+            differ in shape, or block_size is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f = lambda params, x: jnp.tanh(x @ params["w"])
+        >>> empirical_ntk(f, {"w": jnp.ones((3, 2))}, jnp.ones((4, 3)), jnp.zeros((5, 3))).shape
+        (4, 5, 2, 2)
+    """
+    _check_params(params)
+    x1, x2 = _check_rows(f, params, x1, x2, block_size)
+    jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
+
+    def jacobians(x: jax.Array) -> list[jax.Array]:
+        """Return (rows, k, size of the leaf) for each leaf of the parameters."""
+        leaves = jax.tree.leaves(jax.vmap(jacobian, in_axes=(None, 0))(params, x))
+        return [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves]
+
+    def contract(rows: list[jax.Array], columns: list[jax.Array]) -> jax.Array:
+        pattern = "ikp,jkp->ij" if average_outputs else "ikp,jlp->ijkl"
+        terms = [jnp.einsum(pattern, r, c, precision="highest") for r, c in zip(rows, columns, strict=True)]
+        return sum(terms[1:], start=terms[0]) / (rows[0].shape[1] if average_outputs else 1)
+
+    kernel = _pairwise(jacobians, contract, x1, x2, block_size)
+    if not average_outputs and jax.eval_shape(f, params, x1).ndim == 1:
+        return kernel[:, :, 0, 0]
+    return kernel
+
+
+def empirical_nngp(
+    features: Network,
+    params: Any,
+    x1: ArrayLike,
+    x2: ArrayLike | None = None,
+    *,
+    block_size: int | None = None,
+) -> jax.Array:
+    """Kernel Ψ(x1) Ψ(x2)ᵀ of the readout's Gaussian process, given the hidden weights (Hron 2022, eq. 5).
+
+    Ψ are the scaled embeddings that the N(0, 1) readout weights multiply: for a network in the NTK
+    parametrisation ``readout_w_std`` / √width times the last hidden layer, and a column of ``readout_b_std``
+    if there is a bias. It then converges to the first kernel of :func:`fcn_kernel` as the width grows.
+
+    Args:
+        features: features(params, x) -> (n, d), each row from its own row of x alone.
+        params: the hidden layers' parameters, any pytree.
+        x1: inputs, rows along the leading axis, (n1, ...).
+        x2: inputs (n2, ...); None for x1.
+        block_size: rows of x1, and of x2, whose features are held at a time; None for all at once.
+
+    Returns:
+        The kernel matrix (n1, n2).
+
+    Raises:
+        ValueError: if features returns anything but a matrix, the inputs' rows differ in shape, or block_size
+            is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> features = lambda params, x: jnp.tanh(x @ params) / 10.0
+        >>> empirical_nngp(features, jnp.ones((3, 100)), jnp.ones((4, 3))).shape
+        (4, 4)
+    """
+    x1, x2 = _check_rows(features, params, x1, x2, block_size)
+    if jax.eval_shape(features, params, x1).ndim != 2:
+        raise ValueError(
+            f"features(params, x) must return a matrix (n, d), but returned shape "
+            f"{jax.eval_shape(features, params, x1).shape}. For a single feature, add an axis of length 1."
+        )
+    product = lambda left, right: jnp.matmul(left, right.T, precision="highest")  # noqa: E731
+    return _pairwise(lambda x: features(params, x), product, x1, x2, block_size)
+
+
+def linearize(f: Network, params0: Any) -> Network:
+    """First-order Taylor expansion of a network in its parameters: its linearised twin.
+
+    f_lin(params, x) = f(params0, x) + J(x) (params − params0), as in McNamara 2025, Section 5, and Lee 2019,
+    eq. 5. Linear in the parameters, it has the same tangent kernel everywhere, that of f at ``params0``.
+
+    Args:
+        f: the network, f(params, x) -> any pytree of arrays.
+        params0: where to expand, a pytree of floating arrays.
+
+    Returns:
+        f_lin(params, x), with parameters of the structure of ``params0`` and outputs of the structure of f's.
+
+    Raises:
+        ValueError: if ``params0`` holds other than floating arrays; from f_lin, if ``params`` has another
+            structure or other shapes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f_lin = linearize(lambda params, x: jnp.sin(params * x), jnp.array(0.0))
+        >>> bool(jnp.allclose(f_lin(jnp.array(3.0), jnp.arange(4.0)), 3 * jnp.arange(4.0)))
+        True
+    """
+    _check_params(params0)
+
+    def f_lin(params: Any, x: Any) -> Any:
+        """Evaluate the expansion at ``params`` for the inputs ``x``."""
+        _check_same_shapes(params, params0)
+        step = jax.tree.map(
+            lambda new, old: jnp.subtract(new, old).astype(jnp.result_type(old)), params, params0
+        )
+        value, change = jax.jvp(lambda p: f(p, x), (params0,), (step,))
+        return jax.tree.map(jnp.add, value, change)
+
+    return f_lin
+
+
+def _pairwise(
+    embed: Callable[[jax.Array], Any],
+    contract: Callable[[Any, Any], jax.Array],
+    x1: jax.Array,
+    x2: jax.Array | None,
+    block_size: int | None,
+) -> jax.Array:
+    """Contract the embeddings of all pairs of rows, (n1, n2, ...), holding two blocks of them at a time."""
+    others = x1 if x2 is None else x2
+
+    def rows(start: jax.Array | int, size: int) -> jax.Array:
+        left = embed(take_rows(x1, start, size))
+
+        def columns(start: jax.Array | int, size: int) -> jax.Array:
+            shared = x2 is None and size == x1.shape[0]
+            right = left if shared else embed(take_rows(others, start, size))
+            return jnp.moveaxis(contract(left, right), 1, 0)
+
+        return jnp.moveaxis(in_row_blocks(columns, others.shape[0], block_size), 1, 0)
+
+    return in_row_blocks(rows, x1.shape[0], block_size)
+
+
+def _check_params(params: Any) -> None:
+    leaves = jax.tree.leaves(params)
+    if not leaves or not all(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves):
+        dtypes = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
+        raise ValueError(
+            f"the parameters must be a pytree of floating arrays, but got dtypes {dtypes}. "
+            f"Close over what is not differentiated: lambda params, x: f({{**params, **constants}}, x)."
+        )
+
+
+def _check_same_shapes(params: Any, params0: Any) -> None:
+    got, expected = str(jax.tree.structure(params)), str(jax.tree.structure(params0))
+    if got != expected:
+        raise ValueError(f"params must have the structure of params0, {expected}, but got {got}.")
+    shapes, shapes0 = ([jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (params, params0))
+    if shapes != shapes0:
+        raise ValueError(f"params must have the shapes of params0, {shapes0}, but got {shapes}.")
+
+
+def _check_rows(
+    f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None, block_size: int | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the inputs as arrays, after checks of their shapes and of what ``f`` makes of them."""
+    check_block_size(block_size)
+    x1, x2 = jnp.asarray(x1), None if x2 is None else jnp.asarray(x2)
+    if x2 is not None and x1.shape[1:] != x2.shape[1:]:
+        raise ValueError(
+            f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}."
+        )
+    output = jax.eval_shape(f, params, x1)
+    if not hasattr(output, "shape") or output.ndim not in (1, 2) or output.shape[0] != x1.shape[0]:
+        got = output.shape if hasattr(output, "shape") else jax.tree.structure(output)
+        raise ValueError(
+            f"the network must return one row for each of the {x1.shape[0]} rows of x, (n,) or (n, k), "
+            f"but returned {got}. Wrap it in a function that reshapes the output or picks a part."
+        )
+    return x1, x2

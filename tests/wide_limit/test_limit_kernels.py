@@ -1,0 +1,260 @@
+"""The closed-form kernels against references, quadrature and their own blocks and derivatives."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.special
+
+from numpyro_wide.wide_limit import fcn_kernel
+
+ACTIVATIONS = ("erf", "gelu", "identity", "relu")
+REFERENCE = Path(__file__).parents[1] / "data" / "nt_reference.npz"
+SCALES = {"w_std": 1.3, "b_std": 0.4, "readout_w_std": 0.7, "readout_b_std": 0.3}
+
+
+def inputs(num: int = 5, dim: int = 3, seed: int = 0, dtype: type = np.float64) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 1.0, (num, dim)).astype(dtype)
+
+
+@pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("second", ["none", "same"])
+def test_agrees_with_the_reference_file(x64, activation, depth, second):
+    reference = np.load(REFERENCE)
+    x = reference["X"]
+    kernel = fcn_kernel(depth, activation, w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1)
+    nngp, ntk = kernel(x) if second == "none" else kernel(x, x.copy())
+    np.testing.assert_allclose(nngp, reference[f"nngp_{activation}_{depth}"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(ntk, reference[f"ntk_{activation}_{depth}"], rtol=0, atol=1e-9)
+
+
+def smooth_expectation(function, a, b, c):
+    """E[f(u) f(v)] by a product of two Gauss-Hermite rules."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    u = np.sqrt(a) * nodes[:, None] + 0 * nodes[None, :]
+    v = c / np.sqrt(a) * nodes[:, None] + np.sqrt(max(b - c**2 / a, 0)) * nodes[None, :]
+    return np.einsum("i,j,ij->", weights, weights, function(u) * function(v)) / (2 * np.pi)
+
+
+def homogeneous_expectation(function, degree, a, b, c):
+    """E[f(u) f(v)] for f(ru) = r^degree f(u), as an integral over the angle: the radius has E[r²] = 2."""
+    rest = np.sqrt(max(b - c**2 / a, 0))
+    second = lambda t: c / np.sqrt(a) * np.cos(t) + rest * np.sin(t)  # noqa: E731
+    integrand = lambda t: function(np.sqrt(a) * np.cos(t)) * function(second(t))  # noqa: E731
+    kinks = [*(np.pi * np.array([0.5, 1.5])), *(np.arctan2(-c / np.sqrt(a), rest) % np.pi + [0, np.pi])]
+    integral, _ = scipy.integrate.quad(integrand, 0, 2 * np.pi, points=kinks, epsabs=1e-12)
+    return integral * (2 if degree else 1) / (2 * np.pi)
+
+
+def normal_cdf_and_density(u):
+    return scipy.special.ndtr(u), np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
+
+
+def expectations(activation, a, b, c):
+    """E[φφ] and E[φ'φ'] by quadrature."""
+    if activation == "relu":
+        pairs = (lambda u: np.maximum(u, 0), 1), (lambda u: (u > 0) * 1.0, 0)
+        return [homogeneous_expectation(*pair, a, b, c) for pair in pairs]
+    functions = {
+        "erf": (scipy.special.erf, lambda u: 2 / np.sqrt(np.pi) * np.exp(-(u**2))),
+        "gelu": (
+            lambda u: u * normal_cdf_and_density(u)[0],
+            lambda u: normal_cdf_and_density(u)[0] + u * normal_cdf_and_density(u)[1],
+        ),
+        "identity": (lambda u: u, np.ones_like),
+    }
+    return [smooth_expectation(function, a, b, c) for function in functions[activation]]
+
+
+def kernels_by_quadrature(activation, x1, x2, w_std, b_std, readout_w_std, readout_b_std):
+    """Both kernels of two single inputs, the expectations of each layer by quadrature."""
+    a, b, c = (w_std[0] ** 2 * np.mean(u * v) + b_std[0] ** 2 for u, v in ((x1, x1), (x2, x2), (x1, x2)))
+    tangent = c
+    for w, s in zip([*w_std[1:], readout_w_std], [*b_std[1:], readout_b_std], strict=True):
+        product, slope = expectations(activation, a, b, c)
+        a, b = (w**2 * expectations(activation, v, v, v)[0] + s**2 for v in (a, b))
+        tangent = w**2 * product + s**2 + w**2 * slope * tangent
+        c = w**2 * product + s**2
+    return c, tangent
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_agrees_with_quadrature_when_all_scales_differ(x64, activation):
+    x1, x2 = inputs(2)
+    x2 = -1.5 * x2  # another norm, and a negative inner product
+    scales = {"w_std": [1.3, 0.6], "b_std": [0.4, 0.9], "readout_w_std": 0.7, "readout_b_std": 0.3}
+    expected = kernels_by_quadrature(activation, x1, x2, **scales)
+    actual = fcn_kernel(2, activation, **scales)(x1[None], x2[None])
+    np.testing.assert_allclose(np.squeeze(actual), expected, rtol=1e-9)
+
+
+def test_identity_is_linear_regression_with_a_prior_of_products(x64):
+    x1, x2 = inputs(4), inputs(3, seed=1)
+    nngp, ntk = fcn_kernel(2, "identity", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x1, x2)
+    first = 4 * x1 @ x2.T / 3 + 0.25
+    second = 4 * first + 0.25
+    last = 9 * second + 0.01
+    np.testing.assert_allclose(nngp, last, rtol=1e-12)
+    np.testing.assert_allclose(ntk, last + 9 * (second + 4 * first), rtol=1e-12)
+
+
+def test_depth_0_is_the_readout_alone(x64):
+    x = inputs(4)
+    nngp, ntk = fcn_kernel(0, "relu", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x)
+    np.testing.assert_allclose(nngp, 9 * x @ x.T / 3 + 0.01, rtol=1e-12)
+    np.testing.assert_array_equal(ntk, nngp)
+
+
+def test_scales_by_layer_are_broadcast(x64):
+    x = inputs()
+    by_layer = fcn_kernel(3, "erf", w_std=jnp.full(3, 1.3), b_std=[0.4, 0.4, 0.4])(x)
+    np.testing.assert_allclose(by_layer, fcn_kernel(3, "erf", w_std=1.3, b_std=0.4)(x), rtol=1e-14)
+
+
+def test_blocks_equal_the_whole(x64):
+    x1, x2 = inputs(7), inputs(4, seed=1)
+    whole, blocks = (fcn_kernel(1, "relu", block_size=size, **SCALES) for size in (None, 3))
+    for args in ((x1,), (x1, x2)):
+        np.testing.assert_allclose(blocks(*args), whole(*args), rtol=1e-13, atol=1e-14)
+    loss = lambda x, kernel: jnp.sum(kernel(x, x2)[1] ** 2)  # noqa: E731
+    gradients = [jax.jit(jax.grad(loss), static_argnums=1)(x1, kernel) for kernel in (whole, blocks)]
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-11)
+
+
+def test_blocks_bound_the_memory():
+    x = jax.ShapeDtypeStruct((2000, 3), jnp.float32)
+
+    def temporaries(block_size):
+        kernel = fcn_kernel(1, "relu", block_size=block_size, **SCALES)
+        loss = jax.grad(lambda x: jnp.sum(kernel(x)[1]))
+        compiled = [jax.jit(function).lower(x).compile() for function in (kernel, loss)]
+        return [executable.memory_analysis().temp_size_in_bytes for executable in compiled]
+
+    matrix = 4 * 2000**2
+    forward, backward = temporaries(50)
+    assert forward < 0.5 * matrix
+    assert backward < 3 * matrix  # the two results and a cotangent, no temporaries of the layers
+    assert temporaries(None)[1] > 3.5 * matrix
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_at_equal_and_zero_inputs_are_finite(x64, activation, dtype):
+    x = inputs(4, dtype=dtype)
+    x[1], x[2] = x[0], 0
+    copy = jnp.asarray(x.copy())
+
+    def totals(x1, scales, x2):
+        return jnp.stack([jnp.sum(kernel) for kernel in fcn_kernel(1, activation, **scales)(x1, x2)])
+
+    derivatives = jax.jit(jax.jacrev(totals, argnums=(0, 1)))
+    for scales in (SCALES, SCALES | {"b_std": 0.0}, SCALES | {"w_std": 0.0, "b_std": 0.0}):
+        for x2 in (None, copy, -copy):
+            for leaf in jax.tree.leaves(derivatives(jnp.asarray(x), scales, x2)):
+                assert np.all(np.isfinite(leaf))
+                assert np.max(np.abs(leaf)) < 1e3  # a missed 0/0 shows as a huge number as often as a NaN
+
+
+@pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
+def test_second_derivatives_at_equal_inputs(x64, activation):
+    x, direction, step = jnp.asarray(inputs(4)), jnp.asarray(inputs(4, seed=2)), 1e-5
+    kernel = fcn_kernel(1, activation, **SCALES)
+    along = lambda s: jnp.stack([*kernel(x + s * direction), *kernel(x + s * direction, x)])  # noqa: E731
+    first = jax.jit(jax.jacfwd(along))
+    second = jax.jit(jax.jacfwd(jax.jacfwd(along)))(0.0)
+    assert np.all(np.isfinite(second))
+    if activation != "relu":  # which has none
+        np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_at_equal_inputs_are_right(x64, activation):
+    x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
+    smooth = slice(0, 1) if activation == "relu" else slice(0, 2)  # its tangent kernel has a cusp: see below
+
+    @jax.jit
+    def along(s):
+        kernel = fcn_kernel(2, activation, **SCALES)
+        both, one = kernel(x + s * direction), kernel(x + s * direction, x)[smooth]
+        scaled = fcn_kernel(2, activation, w_std=1.2 + s, b_std=0.6 + 0.5 * s, readout_w_std=1.2 + s)(x)
+        return jnp.stack([jnp.diagonal(matrix) for matrix in (*both, *one)]), jnp.stack(scaled)
+
+    for actual, up, down in zip(jax.jit(jax.jacfwd(along))(0.0), along(step), along(-step), strict=True):
+        np.testing.assert_allclose(actual, (up - down) / (2 * step), rtol=2e-5, atol=1e-8)
+
+
+def test_the_cusp_of_the_relu_has_the_mean_slope(x64):
+    x, direction, step = inputs(1), inputs(1, seed=2), 1e-5
+    kernel = fcn_kernel(1, "relu", w_std=1.0, b_std=0.0)
+    sides = [kernel(x + s * direction, x)[1][0, 0] for s in (step, -step)]
+    expected = (sides[0] - sides[1]) / (2 * step)
+    actual = jax.jvp(lambda at: kernel(at, x)[1][0, 0], (jnp.asarray(x),), (jnp.asarray(direction),))[1]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
+    x = scale * inputs(20, dim=200)
+    kernel = fcn_kernel(3, activation, w_std=1.5, b_std=0.1)
+    exact, single = kernel(x), kernel(x.astype(np.float32))
+    for matrix, rounded in zip(exact, single, strict=True):
+        assert rounded.dtype == jnp.float32
+        np.testing.assert_allclose(rounded, matrix, rtol=2e-4)
+        # of large variances; were the diagonal rounded as the rest is, it would be off by percents
+        np.testing.assert_allclose(np.diag(rounded), np.diag(matrix), rtol=1e-5)
+
+
+def test_works_under_jit_and_vmap(x64):
+    x = jnp.asarray(inputs(6).reshape(2, 3, 3))
+    scales = jnp.array([0.5, 1.5])
+    kernels = lambda x, w_std: fcn_kernel(2, "gelu", w_std=w_std, b_std=0.3)(x)  # noqa: E731
+    expected = [jnp.stack(kernels(*pair)) for pair in zip(x, scales, strict=True)]
+    actual = jnp.stack(jax.jit(jax.vmap(kernels))(x, scales), axis=1)
+    np.testing.assert_allclose(actual, jnp.stack(expected), rtol=1e-12)
+
+
+def test_the_inputs_set_the_dtype(x64):
+    kernel = fcn_kernel(1, "relu", w_std=jnp.array(1.0, jnp.float64), b_std=np.float64(0.1))
+    assert kernel(inputs(dtype=np.float32))[0].dtype == jnp.float32
+    assert kernel(np.arange(6).reshape(2, 3))[0].dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "tanh"}, r"one of \['erf', 'gelu', 'identity', 'relu'\].*'tanh'"),
+        ({"activation": jax.nn.relu}, "activation must be one of"),
+        ({"depth": -1}, "depth.*at least 0, but got -1"),
+        ({"depth": 1.5}, "depth.*integer.*1.5"),
+        ({"w_std": -1.0}, "w_std must not be negative or NaN, but got -1.0"),
+        ({"readout_b_std": float("nan")}, "readout_b_std must not be negative or NaN"),
+        ({"b_std": [0.1, 0.2, 0.3]}, r"b_std must be a number or .*\(2,\), but got .* \(3,\)"),
+        ({"readout_w_std": [1.0, 2.0]}, r"readout_w_std must be a number.*\(2,\)"),
+        ({"block_size": 0}, "block_size must be None .* positive integer, but got 0"),
+    ],
+)
+def test_refuses_bad_networks(changes, message):
+    arguments = {"depth": 2, "activation": "relu", "w_std": 1.0, "b_std": 0.1} | changes
+    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
+        fcn_kernel(arguments.pop("depth"), arguments.pop("activation"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("x1", "x2", "message"),
+    [
+        (np.ones(3), None, r"x1 must be a matrix .*shape \(3,\).*x\[None, :\]"),
+        (np.ones((2, 3)), np.ones((2, 4, 4)), r"x2 must be a matrix .*shape \(2, 4, 4\).*Flatten images"),
+        (np.ones((0, 3)), None, "at least one row"),
+        (np.ones((2, 3)), np.ones((2, 4)), r"same number of columns.*\(2, 3\) and \(2, 4\)"),
+        (np.array([[1.0, np.nan]]), None, "x1 contains NaN"),
+        (np.ones((2, 2)), np.array([[1.0, np.nan]]), "x2 contains NaN"),
+    ],
+)
+def test_refuses_bad_inputs(x1, x2, message):
+    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
+        fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)(x1, x2)

@@ -1,0 +1,206 @@
+"""Gradient flow of linearised networks and of their infinite ensemble, against dense matrix exponentials."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from jax.flatten_util import ravel_pytree
+
+from numpyro_wide.wide_limit import (
+    empirical_ntk,
+    fcn_kernel,
+    gp_posterior,
+    gradient_flow,
+    linearize,
+    ntk_ensemble,
+)
+from numpyro_wide.wide_limit._flow_operator import flow_operator
+
+TIMES = (0.0, 1e-6, 0.3, 5.0, 200.0)
+
+
+def pairs(num_train=6, num_test=3, activation="erf"):
+    rng = np.random.default_rng(1)
+    x, x_test = rng.normal(size=(num_train, 2)), rng.normal(size=(num_test, 2))
+    kernel = fcn_kernel(2, activation, w_std=1.4, b_std=0.3)
+    return (kernel(x), kernel(x_test, x), kernel(x_test)), 1.5 + rng.normal(size=num_train)
+
+
+def dense_smoother(ntk_train, ntk_cross, time):
+    """Θ* Θ⁻¹ (I − exp(−tΘ)) as it is written."""
+    learned = np.eye(len(ntk_train)) - scipy.linalg.expm(-time * np.asarray(ntk_train))
+    return np.asarray(ntk_cross) @ np.linalg.solve(ntk_train, learned)
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_the_ensemble_is_a_linear_map_of_its_prior(x64, time):
+    (train, cross, test), targets = pairs()
+    smoother = dense_smoother(train[1], cross[1], time)
+    prior = np.block(
+        [[np.asarray(train[0]), np.asarray(cross[0]).T], [np.asarray(cross[0]), np.asarray(test[0])]]
+    )
+    push = np.hstack([-smoother, np.eye(3)])  # f_t(x) = f₀(x) + A (Y − f₀(X))
+    mean, covariance = ntk_ensemble(train, cross, test, targets, time)
+    np.testing.assert_allclose(mean, smoother @ targets, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(covariance, push @ prior @ push.T, rtol=1e-7, atol=1e-10)
+    np.testing.assert_array_equal(covariance, covariance.T)
+
+
+def test_at_infinite_time_the_data_are_interpolated(x64):
+    (train, cross, test), targets = pairs()
+    mean, covariance = ntk_ensemble(train, train, train, targets)
+    np.testing.assert_allclose(mean, targets, rtol=1e-8)
+    np.testing.assert_allclose(covariance, np.zeros((6, 6)), atol=1e-9)
+    expected = dense_smoother(train[1], cross[1], 1e6) @ targets
+    np.testing.assert_allclose(ntk_ensemble(train, cross, test, targets)[0], expected, rtol=1e-8)
+
+
+def test_training_the_readout_alone_samples_the_posterior(x64):
+    """With the NNGP kernel as its tangent kernel, the ensemble is the posterior without noise."""
+    (train, cross, test), targets = pairs()
+    readout_alone = [(nngp, nngp) for nngp, _ in (train, cross, test)]
+    expected = gp_posterior(train[0], cross[0], test[0], targets, 0.0)
+    for actual, oracle in zip(ntk_ensemble(*readout_alone, targets), expected, strict=True):
+        np.testing.assert_allclose(actual, oracle, rtol=1e-6, atol=1e-9)
+
+
+def test_several_outputs_are_trained_side_by_side(x64):
+    kernels, targets = pairs()
+    both = jnp.stack([targets, -2 * targets + 1], axis=1)
+    mean, _ = ntk_ensemble(*kernels, both, 2.0)
+    for column in range(2):
+        np.testing.assert_allclose(
+            mean[:, column], ntk_ensemble(*kernels, both[:, column], 2.0)[0], rtol=1e-10
+        )
+
+
+def test_a_linearised_network_follows_the_closed_form(x64, make_network):
+    """Runge-Kutta on the parameters of the linearised network, against the flow of its predictions."""
+    network = make_network()
+    f = lambda params, x: network(params, x)[:, 0]  # noqa: E731
+    params0 = network.init(jax.random.key(0), [2, 16, 1])
+    rng = np.random.default_rng(2)
+    x, x_test, targets = rng.normal(size=(5, 2)), rng.normal(size=(3, 2)), 1.0 + rng.normal(size=5)
+    f_lin, (flat0, unravel) = linearize(f, params0), ravel_pytree(params0)
+    velocity = jax.grad(lambda flat: -0.5 * jnp.sum((f_lin(unravel(flat), x) - targets) ** 2))
+
+    def step(flat, _):
+        h = 0.01
+        k1 = velocity(flat)
+        k2 = velocity(flat + h / 2 * k1)
+        k3 = velocity(flat + h / 2 * k2)
+        k4 = velocity(flat + h * k3)
+        return flat + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), None
+
+    trained, _ = jax.jit(lambda flat: jax.lax.scan(step, flat, length=300))(flat0)
+    ntk = jax.jit(lambda x1, x2: empirical_ntk(f, params0, x1, x2))
+    closed_form = gradient_flow(
+        ntk(x, x),
+        ntk(x_test, x),
+        targets,
+        3.0,
+        initial_train=f(params0, x),
+        initial_test=f(params0, x_test),
+    )
+    np.testing.assert_allclose(f_lin(unravel(trained), x_test), closed_form, rtol=1e-6)
+
+
+def test_derivatives_where_eigenvalues_repeat(x64):
+    """Against the derivative of a matrix exponential, which knows no eigenvalues."""
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(7, 7)))[0]
+    ntk = (vectors * np.array([2.0, 2.0, 2.0, 1.0, 1.0 + 1e-9, 0.03, 0.01])) @ vectors.T
+    direction = rng.normal(size=(7, 7))
+    direction = direction + direction.T
+
+    def dense(s, time):
+        # the upper right block of exp([[−tΘ, tI], [0, 0]]) is Θ⁻¹ (I − exp(−tΘ))
+        upper = jnp.concatenate([-time * (ntk + s * direction), time * jnp.eye(7)], axis=1)
+        exponential = jax.scipy.linalg.expm(jnp.concatenate([upper, jnp.zeros((7, 14))]))
+        return exponential[:7, 7:]
+
+    spectral = lambda s, time: flow_operator(ntk + s * direction, time)  # noqa: E731
+    oracle, rule = (jax.jit(jax.jacfwd(function, argnums=(0, 1))) for function in (dense, spectral))
+    for time in (1e-9, 1e-4, 0.003, 0.05, 1.0, 30.0):
+        np.testing.assert_allclose(spectral(0.0, time), dense(0.0, time), rtol=1e-9, atol=1e-12 * time)
+        for actual, expected in zip(rule(0.0, time), oracle(0.0, time), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-10 * np.max(np.abs(expected)))
+
+
+def test_gradients_of_the_ensemble_are_right(x64):
+    rng = np.random.default_rng(4)
+    corners = jnp.eye(4)  # equidistant inputs: eigenvalues repeat
+    x_test, targets = rng.normal(size=(2, 4)), rng.normal(size=4)
+
+    @jax.jit
+    def summary(w_std, time):
+        kernel = fcn_kernel(1, "relu", w_std=w_std, b_std=0.2)
+        mean, covariance = ntk_ensemble(
+            kernel(corners), kernel(x_test, corners), kernel(x_test), targets, time
+        )
+        return jnp.sum(mean) + jnp.sum(covariance**2)
+
+    gradient = jax.jit(jax.grad(summary, argnums=(0, 1)))
+    for time in (0.4, 8.0):
+        for index, shift in enumerate(np.eye(2) * 1e-6):
+            up, down = (summary(1.2 + sign * shift[0], time + sign * shift[1]) for sign in (1, -1))
+            np.testing.assert_allclose(gradient(1.2, time)[index], (up - down) / 2e-6, rtol=1e-6, atol=1e-9)
+    up, down = summary(1.2 + 1e-6, jnp.inf), summary(1.2 - 1e-6, jnp.inf)
+    np.testing.assert_allclose(gradient(1.2, jnp.inf)[0], (up - down) / 2e-6, rtol=1e-6)
+    assert gradient(1.2, jnp.inf)[1] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_repeated_inputs_learn_the_mean_of_their_targets(x64, dtype):
+    x = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype)
+    targets = np.array([1.0, 3.0, 5.0], dtype)
+
+    @jax.jit
+    def predictions(w_std):
+        _, ntk = fcn_kernel(1, "relu", w_std=w_std, b_std=0.1)(x)
+        return gradient_flow(ntk, ntk, targets)
+
+    tolerance = 1e3 * np.finfo(dtype).eps
+    np.testing.assert_allclose(predictions(1.3), [2.0, 2.0, 5.0], rtol=tolerance)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(predictions))(1.3), np.zeros(3), atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel_train": np.eye(3)}, r"kernel_train must be the pair \(nngp, ntk\).*shape \(3, 3\)"),
+        ({"kernel_cross": [np.ones((3, 2))] * 2}, r"kernel_cross's nngp .*= \(2, 3\), but got \(3, 2\)"),
+        ({"kernel_train": (np.eye(3), np.eye(2))}, r"kernel_train's ntk .*= \(3, 3\), but got \(2, 2\)"),
+        ({"targets": np.ones((2, 1))}, r"targets must have shape .*n_train = 3"),
+        ({"time": -1.0}, "time must not be negative or NaN, but got -1.0"),
+        ({"time": np.ones(2)}, r"time must be a number, but got shape \(2,\). Use jax.vmap"),
+        ({"kernel_test": [np.full((2, 2), np.nan)] * 2}, "kernel_test's nngp contains NaN"),
+        ({"kernel_cross": (np.ones((2, 3)), np.full((2, 3), np.nan))}, "ntk_cross contains NaN"),
+    ],
+)
+def test_the_ensemble_refuses_what_does_not_fit(changes, message):
+    arguments = {
+        "kernel_train": (np.eye(3), np.eye(3)),
+        "kernel_cross": (np.ones((2, 3)), np.ones((2, 3))),
+        "kernel_test": (np.eye(2), np.eye(2)),
+        "targets": np.ones(3),
+    } | changes
+    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
+        ntk_ensemble(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ntk_train": np.ones((3, 2))}, "ntk_train must be a square matrix"),
+        ({"ntk_cross": np.ones(3)}, r"ntk_cross must have shape \(n_test, n_train\)"),
+        ({"initial_train": np.ones(2)}, r"initial_train must have shape .*\(3,\), but got \(2,\)"),
+        ({"initial_test": np.ones((2, 1))}, r"initial_test must have shape .*\(2,\), but got \(2, 1\)"),
+        ({"initial_test": np.nan}, "initial_test contains NaN"),
+    ],
+)
+def test_gradient_flow_refuses_what_does_not_fit(changes, message):
+    arguments = {"ntk_train": np.eye(3), "ntk_cross": np.ones((2, 3)), "targets": np.ones(3)} | changes
+    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
+        gradient_flow(**arguments)
