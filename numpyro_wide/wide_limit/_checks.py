@@ -33,9 +33,7 @@ def check_not_negative(**numbers: ArrayLike) -> None:
 def check_block_size(block_size: int | None) -> None:
     """Raise ``ValueError`` unless ``block_size`` is None or a positive integer."""
     if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
-        raise ValueError(
-            f"block_size must be None (everything at once) or a positive integer, but got {block_size!r}."
-        )
+        raise ValueError(f"block_size must be None (everything at once) or a positive integer, but got {block_size!r}.")
 
 
 def check_shape(name: str, array: jax.Array, expected: tuple[int, ...], meaning: str) -> None:
@@ -49,8 +47,7 @@ def check_square(name: str, kernel: jax.Array) -> int:
     """Return the number of rows of the square matrix ``kernel``; raise ``ValueError`` for anything else."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(
-            f"{name} must be a square matrix, the kernel of the inputs with themselves, "
-            f"but got shape {kernel.shape}."
+            f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
         )
     return kernel.shape[0]
 

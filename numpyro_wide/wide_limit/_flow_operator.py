@@ -69,9 +69,7 @@ def _slopes(eigenvalues: jax.Array, time: jax.Array) -> jax.Array:
     e^(−μt) − e^(−λt) = (λ − μ) e^(−μt) g(λ − μ); the plain quotient where only μt is small; Taylor's where
     both are.
     """
-    small = (
-        2 * jnp.finfo(eigenvalues.dtype).eps
-    ) ** 0.25  # where rounding and the series' remainder are equal
+    small = (2 * jnp.finfo(eigenvalues.dtype).eps) ** 0.25  # where rounding and the series' remainder are equal
     high = jnp.maximum(eigenvalues[:, None], eigenvalues[None, :])
     low = jnp.minimum(eigenvalues[:, None], eigenvalues[None, :])
     gap = high - low

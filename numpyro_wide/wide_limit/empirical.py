@@ -145,9 +145,7 @@ def linearize(f: Network, params0: Any) -> Network:
     def f_lin(params: Any, x: Any) -> Any:
         """Evaluate the expansion at ``params`` for the inputs ``x``."""
         _check_same_shapes(params, params0)
-        step = jax.tree.map(
-            lambda new, old: jnp.subtract(new, old).astype(jnp.result_type(old)), params, params0
-        )
+        step = jax.tree.map(lambda new, old: jnp.subtract(new, old).astype(jnp.result_type(old)), params, params0)
         value, change = jax.jvp(lambda p: f(p, x), (params0,), (step,))
         return jax.tree.map(jnp.add, value, change)
 
@@ -203,9 +201,7 @@ def _check_rows(
     check_block_size(block_size)
     x1, x2 = jnp.asarray(x1), None if x2 is None else jnp.asarray(x2)
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
-        raise ValueError(
-            f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}."
-        )
+        raise ValueError(f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}.")
     output = jax.eval_shape(f, params, x1)
     if not hasattr(output, "shape") or output.ndim not in (1, 2) or output.shape[0] != x1.shape[0]:
         got = output.shape if hasattr(output, "shape") else jax.tree.structure(output)

@@ -142,9 +142,7 @@ def _recursion(
 
 def _check_network(depth: int, activation: str) -> None:
     if not isinstance(depth, int) or depth < 0:
-        raise ValueError(
-            f"depth, the number of hidden layers, must be an integer of at least 0, but got {depth!r}."
-        )
+        raise ValueError(f"depth, the number of hidden layers, must be an integer of at least 0, but got {depth!r}.")
     if not isinstance(activation, str) or activation not in DUALS:
         raise ValueError(
             f"activation must be one of {sorted(DUALS)}, the ones with closed-form kernels, "

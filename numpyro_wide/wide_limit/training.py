@@ -53,9 +53,7 @@ def gradient_flow(
         >>> gradient_flow(jnp.eye(3), jnp.ones((2, 3)), jnp.arange(3.0), time=1.0).shape
         (2,)
     """
-    train, cross, targets, start, test_start = as_floats(
-        ntk_train, ntk_cross, targets, initial_train, initial_test
-    )
+    train, cross, targets, start, test_start = as_floats(ntk_train, ntk_cross, targets, initial_train, initial_test)
     check_targets(targets, check_square("ntk_train", train))
     check_shape("ntk_cross", cross, (*cross.shape[:1], train.shape[0]), "(n_test, n_train)")
     if start.shape != ():
@@ -138,7 +136,5 @@ def _smoother(train: jax.Array, cross: jax.Array, time: ArrayLike) -> jax.Array:
 def _pair(name: str, pair: KernelPair) -> KernelPair:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"an array of shape {jnp.shape(pair)}" if hasattr(pair, "shape") else repr(type(pair))
-        raise ValueError(
-            f"{name} must be the pair (nngp, ntk) that the kernel of fcn_kernel returns, but got {got}."
-        )
+        raise ValueError(f"{name} must be the pair (nngp, ntk) that the kernel of fcn_kernel returns, but got {got}.")
     return pair[0], pair[1]

@@ -70,9 +70,7 @@ def test_several_outputs_and_blocks(x64, make_network, block_size):
     ntk = jax.jit(lambda *xs: empirical_ntk(network, params, *xs, block_size=block_size))
     np.testing.assert_allclose(ntk(x1, x2), expected, rtol=1e-10)
     np.testing.assert_allclose(ntk(x1), dense_ntk(network, params, x1, x1), rtol=1e-10)
-    average = jax.jit(
-        lambda *xs: empirical_ntk(network, params, *xs, block_size=block_size, average_outputs=True)
-    )
+    average = jax.jit(lambda *xs: empirical_ntk(network, params, *xs, block_size=block_size, average_outputs=True))
     np.testing.assert_allclose(average(x1, x2), np.trace(expected, axis1=2, axis2=3) / 2, rtol=1e-10)
     nngp = jax.jit(lambda *xs: empirical_nngp(network.features, params, *xs, block_size=block_size))
     features1, features2 = (np.asarray(network.features(params, x)) for x in (x1, x2))
@@ -174,9 +172,7 @@ def test_kernel_drift_without_outputs_and_at_no_change(x64):
     blocks = jnp.einsum("ij,kl->ijkl", kernel0, jnp.eye(2))
     np.testing.assert_array_equal(jax.grad(kernel_drift)(blocks, blocks), jnp.zeros((2, 2, 2, 2)))
     expected = np.linalg.eigvalsh(kernel0)[0]
-    np.testing.assert_allclose(
-        [smallest_eigenvalue(kernel0), smallest_eigenvalue(blocks)], expected, rtol=1e-12
-    )
+    np.testing.assert_allclose([smallest_eigenvalue(kernel0), smallest_eigenvalue(blocks)], expected, rtol=1e-12)
 
 
 def test_a_wider_network_drifts_less(make_network):

@@ -45,9 +45,7 @@ def parts(kernel):
 
 
 @pytest.mark.parametrize("num_outputs", [None, 3])
-@pytest.mark.parametrize(
-    "noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"]
-)
+@pytest.mark.parametrize("noise_scale", [0.05, 0.7, np.linspace(0.1, 0.9, NUM_TRAIN)], ids=["low", "high", "rows"])
 def test_agrees_with_scikit_learn(x64, noise_scale, num_outputs):
     kernel, targets = problem(num_outputs)
     index = np.arange(NUM_TRAIN + NUM_TEST)[:, None]

@@ -37,9 +37,7 @@ def dense_smoother(ntk_train, ntk_cross, time):
 def test_the_ensemble_is_a_linear_map_of_its_prior(x64, time):
     (train, cross, test), targets = pairs()
     smoother = dense_smoother(train[1], cross[1], time)
-    prior = np.block(
-        [[np.asarray(train[0]), np.asarray(cross[0]).T], [np.asarray(cross[0]), np.asarray(test[0])]]
-    )
+    prior = np.block([[np.asarray(train[0]), np.asarray(cross[0]).T], [np.asarray(cross[0]), np.asarray(test[0])]])
     push = np.hstack([-smoother, np.eye(3)])  # f_t(x) = f₀(x) + A (Y − f₀(X))
     mean, covariance = ntk_ensemble(train, cross, test, targets, time)
     np.testing.assert_allclose(mean, smoother @ targets, rtol=1e-8, atol=1e-12)
@@ -70,9 +68,7 @@ def test_several_outputs_are_trained_side_by_side(x64):
     both = jnp.stack([targets, -2 * targets + 1], axis=1)
     mean, _ = ntk_ensemble(*kernels, both, 2.0)
     for column in range(2):
-        np.testing.assert_allclose(
-            mean[:, column], ntk_ensemble(*kernels, both[:, column], 2.0)[0], rtol=1e-10
-        )
+        np.testing.assert_allclose(mean[:, column], ntk_ensemble(*kernels, both[:, column], 2.0)[0], rtol=1e-10)
 
 
 def test_a_linearised_network_follows_the_closed_form(x64, make_network):
@@ -136,9 +132,7 @@ def test_gradients_of_the_ensemble_are_right(x64):
     @jax.jit
     def summary(w_std, time):
         kernel = fcn_kernel(1, "relu", w_std=w_std, b_std=0.2)
-        mean, covariance = ntk_ensemble(
-            kernel(corners), kernel(x_test, corners), kernel(x_test), targets, time
-        )
+        mean, covariance = ntk_ensemble(kernel(corners), kernel(x_test, corners), kernel(x_test), targets, time)
         return jnp.sum(mean) + jnp.sum(covariance**2)
 
     gradient = jax.jit(jax.grad(summary, argnums=(0, 1)))
