@@ -1,0 +1,140 @@
+"""Pure steps of the kernels: functions of arrays, without randomness, state or acceptance.
+
+Positions, momenta and gradients are pytrees of one structure. U is the potential, and Φ = U − ½‖x‖² the
+potential relative to N(0, I), so that ∇Φ = ∇U − x.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_wide.mcmc._tree import PyTree, half_square_difference, total
+
+
+class Point(NamedTuple):
+    """A position with what is known about it.
+
+    Attributes:
+        z: the position, a pytree.
+        potential_energy: U at ``z``, a scalar.
+        z_grad: ∇U at ``z``, or None for a kernel that needs no gradient.
+    """
+
+    z: PyTree
+    potential_energy: jax.Array
+    z_grad: PyTree
+
+
+Evaluate = Callable[[PyTree], Point]
+
+
+def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | jax.Array) -> PyTree:
+    """Replace a part of a momentum by noise, leaving N(0, I) invariant: ρ m + √(1 − ρ²) ξ."""
+    fresh = _complement(persistence)
+    return jax.tree.map(lambda m, xi: persistence * m + fresh * xi, momentum, noise)
+
+
+def leapfrog(
+    evaluate: Evaluate, point: Point, momentum: PyTree, step_size: jax.Array, scale: PyTree = None
+) -> tuple[Point, PyTree]:
+    """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖².
+
+    Args:
+        evaluate: maps a position to its :class:`Point`; called once.
+        point: where the step starts.
+        momentum: momentum in units in which its law is N(0, I) whatever the mass.
+        step_size: step ε.
+        scale: square root of the inverse of a diagonal mass, a pytree like the position, or None for 1.
+
+    Returns:
+        The :class:`Point` and the momentum at the end of the step.
+    """
+    steps = jax.tree.map(lambda x: step_size, point.z) if scale is None else _scaled(step_size, scale)
+    momentum = _kick(momentum, point.z_grad, 0.5, steps)
+    end = evaluate(jax.tree.map(lambda x, m, step: x + step * m, point.z, momentum, steps))
+    return end, _kick(momentum, end.z_grad, 0.5, steps)
+
+
+def rotate(position: PyTree, velocity: PyTree, angle: jax.Array) -> tuple[PyTree, PyTree]:
+    """Follow the flow of ½‖x‖² + ½‖v‖² exactly: a rotation of every pair (x, v) by ``angle``."""
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    turned = jax.tree.map(lambda x, v: cos * x + sin * v, position, velocity)
+    return turned, jax.tree.map(lambda x, v: cos * v - sin * x, position, velocity)
+
+
+def split_step(evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array) -> tuple[Point, PyTree]:
+    """Take one kick-rotate-kick step of H = ½‖x‖² + Φ(x) + ½‖v‖² (Beskos et al. 2011; Shahbaba et al. 2014).
+
+    Half a kick by Φ, the exact rotation under N(0, I) by ``angle``, half a kick by Φ; ``evaluate`` is called
+    once.
+    """
+    velocity = _reference_kick(velocity, point, 0.5 * angle)
+    position, velocity = rotate(point.z, velocity, angle)
+    end = evaluate(position)
+    return end, _reference_kick(velocity, end, 0.5 * angle)
+
+
+def split_trajectory(
+    evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array, num_steps: int | jax.Array
+) -> tuple[Point, PyTree]:
+    """Take ``num_steps`` of :func:`split_step`, with ``num_steps`` evaluations; the count may be traced."""
+
+    def body(_: int, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
+        return split_step(evaluate, *carry, angle)
+
+    return jax.lax.fori_loop(0, num_steps, body, (point, velocity))
+
+
+def crank_nicolson(position: PyTree, noise: PyTree, step_size: jax.Array) -> PyTree:
+    """Propose √(1 − β²) x + β ξ, which is reversible under N(0, I) (Cotter et al. 2013)."""
+    return refresh_momentum(noise, position, step_size)
+
+
+def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: jax.Array) -> PyTree:
+    """Propose x' with (2 + δ) x' = (2 − δ) x − 2δ ∇Φ(x) + √(8δ) ξ (Cotter et al. 2013)."""
+    denominator = 2 + step_size
+    decay, drift = (2 - step_size) / denominator, 2 * step_size / denominator
+    spread = jnp.sqrt(8 * step_size) / denominator
+    gradient = _reference_gradient(point)
+    return jax.tree.map(lambda x, g, xi: decay * x - drift * g + spread * xi, point.z, gradient, noise)
+
+
+def crank_nicolson_langevin_energy_error(start: Point, end: Point, step_size: jax.Array) -> jax.Array:
+    """Compute −log of the acceptance ratio of :func:`crank_nicolson_langevin`.
+
+    The ratio is exp(ρ(x, x') − ρ(x', x)) with
+    ρ(x, x') = Φ(x) + ½⟨x' − x, ∇Φ(x)⟩ + ¼δ⟨x + x', ∇Φ(x)⟩ + ¼δ‖∇Φ(x)‖² (Cotter et al. 2013, covariance I).
+    Written with g = ∇Φ(x) and g' = ∇Φ(x'), the difference is summed elementwise.
+    """
+    gradients = _reference_gradient(start), _reference_gradient(end)
+    along = jax.tree.map(lambda x, y, g, h: 0.5 * (y - x) * (g + h), start.z, end.z, *gradients)
+    across = jax.tree.map(lambda x, y, g, h: (g - h) * (x + y + g + h), start.z, end.z, *gradients)
+    return reference_energy_difference(start, end) - total(along) - 0.25 * step_size * total(across)
+
+
+def reference_energy_difference(start: Point, end: Point) -> jax.Array:
+    """Compute Φ(x') − Φ(x) from the potentials at x and x'."""
+    return end.potential_energy - start.potential_energy - half_square_difference(end.z, start.z)
+
+
+def _complement(fraction: float | jax.Array) -> jax.Array:
+    """√(1 − f²), without the cancellation of 1 − f² near f = 1."""
+    return jnp.sqrt((1 - fraction) * (1 + fraction))
+
+
+def _scaled(step_size: jax.Array, scale: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: step_size * s, scale)
+
+
+def _kick(momentum: PyTree, gradient: PyTree, fraction: float, steps: PyTree) -> PyTree:
+    return jax.tree.map(lambda m, g, step: m - fraction * step * g, momentum, gradient, steps)
+
+
+def _reference_gradient(point: Point) -> PyTree:
+    return jax.tree.map(lambda g, x: g - x, point.z_grad, point.z)
+
+
+def _reference_kick(velocity: PyTree, point: Point, time: jax.Array) -> PyTree:
+    return jax.tree.map(lambda v, g: v - time * g, velocity, _reference_gradient(point))

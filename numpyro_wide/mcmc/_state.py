@@ -1,0 +1,68 @@
+"""The state of a chain, and what one step proposes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_wide.mcmc._adaptation import AdaptState
+from numpyro_wide.mcmc._integrators import Point
+from numpyro_wide.mcmc._tree import PyTree, all_finite
+
+
+class KernelState(NamedTuple):
+    """State of a chain; every field can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`.
+
+    Attributes:
+        i: number of steps taken, warmup included.
+        z: position in unconstrained space.
+        z_grad: gradient of the potential energy at ``z``; None for a kernel without gradients.
+        potential_energy: potential energy U at ``z``.
+        r: momentum, N(0, I) distributed; None for a kernel that draws it afresh.
+        accept_prob: acceptance probability of the last proposal, whether or not the kernel obeys it.
+        mean_accept_prob: its mean over the warmup, or over the steps after it.
+        energy_error: −log of the last acceptance ratio, for the Hamiltonian kernels the error in the
+            energy; inf if the proposal was not finite.
+        num_grad: evaluations of the gradient (without gradients: of the potential) in the last step.
+        num_nonfinite: proposals so far that were rejected because their energy or gradient was not finite.
+        step_size: step size that the next step will use.
+        adapt_state: what warmup has learnt.
+        rng_key: key for the next step.
+    """
+
+    i: jax.Array
+    z: PyTree
+    z_grad: PyTree
+    potential_energy: jax.Array
+    r: PyTree
+    accept_prob: jax.Array
+    mean_accept_prob: jax.Array
+    energy_error: jax.Array
+    num_grad: jax.Array
+    num_nonfinite: jax.Array
+    step_size: jax.Array
+    adapt_state: AdaptState
+    rng_key: jax.Array
+
+
+class Proposal(NamedTuple):
+    """What a kernel proposes: the new point, −log of its acceptance ratio, both momenta, the cost."""
+
+    point: Point
+    energy_error: jax.Array
+    r_accepted: PyTree = None
+    r_rejected: PyTree = None
+    num_grad: int | jax.Array = 1
+
+
+def point_of(state: KernelState) -> Point:
+    """Return the position of a chain with its potential energy and gradient."""
+    return Point(state.z, state.potential_energy, state.z_grad)
+
+
+def judge(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tell whether a proposal is finite, its acceptance probability and its energy error."""
+    point = proposal.point
+    finite = all_finite((point.potential_energy, point.z_grad, proposal.energy_error))
+    energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
+    return finite, jnp.exp(-jnp.maximum(energy_error, 0.0)), energy_error
