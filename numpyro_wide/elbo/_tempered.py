@@ -197,7 +197,9 @@ def _count_observations(model_trace: dict) -> int:
         for site in model_trace.values()
         if site["type"] == "sample" and site["is_observed"]
     }
-    counts = [int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()]
+    counts = [
+        int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()
+    ]
     if not counts:
         raise ValueError(
             "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed "
