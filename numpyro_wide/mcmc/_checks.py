@@ -11,9 +11,7 @@ from numpyro_wide.mcmc._state import KernelState
 from numpyro_wide.mcmc._tree import PyTree, all_finite
 
 
-def check_target(
-    model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], jax.Array] | None
-) -> None:
+def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], jax.Array] | None) -> None:
     """Refuse anything but exactly one function."""
     if (model is None) == (potential_fn is None):
         given = "neither" if model is None else "both"

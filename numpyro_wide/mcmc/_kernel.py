@@ -55,9 +55,7 @@ class MetropolisKernel(TargetKernel):
         super().__init__(model, potential_fn, init_strategy)
         self._max_step_size = max_step_size
         bound = math.inf if max_step_size is None else max_step_size
-        self._step_size = check_number(
-            "step_size", step_size, 0.0, bound, include_high=max_step_size is not None
-        )
+        self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
         self._target_accept_prob = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
         self._adapt_step_size = adapt_step_size
         self._find_heuristic_step_size = find_heuristic_step_size
@@ -118,9 +116,7 @@ class MetropolisKernel(TargetKernel):
         return self._for_each_chain(refreshed, state, model_args, model_kwargs)
 
     @abstractmethod
-    def _propose(
-        self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate
-    ) -> Proposal:
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         """Propose a move from ``point`` and momentum ``r`` with the step size and scale of ``state``."""
 
     def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
@@ -184,9 +180,7 @@ class MetropolisKernel(TargetKernel):
             proposal = self._trial(key, state._replace(step_size=step_size), evaluate)
             return judge(proposal)[1]
 
-        return find_step_size(
-            accept_prob, state.step_size, self._target_accept_prob, self._max_step_size, rng_key
-        )
+        return find_step_size(accept_prob, state.step_size, self._target_accept_prob, self._max_step_size, rng_key)
 
     def _step(
         self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
@@ -220,9 +214,7 @@ class MetropolisKernel(TargetKernel):
         )
         count = 1 + jnp.where(state.i < num_warmup, state.i, state.i - num_warmup)
         mean = state.mean_accept_prob + (state.accept_prob - state.mean_accept_prob) / count
-        return state._replace(
-            i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state
-        )
+        return state._replace(i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state)
 
     def _adapt(self, state: KernelState) -> tuple[jax.Array, AdaptState]:
         step_size, adapt_state = update_adaptation(

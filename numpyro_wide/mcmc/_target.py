@@ -59,9 +59,7 @@ class TargetKernel(MCMCKernel):
         if self._potential_fn is not None:
             return self._potential_fn
         if self._potential_fn_gen is None:
-            raise RuntimeError(
-                "The potential function is known once `init` has seen the model; call `init` first."
-            )
+            raise RuntimeError("The potential function is known once `init` has seen the model; call `init` first.")
         return self._potential_fn_gen(*model_args, **(model_kwargs or {}))
 
     def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
@@ -77,9 +75,7 @@ class TargetKernel(MCMCKernel):
             ValueError: if the kernel was built from a potential function.
         """
         if self._model is None:
-            raise ValueError(
-                "wrap_model needs a kernel that was built from a model, not from a potential_fn."
-            )
+            raise ValueError("wrap_model needs a kernel that was built from a model, not from a potential_fn.")
         kernel = copy.copy(self)
         kernel._model = wrapper(self._model)
         kernel._forget_model()

@@ -100,9 +100,7 @@ class UnderdampedLangevin(MetropolisKernel):
         self._adapt_mass_matrix = adapt_mass_matrix
         self._inverse_mass_matrix = inverse_mass_matrix
 
-    def _propose(
-        self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate
-    ) -> Proposal:
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         momentum = refresh_momentum(r, normal_like(rng_key, r), jnp.sqrt(1 - self._damping))
         end, end_momentum = leapfrog(evaluate, point, momentum, state.step_size, state.adapt_state.scale)
         energy_error = end.potential_energy - point.potential_energy

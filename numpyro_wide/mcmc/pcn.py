@@ -76,8 +76,6 @@ class PreconditionedCrankNicolson(MetropolisKernel):
             max_step_size=1.0,
         )
 
-    def _propose(
-        self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate
-    ) -> Proposal:
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         end = evaluate(crank_nicolson(point.z, normal_like(rng_key, point.z), state.step_size))
         return Proposal(end, reference_energy_difference(point, end))

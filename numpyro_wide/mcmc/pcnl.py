@@ -84,9 +84,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
             max_step_size=2.0,
         )
 
-    def _propose(
-        self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate
-    ) -> Proposal:
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         noise = normal_like(rng_key, point.z)
         end = evaluate(crank_nicolson_langevin(point, noise, state.step_size))
         return Proposal(end, crank_nicolson_langevin_energy_error(point, end, state.step_size))

@@ -108,9 +108,7 @@ class SplitHMC(MetropolisKernel):
         """Describe the state for the progress bar."""
         return f"{state.num_grad} turns of {state.step_size:.2e} rad, acc. prob {state.mean_accept_prob:.2f}"
 
-    def _propose(
-        self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate
-    ) -> Proposal:
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         return self._trajectory(rng_key, point, r, state.step_size, self._count(state.step_size), evaluate)
 
     def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:

@@ -86,9 +86,7 @@ def test_the_real_line_and_back(bound):
     assert from_real_line(jnp.array(-1e9), bound) > 0
 
 
-@pytest.mark.parametrize(
-    ("start", "bound", "expected"), [(100.0, None, 0.78125), (1e-3, None, 1.024), (0.3, 0.5, 0.5)]
-)
+@pytest.mark.parametrize(("start", "bound", "expected"), [(100.0, None, 0.78125), (1e-3, None, 1.024), (0.3, 0.5, 0.5)])
 def test_step_size_search_stops_beyond_the_threshold(start, bound, expected):
     found = find_step_size(
         lambda key, step: jnp.where(step < 1.0, 0.9, 0.0), jnp.array(start), 0.5, bound, jax.random.key(0)

@@ -64,9 +64,7 @@ def test_first_position_is_checked(kernel_class):
 
 def test_inverse_mass_must_fit():
     kernel = UnderdampedLangevin(potential_fn=square, inverse_mass_matrix=jnp.ones(2))
-    with pytest.raises(
-        ValueError, match=r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)"
-    ):
+    with pytest.raises(ValueError, match=r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)"):
         kernel.init(jax.random.key(0), 0, jnp.ones(3))
 
 

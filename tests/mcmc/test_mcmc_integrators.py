@@ -99,9 +99,7 @@ def test_energy_error_of_a_trajectory_falls_as_the_square_of_the_step():
     evaluate, start, velocity = evaluator(skewed), evaluator(skewed)(pair(0)), pair(1)
     errors = []
     for count in (20, 40, 80):
-        end, end_velocity = integrators.split_trajectory(
-            evaluate, start, velocity, jnp.array(1.0 / count), count
-        )
+        end, end_velocity = integrators.split_trajectory(evaluate, start, velocity, jnp.array(1.0 / count), count)
         kinetic = half_square_difference(end_velocity, velocity)
         errors.append(end.potential_energy - start.potential_energy + kinetic)
     np.testing.assert_allclose([errors[0] / errors[1], errors[1] / errors[2]], 4.0, rtol=0.05)
@@ -138,9 +136,7 @@ def test_split_trajectory_on_a_gaussian_is_a_matrix_power():
 
 def test_crank_nicolson_moves_as_defined_and_keeps_the_reference():
     x, noise, step_size = jnp.array([0.3, -1.2]), jnp.array([1.1, 0.5]), jnp.array(0.6)
-    np.testing.assert_allclose(
-        integrators.crank_nicolson(x, noise, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14
-    )
+    np.testing.assert_allclose(integrators.crank_nicolson(x, noise, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14)
     np.testing.assert_array_equal(integrators.crank_nicolson(x, noise, jnp.array(1.0)), noise)
 
 
@@ -182,8 +178,6 @@ def test_differences_of_squares_keep_their_digits_in_float32():
     a = rng.normal(size=200_000).astype(np.float32)
     b = (a + 1e-4 * rng.normal(size=a.size)).astype(np.float32)
     exact = 0.5 * np.sum(a.astype(float) ** 2 - b.astype(float) ** 2)
-    np.testing.assert_allclose(
-        half_square_difference({"x": jnp.array(a)}, {"x": jnp.array(b)}), exact, rtol=1e-4
-    )
+    np.testing.assert_allclose(half_square_difference({"x": jnp.array(a)}, {"x": jnp.array(b)}), exact, rtol=1e-4)
     of_sums = 0.5 * (np.sum(a**2, dtype=np.float32) - np.sum(b**2, dtype=np.float32))
     assert abs(of_sums - exact) > 1e-2 * abs(exact)

@@ -68,9 +68,7 @@ def test_adjusted_kernels_reach_the_moments(name):
 
 @pytest.mark.parametrize("name", ["pcn", "split"])
 def test_everything_is_accepted_on_the_reference(name):
-    kernel = ADJUSTED[name](
-        potential_fn=lambda z: 0.5 * jnp.sum(z["x"] ** 2), adapt_step_size=False, step_size=0.4
-    )
+    kernel = ADJUSTED[name](potential_fn=lambda z: 0.5 * jnp.sum(z["x"] ** 2), adapt_step_size=False, step_size=0.4)
     state = kernel.init(jax.random.key(0), 0, {"x": 1.5 * jnp.ones(2000)})
     _, errors = chain(kernel, state, 50, keep=lambda s: (s.energy_error, s.accept_prob, s.z["x"][:3]))
     np.testing.assert_allclose(errors[0], 0.0, atol=5e-3)
@@ -91,9 +89,7 @@ def test_warmup_finds_independent_draws_on_the_reference():
 def test_bias_of_the_unadjusted_sampler_falls_as_the_square_of_the_step():
     """On N(0, I) the stationary variance of leapfrog steps with a partial refresh is 1 / (1 − ε²/4)."""
     num_chains, steps = 1000, np.array([0.5, 0.7, 1.0])
-    kernel = KERNELS["unadjusted"](
-        potential_fn=lambda z: 0.5 * jnp.sum(z**2), damping=0.5, adapt_step_size=False
-    )
+    kernel = KERNELS["unadjusted"](potential_fn=lambda z: 0.5 * jnp.sum(z**2), damping=0.5, adapt_step_size=False)
     draws = jax.random.normal(jax.random.key(1), (len(steps), num_chains, 100))
     z = draws / np.sqrt(1 - steps[:, None, None] ** 2 / 4)
     state = kernel.init(jax.random.split(jax.random.key(0), 3 * num_chains), 0, z.reshape(-1, 100))

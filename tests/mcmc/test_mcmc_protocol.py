@@ -51,9 +51,7 @@ def test_samples_are_constrained_and_fields_are_as_named(runs, run):
     assert jnp.all((fields["accept_prob"] >= 0) & (fields["accept_prob"] <= 1))
     if name in KERNELS:
         error = np.asarray(fields["energy_error"], dtype=float)
-        np.testing.assert_allclose(
-            fields["accept_prob"], np.minimum(1, np.exp(-error)), rtol=1e-5, atol=1e-30
-        )
+        np.testing.assert_allclose(fields["accept_prob"], np.minimum(1, np.exp(-error)), rtol=1e-5, atol=1e-30)
         assert jnp.all(jnp.diff(fields["num_nonfinite"]) >= 0)
         assert len(set(fields["step_size"].tolist())) == 1
         turns = np.round(np.pi / 2 / fields["step_size"]) if name == "split" else 1

@@ -1,0 +1,268 @@
+"""Automatic guides that live on atoms and planes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoContinuous, AutoDelta
+from numpyro.infer.initialization import init_to_sample, init_to_uniform
+from numpyro.primitives import Messenger
+
+from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, ImproperLogUniform
+from numpyro_wide.divergence import unwrap
+
+
+class AutoDropout(AutoDelta):
+    """Bernoulli dropout as a guide (Hron 2018, section 4.1), for the loss ``TraceQKL``.
+
+    Every row of a chosen weight site, a matrix (R, D) that maps R inputs to D outputs, is kept or dropped
+    as a whole, as dropout of the layer's inputs does; all other sites are point estimates. With
+    ``TraceQKL`` and Normal priors the gradient is that of dropout training with an L2 penalty, a row's
+    penalty being weighted by the probability of keeping it. Parameters are ``<site>_auto_rows``,
+    ``<site>_auto_rate`` and ``<site>_auto_loc``.
+
+    Args:
+        model: The model. Weight sites are declared with their rows inside the event: ``.to_event(2)``, or
+            ``.to_event(1)`` in a plate over the rows.
+        rate: Probability of dropping a row, in (0, 1): one number, or a mapping from the names of all
+            ``sites``.
+        sites: Names of the sites to drop rows of; by default every real site with at least two axes and an
+            event.
+        learn_rate: Whether to learn one rate a site, by a relaxed gradient; ``rate`` is then where it starts.
+        temperature: Temperature of that relaxation; lower is less biased and noisier.
+        prefix: Prefix of parameter names.
+        init_loc_fn: How weights start; by default a draw from the prior, since from zero no row has a
+            direction.
+        create_plates: As for any automatic guide.
+
+    Raises:
+        ValueError: If a rate is outside (0, 1) or missing, or if a site does not exist or has no rows.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_wide.autoguide import AutoDropout
+        >>> from numpyro_wide.elbo import TraceQKL
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 2]).to_event(2))
+        ...     numpyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=y)
+        >>> guide = AutoDropout(model, rate=0.2)
+        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), TraceQKL())
+        >>> fit = svi.run(jax.random.key(0), 10, jnp.ones((5, 3)), jnp.ones((5, 2)), progress_bar=False)
+        >>> guide.sample_posterior(jax.random.key(1), fit.params, sample_shape=(4,))["w"].shape
+        (4, 3, 2)
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        rate: float | Mapping[str, float],
+        sites: Sequence[str] | None = None,
+        learn_rate: bool = False,
+        temperature: float = 0.1,
+        prefix: str = "auto",
+        init_loc_fn: Callable = init_to_sample,
+        create_plates: Callable | None = None,
+    ):
+        for value in rate.values() if isinstance(rate, Mapping) else [rate]:
+            if not (np.ndim(value) == 0 and 0 < value < 1):
+                raise ValueError(
+                    f"rate must be a probability of dropping a row, between 0 and 1 exclusive, got {value}."
+                )
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}.")
+        if isinstance(sites, str):
+            raise ValueError(f"sites must be a sequence of site names, got the string {sites!r}; pass [{sites!r}].")
+        self.rate, self.sites, self.learn_rate, self.temperature = rate, sites, learn_rate, temperature
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn, create_plates=create_plates)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        latent = {name: self.prototype_trace[name] for name in self._init_locs}
+        suitable = [name for name, site in latent.items() if _has_rows(site)]
+        self._dropped = suitable if self.sites is None else list(self.sites)
+        if not self._dropped or not set(self._dropped) <= set(suitable):
+            raise ValueError(
+                f"AutoDropout drops rows of real sites with at least two axes of which the last is in the "
+                f"event, got sites={self.sites}; suitable are {suitable}, other latent sites are "
+                f"{sorted(set(latent) - set(suitable))}. Declare a weight matrix with .to_event(2)."
+            )
+        missing = set(self._dropped) - set(self.rate) if isinstance(self.rate, Mapping) else set()
+        if missing:
+            raise ValueError(f"rate has no entry for the sites {sorted(missing)}; give one rate for each site.")
+
+    def _site_distribution(self, name: str, site: dict, init_loc: jax.Array) -> dist.Distribution:
+        event_dim = self._event_dims[name]
+        if name not in self._dropped:
+            loc = numpyro.param(
+                f"{name}_{self.prefix}_loc", init_loc, constraint=site["fn"].support, event_dim=event_dim
+            )
+            return dist.Delta(loc).to_event(event_dim)
+        rate = self.rate[name] if isinstance(self.rate, Mapping) else self.rate
+        if self.learn_rate:
+            rate = numpyro.param(f"{name}_{self.prefix}_rate", rate, constraint=constraints.unit_interval)
+        rows = numpyro.param(f"{name}_{self.prefix}_rows", init_loc, event_dim=event_dim)
+        temperature = self.temperature if self.learn_rate else None
+        return BernoulliDropout(rows, rate, temperature=temperature).to_event(event_dim - 1)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Draw every site, with the arguments of the model."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        plates = self._create_plates(*args, **kwargs)
+        result = {}
+        for name, init_loc in self._init_locs.items():
+            site = self.prototype_trace[name]
+            with ExitStack() as stack:
+                for frame in site["cond_indep_stack"]:
+                    stack.enter_context(plates[frame.name])
+                result[name] = numpyro.sample(name, self._site_distribution(name, site, init_loc))
+        return result
+
+    def sample_posterior(
+        self, rng_key: jax.Array, params: dict, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, jax.Array]:
+        """Draw sites from the fitted guide, with leading axes ``sample_shape``."""
+        draws = {}
+        for name, key in zip(self._init_locs, jax.random.split(rng_key, len(self._init_locs)), strict=True):
+            with handlers.substitute(data=params):
+                site_distribution = self._site_distribution(name, self.prototype_trace[name], self._init_locs[name])
+            draws[name] = site_distribution.sample(key, sample_shape)
+        return draws
+
+    def median(self, params: dict) -> dict[str, jax.Array]:
+        """Refuse: the middle of two atoms is no network."""
+        raise NotImplementedError(
+            "A dropout guide has atoms and no useful median; use sample_posterior, or the parameter <site>_auto_rows."
+        )
+
+
+def _has_rows(site: dict) -> bool:
+    support = site["fn"].support
+    is_real = support in (constraints.real, constraints.real_vector, constraints.real_matrix) or (
+        getattr(support, "base_constraint", None) is constraints.real
+    )
+    return is_real and site["fn"].event_dim >= 1 and jnp.ndim(site["value"]) >= 2
+
+
+class AutoDegenerateNormal(AutoContinuous):
+    """A Normal guide on a plane of chosen rank through the space of all weights, for the loss ``TraceQKL``.
+
+    The joint of all sites, unconstrained and flattened, is ``DegenerateNormal(loc, basis, scale)`` with
+    orthonormal columns. Against a Gaussian posterior its quasi-KL optimum is that posterior's principal
+    components (Hron 2018, Prop. 6). Parameters are ``auto_loc``, ``auto_scale`` and ``auto_basis``, whose
+    QR factor is the basis.
+
+    Args:
+        model: The model.
+        rank: Dimension of the plane, between 1 and the number of weights.
+        prefix: Prefix of parameter names.
+        init_loc_fn: How the mean starts.
+        init_scale: Standard deviation along each direction at the start.
+
+    Raises:
+        ValueError: If the rank or the scale is out of range.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_wide.autoguide import AutoDegenerateNormal
+        >>> from numpyro_wide.elbo import TraceQKL
+        >>> def model():
+        ...     numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+        >>> guide = AutoDegenerateNormal(model, rank=2)
+        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), TraceQKL())
+        >>> fit = svi.run(jax.random.key(0), 10, progress_bar=False)
+        >>> guide.get_posterior(fit.params).basis.shape
+        (5, 2)
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        rank: int,
+        prefix: str = "auto",
+        init_loc_fn: Callable = init_to_uniform,
+        init_scale: float = 0.1,
+    ):
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}; for a point estimate use AutoDelta.")
+        if not init_scale > 0:
+            raise ValueError(f"init_scale must be positive, got {init_scale}.")
+        self.rank, self._init_scale = rank, init_scale
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        if self.rank > self.latent_dim:
+            raise ValueError(
+                f"rank must be at most the number of weights, {self.latent_dim}, got {self.rank}; for full "
+                f"rank use AutoMultivariateNormal."
+            )
+
+    def _get_posterior(self) -> DegenerateNormal:
+        shape = (int(self.latent_dim), self.rank)
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        columns = numpyro.param(f"{self.prefix}_basis", lambda key: jax.random.normal(key, shape, loc.dtype))
+        scale = numpyro.param(
+            f"{self.prefix}_scale",
+            jnp.full(self.rank, self._init_scale, loc.dtype),
+            constraint=constraints.softplus_positive,
+        )
+        return DegenerateNormal(loc, jnp.linalg.qr(columns)[0], scale)
+
+    def get_posterior(self, params: dict) -> DegenerateNormal:
+        """The distribution of the flattened weights, with orthonormal basis."""
+        return handlers.substitute(self._get_posterior, params)()
+
+    def get_transform(self, params: dict) -> Any:
+        """Refuse: a plane cannot be mapped back."""
+        raise NotImplementedError(
+            "A degenerate guide is no bijection of the weights; use get_posterior, or a guide of full rank."
+        )
+
+    def median(self, params: dict) -> dict[str, jax.Array]:
+        """Sites at the mean of the flattened weights."""
+        return self._unpack_and_constrain(params[f"{self.prefix}_loc"], params)
+
+    def quantiles(self, params: dict, quantiles: Any) -> dict[str, jax.Array]:
+        """Marginal quantiles of the sites, with a leading axis over ``quantiles``."""
+        posterior = self.get_posterior(params)
+        levels = jnp.asarray(quantiles)[..., None]
+        flat = dist.Normal(posterior.mean, jnp.sqrt(posterior.variance)).icdf(levels)
+        return self._unpack_and_constrain(flat, params)
+
+
+class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
+    """Handler for building automatic guides of a model with ``ImproperLogUniform`` priors.
+
+    An automatic guide first looks for a point of finite density, which these priors refuse to give. Under
+    this handler they are flat, so the guide can be built; the loss still sees the model itself.
+
+    Args:
+        fn: The model.
+
+    Example:
+        >>> import numpyro
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.autoguide import flat_prototype
+        >>> from numpyro_wide.distributions import ImproperLogUniform
+        >>> def model():
+        ...     numpyro.sample("w", ImproperLogUniform().expand([3]).to_event(1))
+        >>> guide = AutoNormal(flat_prototype(model))
+    """
+
+    def process_message(self, msg: Any) -> None:
+        """Put a flat prior in the place of a log-uniform one."""
+        if msg["type"] == "sample" and isinstance(unwrap(msg["fn"]), ImproperLogUniform):
+            fn = msg["fn"]
+            msg["fn"] = dist.ImproperUniform(constraints.real, fn.batch_shape, fn.event_shape)

@@ -1,0 +1,192 @@
+"""The cockpit: the likelihood and KL terms of an ELBO, site by site, while it is being trained."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.primitives import Messenger
+
+from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO
+
+
+class ELBOTerms(NamedTuple):
+    """Terms of an ELBO by site.
+
+    Attributes:
+        log_likelihood: Expected log likelihood of every observed site, minibatches scaled to all data.
+        kl: Divergence of every latent site from its prior, not tempered.
+        tempered_kl: The same as it enters the loss, times η.
+        ratio: ``tempered_kl`` over the absolute value of the summed log likelihood. A site whose ratio
+            dwarfs the others' or 1 is held by its prior; a ratio of 0 says that the prior plays no part.
+        total_ratio: The sum of the ratios: the balance of Huix 2022, Figures 5 and 6, upside down.
+        num_weights: Number of scalars of every latent site.
+    """
+
+    log_likelihood: dict[str, jax.Array]
+    kl: dict[str, jax.Array]
+    tempered_kl: dict[str, jax.Array]
+    ratio: dict[str, jax.Array]
+    total_ratio: jax.Array
+    num_weights: dict[str, int]
+
+
+class MonitoredRun(NamedTuple):
+    """Result of :func:`run_monitored`.
+
+    Attributes:
+        params: The fitted parameters, constrained.
+        state: The last state of SVI.
+        losses: The loss of every step.
+        steps: Steps after which the terms were looked at, shape (looks,).
+        terms: :class:`ELBOTerms` with a leading axis (looks,).
+    """
+
+    params: dict[str, jax.Array]
+    state: Any
+    losses: jax.Array
+    steps: np.ndarray
+    terms: ELBOTerms
+
+
+class _Recorder(Messenger):
+    """Note the size of every latent site and the name of every observed one as the function runs."""
+
+    def __init__(self, fn: Callable, sizes: dict[str, int], observed: set[str] | None):
+        super().__init__(fn)
+        self.sizes, self.observed = sizes, observed
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] != "sample":
+            return
+        if msg["is_observed"] and self.observed is not None:
+            self.observed.add(msg["name"])
+        elif msg["value"] is not None:
+            self.sizes[msg["name"]] = int(np.prod(np.shape(msg["value"])))
+
+
+def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
+    """Split the ELBO of a guide under training into its likelihood and KL terms.
+
+    Works with every loss that can report its sites: this package's, NumPyro's ``Trace_ELBO`` and
+    ``TraceMeanField_ELBO``. It may be compiled (``jax.jit`` with ``svi`` closed over), and draws once more
+    from the guide, with the state's key, which it leaves unused.
+
+    Args:
+        svi: The trainer.
+        svi_state: Its state.
+        *args: Arguments of model and guide.
+        **kwargs: Keyword arguments of model and guide.
+
+    Returns:
+        The terms.
+
+    Raises:
+        ValueError: If the loss cannot report sites.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO, elbo_terms
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(eta=0.5))
+        >>> terms = elbo_terms(svi, svi.init(jax.random.key(0), 1.0), 1.0)
+        >>> sorted(terms.kl), sorted(terms.log_likelihood), terms.num_weights
+        (['w'], ['y'], {'w': 1})
+    """
+    loss = svi.loss
+    if not hasattr(loss, "sum_sites"):
+        raise ValueError(
+            f"elbo_terms needs a loss that can report its sites (with an attribute `sum_sites`), such as "
+            f"TraceQKL or TemperedTraceMeanFieldELBO, got {type(loss).__name__}."
+        )
+    params = {**svi.get_params(svi_state), **(svi_state.mutable_state or {})}
+    by_site, sizes, observed = _evaluate(loss, svi, svi_state.rng_key, params, args, kwargs)
+    plain = by_site
+    if isinstance(loss, TemperedTraceMeanFieldELBO):
+        plain, _, _ = _evaluate(loss.untempered(), svi, svi_state.rng_key, params, args, kwargs)
+    log_likelihood = {name: -value for name, value in by_site.items() if name in observed}
+    tempered = {name: value for name, value in by_site.items() if name not in observed}
+    total = jnp.abs(sum(log_likelihood.values(), start=jnp.array(0.0)))
+    ratio = {name: value / total for name, value in tempered.items()}
+    return ELBOTerms(
+        log_likelihood,
+        {name: plain[name] for name in tempered},
+        tempered,
+        ratio,
+        sum(ratio.values(), start=jnp.array(0.0)),
+        {name: sizes[name] for name in tempered if name in sizes},
+    )
+
+
+def _evaluate(
+    loss: Any, svi: SVI, rng_key: jax.Array, params: dict, args: tuple, kwargs: dict
+) -> tuple[dict[str, jax.Array], dict[str, int], set[str]]:
+    by_site_loss = copy.copy(loss)
+    by_site_loss.sum_sites = False
+    sizes: dict[str, int] = {}
+    observed: set[str] = set()
+    by_site = by_site_loss.loss(
+        rng_key,
+        params,
+        _Recorder(svi.model, sizes, observed),
+        _Recorder(svi.guide, sizes, None),
+        *args,
+        **kwargs,
+        **svi.static_kwargs,
+    )
+    return by_site, sizes, observed
+
+
+def run_monitored(
+    svi: SVI, rng_key: jax.Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
+) -> MonitoredRun:
+    """Train as ``svi.run`` does and look at the terms of the ELBO every so many steps.
+
+    Args:
+        svi: The trainer.
+        rng_key: Key of the run.
+        num_steps: Number of steps, a multiple of ``every``.
+        *args: Arguments of model and guide.
+        every: Steps between two looks.
+        **kwargs: Keyword arguments of model and guide.
+
+    Returns:
+        The fit and its history.
+
+    Raises:
+        ValueError: If ``every`` does not divide ``num_steps``.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO, run_monitored
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(eta=0.5))
+        >>> run = run_monitored(svi, jax.random.key(0), 20, 1.0, every=10)
+        >>> run.steps.tolist(), run.terms.kl["w"].shape
+        ([10, 20], (2,))
+    """
+    if num_steps < 1 or every < 1 or num_steps % every:
+        raise ValueError(f"num_steps must be a positive multiple of `every`, got {num_steps} and every={every}.")
+
+    @jax.jit
+    def stretch(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[jax.Array, ELBOTerms]]:
+        state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=every)
+        return state, (losses, elbo_terms(svi, state, *args, **kwargs))
+
+    state = svi.init(rng_key, *args, **kwargs)
+    looks = []
+    for _ in range(num_steps // every):
+        state, look = stretch(state, args, kwargs)
+        looks.append(look)
+    losses, terms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *looks)
+    steps = np.arange(every, num_steps + 1, every)
+    return MonitoredRun(svi.get_params(state), state, losses.reshape(-1), steps, terms)

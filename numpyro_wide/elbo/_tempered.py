@@ -1,0 +1,207 @@
+"""The tempered mean-field ELBO."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer.elbo import TraceMeanField_ELBO
+from numpyro.primitives import Messenger
+from numpyro.util import not_jax_tracer
+
+from numpyro_wide.elbo._shared import check_positive, run_pair
+
+Eta = float | jax.Array | Mapping[str, Any] | Callable[[str], Any]
+
+
+class _Temper(Messenger):
+    """Scale by η the log density of every latent site, and of every site of the guide."""
+
+    def __init__(self, fn: Callable, eta: Callable[[str, bool], Any], seen: set[str], *, is_guide: bool):
+        super().__init__(fn)
+        self.eta, self.seen, self.is_guide = eta, seen, is_guide
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] != "sample" or (msg["is_observed"] and not self.is_guide):
+            return
+        self.seen.add(msg["name"])
+        eta = self.eta(msg["name"], bool(msg["infer"].get("is_auxiliary")))
+        # A site that is not tempered is left alone: its ELBO is NumPyro's to the last bit.
+        if not (not_jax_tracer(eta) and eta == 1):
+            msg["scale"] = eta if msg["scale"] is None else eta * msg["scale"]
+
+
+class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
+    r"""NumPyro's mean-field ELBO with the KL divergence tempered (Huix 2022, equations 6 and 17).
+
+    .. math:: \mathrm{ELBO}_\eta = \sum_{i=1}^p E_q \log L(y_i|x_i, w) - \eta\,\mathrm{KL}(q\|P_0),
+              \qquad \eta = \tau\,p/N
+
+    with p observations and N neurons. At η = 1 the guide of a wide network falls back to its prior (Coker
+    2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance as N grows, for an output
+    scaled by 1/N. With an output scaled by 1/√N only the hidden layers need tempering: give ``eta`` by
+    site. For η ≠ 1 the optimum approximates a cold or warm posterior, so its spread is no longer the
+    model's own uncertainty.
+
+    In minibatches by ``plate(..., subsample_size=...)`` the likelihood is scaled to all p observations, by
+    NumPyro, and the KL of global weights is not scaled. Analytic KL divergences are used where NumPyro has
+    them, and Monte Carlo elsewhere; mutable state is treated as by ``TraceMeanField_ELBO``, whose loss
+    this is at η = 1.
+
+    Args:
+        tau: Temperature τ > 0; goes with ``num_neurons``.
+        num_observations: p; by default the full size of the plates around the observed sites (sites that
+            share their plates count once, nested plates multiply: give p where a plate runs over outputs).
+        num_neurons: N, the width. There is no default: only the user knows which layer counts.
+        eta: η itself instead of τ p/N: a positive number, a mapping from site names (the others keep η =
+            1), or a function of the site name.
+        num_particles: Draws of the guide for each evaluation.
+        vectorize_particles: Whether they are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
+            your own.
+        sum_sites: Whether to add up the sites, or to return a dictionary by site.
+
+    Raises:
+        ValueError: If η is not positive or over-determined, if N is missing, if p is neither given nor to
+            be read off plates, if ``eta`` names a site that does not exist, or if η differs between sites
+            that the guide draws jointly.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import jax.numpy as jnp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([64]).to_event(1))
+        ...     with numpyro.plate("data", len(x)):
+        ...         numpyro.sample("y", dist.Normal(jnp.tanh(x[:, None] * w).mean(-1), 0.1), obs=y)
+        >>> loss = TemperedTraceMeanFieldELBO(num_neurons=64)  # p = 20 from the plate
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), loss)
+        >>> x = jnp.linspace(-1.0, 1.0, 20)
+        >>> svi.run(jax.random.key(0), 10, x, jnp.sin(x), progress_bar=False).losses.shape
+        (10,)
+    """
+
+    def __init__(
+        self,
+        tau: float = 1.0,
+        *,
+        num_observations: float | None = None,
+        num_neurons: float | None = None,
+        eta: Eta | None = None,
+        num_particles: int = 1,
+        vectorize_particles: bool | Callable = True,
+        sum_sites: bool = True,
+    ):
+        if eta is None:
+            if num_neurons is None:
+                raise ValueError(
+                    "TemperedTraceMeanFieldELBO needs num_neurons, the width N of eta = tau * p / N, which "
+                    "cannot be read off a model; pass num_neurons=..., or eta=... to set the factor of the "
+                    "KL yourself."
+                )
+            for name, value in (
+                ("tau", tau),
+                ("num_neurons", num_neurons),
+                ("num_observations", num_observations),
+            ):
+                if value is not None:
+                    check_positive(value, name)
+        elif num_neurons is not None or num_observations is not None or (not_jax_tracer(tau) and tau != 1.0):
+            raise ValueError(
+                "TemperedTraceMeanFieldELBO takes either eta or tau, num_observations and num_neurons (from "
+                "which eta = tau * p / N follows), got both; leave one of them out."
+            )
+        elif isinstance(eta, Mapping):
+            for name, value in eta.items():
+                check_positive(value, f"eta[{name!r}]")
+        elif not callable(eta):
+            check_positive(eta, "eta")
+        self.tau, self.num_observations, self.num_neurons, self.eta = tau, num_observations, num_neurons, eta
+        super().__init__(num_particles, vectorize_particles, sum_sites)
+
+    def loss_with_mutable_state(
+        self, rng_key: jax.Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate the negative tempered ELBO.
+
+        Args:
+            rng_key: Key of the draws.
+            param_map: Values of the parameters, by site name.
+            model: The model.
+            guide: The guide.
+            *args: Arguments of both.
+            **kwargs: Keyword arguments of both.
+
+        Returns:
+            A dictionary with the ``loss`` and the ``mutable_state``.
+        """
+        eta = self._eta_by_site(rng_key, param_map, model, guide, args, kwargs)
+        seen: set[str] = set()
+        result = super().loss_with_mutable_state(
+            rng_key,
+            param_map,
+            _Temper(model, eta, seen, is_guide=False),
+            _Temper(guide, eta, seen, is_guide=True),
+            *args,
+            **kwargs,
+        )
+        if isinstance(self.eta, Mapping) and not self.eta.keys() <= seen:
+            raise ValueError(
+                f"eta names sites that are not latent: {sorted(self.eta.keys() - seen)}; the latent sites "
+                f"are {sorted(seen)}."
+            )
+        return result
+
+    def untempered(self) -> "TemperedTraceMeanFieldELBO":
+        """The same loss with η = 1 everywhere."""
+        return TemperedTraceMeanFieldELBO(
+            eta=1.0,
+            num_particles=self.num_particles,
+            vectorize_particles=self.vectorize_particles,
+            sum_sites=self.sum_sites,
+        )
+
+    def _eta_by_site(
+        self, rng_key: jax.Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> Callable[[str, bool], Any]:
+        eta = self.eta
+        if eta is None and self.num_neurons is not None:
+            p = self.num_observations
+            if p is None:
+                p = _count_observations(run_pair(rng_key, params, model, guide, args, kwargs)[1])
+            common = self.tau * p / self.num_neurons
+            return lambda name, is_auxiliary: common
+        if not isinstance(eta, Mapping) and not callable(eta):
+            return lambda name, is_auxiliary: eta
+
+        def by_site(name: str, is_auxiliary: bool) -> Any:
+            if is_auxiliary and not (isinstance(eta, Mapping) and name in eta):
+                raise ValueError(
+                    f"eta by site needs a guide that draws the sites one by one; the auxiliary site "
+                    f"{name!r} holds several in one density. Use a guide such as AutoNormal, or one number "
+                    f"for eta."
+                )
+            value = eta.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
+            check_positive(value, f"eta at site {name!r}")
+            return value
+
+        return by_site
+
+
+def _count_observations(model_trace: dict) -> int:
+    """The full size of the plates around the observed sites; sites within the same plates count once."""
+    sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}
+    groups = {
+        frozenset(frame.name for frame in site["cond_indep_stack"])
+        for site in model_trace.values()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+    counts = [int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()]
+    if not counts:
+        raise ValueError(
+            "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed "
+            "sites, and this model has none; pass num_observations=..., or put the observed sites in a "
+            "numpyro.plate."
+        )
+    return sum(counts)
