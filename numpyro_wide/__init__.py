@@ -12,13 +12,13 @@ from numpyro_wide import wide_limit as wide_limit
 from numpyro_wide._blas import set_blas_threads as set_blas_threads
 from numpyro_wide.divergence import log_uniform_kl as log_uniform_kl
 from numpyro_wide.divergence import quasi_kl as quasi_kl
+from numpyro_wide.draws import guide_draws as guide_draws
+from numpyro_wide.draws import wide_limit_draws as wide_limit_draws
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
 from numpyro_wide.elbo import TraceQKL as TraceQKL
 from numpyro_wide.handlers import collapse_readout as collapse_readout
 from numpyro_wide.handlers import repriorise as repriorise
 from numpyro_wide.predictive import ReadoutPredictive as ReadoutPredictive
-from numpyro_wide.predictive import guide_draws as guide_draws
-from numpyro_wide.predictive import wide_limit_draws as wide_limit_draws
 from numpyro_wide.reparam import ReprioriseReadout as ReprioriseReadout
 
 __version__ = "0.1.0"

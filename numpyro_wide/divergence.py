@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from multipledispatch import Dispatcher  # type: ignore[import-untyped]
+from multipledispatch import Dispatcher
 from numpyro.distributions.distribution import Independent
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import scale_and_mask, sum_rightmost

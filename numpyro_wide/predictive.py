@@ -1,4 +1,4 @@
-"""Draws of the readout, and predictions, after it has been repriorised or integrated out."""
+"""Exact readout draws and predictions after the readout has been integrated out."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.handlers import block, seed, substitute, trace
-from numpyro.infer import Predictive
-from numpyro.primitives import Messenger
 
 from numpyro_wide._conjugate import listing
 from numpyro_wide._readout_sites import ReadoutSites
 from numpyro_wide.handlers import CollapsedModel
 from numpyro_wide.linear_gaussian import readout_draw, readout_predictive
-from numpyro_wide.reparam import ReadoutTransform
 
 Samples = dict[str, Array]
 
@@ -185,115 +182,6 @@ class ReadoutPredictive:
         return jax.jit(lambda *xs: jax.lax.map(single, xs, batch_size=self.batch_size))(keys, self.samples)
 
 
-def wide_limit_draws(
-    rng_key: Array, repriorised_model: Callable, num_samples: int, *model_args: Any, **model_kwargs: Any
-) -> Samples:
-    r"""Draw from the wide-limit approximation to the posterior.
-
-    Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
-    (Hron 2022, Prop. 2.2): no Markov chain. With a Gaussian likelihood the readout is exact given the hidden weights,
-    and what is left out is how far the data move those from their prior, which vanishes as the network widens
-    (Thm. 2.1).
-
-    Args:
-        rng_key: a PRNG key.
-        repriorised_model: what :func:`~numpyro_wide.repriorise` gave, or a model that uses
-            :class:`~numpyro_wide.ReprioriseReadout`.
-        num_samples: number of draws.
-        *model_args: arguments of the model, targets included.
-        **model_kwargs: likewise.
-
-    Returns:
-        Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
-
-    Raises:
-        ValueError: if no readout is repriorised in the run, as without targets.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import Predictive
-        >>> from numpyro_wide import repriorise, wide_limit_draws
-        >>> def model(x, y=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
-        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
-        >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
-        (20, 3)
-    """
-
-    def single(key: Array) -> Samples:
-        # Seed comes last: the innermost handler is asked first, and hands the key on.
-        with trace() as sites, _StandardNormalBase(), seed(rng_seed=key):
-            repriorised_model(*model_args, **model_kwargs)
-        return _latent_and_readouts(sites)
-
-    return jax.lax.map(single, random.split(rng_key, num_samples))
-
-
-def guide_draws(
-    rng_key: Array,
-    repriorised_model: Callable,
-    guide: Callable,
-    params: dict[str, Any],
-    num_samples: int,
-    *model_args: Any,
-    **model_kwargs: Any,
-) -> Samples:
-    r"""Draw from a guide that was fitted to a repriorised model, readout included.
-
-    The guide knows $\phi$, not the readout. ``Predictive(model, guide=guide, params=params)`` at new inputs would
-    therefore draw the readout from its *prior*, without a word. Predict with these draws instead.
-
-    Args:
-        rng_key: a PRNG key.
-        repriorised_model: what :func:`~numpyro_wide.repriorise` gave, or a model that uses
-            :class:`~numpyro_wide.ReprioriseReadout`.
-        guide: an autoguide or a guide function.
-        params: the guide's fitted parameters.
-        num_samples: number of draws.
-        *model_args: what the model was fitted on, targets included.
-        **model_kwargs: likewise.
-
-    Returns:
-        Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
-
-    Raises:
-        ValueError: if no readout is repriorised in the run, as without targets.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import SVI, Predictive, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_wide import guide_draws, repriorise
-        >>> def model(x, y=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> y = jnp.sin(x[:, 0])
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
-        >>> guide = AutoNormal(wrapped)
-        >>> fit = SVI(wrapped, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
-        >>> params = fit.run(jax.random.key(0), 10, x, y, progress_bar=False).params
-        >>> draws = guide_draws(jax.random.key(1), wrapped, guide, params, 20, x, y)
-        >>> Predictive(model, draws)(jax.random.key(2), jnp.zeros((3, 1)))["y"].shape
-        (20, 3)
-    """
-    latents = Predictive(guide, params=params, num_samples=num_samples)(rng_key, *model_args, **model_kwargs)
-
-    def single(draw: Samples) -> Samples:
-        with trace() as sites, seed(rng_seed=random.key(0)), substitute(data={**params, **draw}):
-            repriorised_model(*model_args, **model_kwargs)
-        return _latent_and_readouts(sites)
-
-    return jax.lax.map(single, latents)
-
-
 class _Run(NamedTuple):
     """What a run of the model at a draw gives, the readout at its prior mean."""
 
@@ -303,30 +191,6 @@ class _Run(NamedTuple):
     noise_scale: Array
     prior_loc: Array
     prior_scale: Array
-
-
-class _StandardNormalBase(Messenger):
-    """Draws repriorised readouts from N(0, I), not from the prior pulled back through the map."""
-
-    def process_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and _is_repriorised(msg) and msg["value"] is None:
-            msg["value"] = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
-
-
-def _is_repriorised(site: dict) -> bool:
-    transforms = getattr(site["fn"], "transforms", [])
-    return any(isinstance(transform.inv, ReadoutTransform) for transform in transforms)
-
-
-def _latent_and_readouts(sites: dict[str, dict]) -> Samples:
-    latent = {k: s for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    readouts = [name.removesuffix("_base") for name, site in latent.items() if _is_repriorised(site)]
-    if not readouts:
-        raise ValueError(
-            "the model has no repriorised readout in this run; pass a model wrapped by repriorise (or one that uses "
-            f"ReprioriseReadout), and its targets. Its latent sites are {listing(latent)}."
-        )
-    return {name: sites[name]["value"] for name in [*latent, *readouts]}
 
 
 def _num_draws(samples: Samples) -> int:
