@@ -31,6 +31,7 @@ class ReadoutTransform(Transform):
         variant: "feature", "data", "data-cholesky" or "auto".
     """
 
+    _last: tuple[Array, tuple[Array, Array]] | None = None
     _leaves = ("features", "targets", "noise_scale", "regulariser", "prior_loc", "prior_scale")
 
     def __init__(
@@ -86,6 +87,13 @@ class ReadoutTransform(Transform):
         return tuple(getattr(self, name) for name in self._leaves), (self._leaves, {"variant": self.variant})
 
     def _forward(self, phi: Array) -> tuple[Array, Array]:
+        # NumPyro asks for the readout once as a value and once in the density of the base site, whose derivatives
+        # the compiler would not merge: the second time, hand out the first result.
+        if self._last is None or self._last[0] is not phi:
+            self._last = phi, self._evaluate(phi)
+        return self._last[1]
+
+    def _evaluate(self, phi: Array) -> tuple[Array, Array]:
         return linear_gaussian.readout_map(
             self.features,
             self.targets,

@@ -63,7 +63,8 @@ def standardise(
 
     targets = as_matrix(targets)
     _num_rows, num_outputs = targets.shape
-    targets = targets - features @ jnp.broadcast_to(loc, (features.shape[1], num_outputs))
+    if not _is_known_zero(prior_loc):
+        targets = targets - features @ jnp.broadcast_to(loc, (features.shape[1], num_outputs))
     features = features * scale.T if scale.shape[1] == 1 else features[None] * scale.T[:, None]
 
     if variance.shape[0] == 1:
@@ -137,6 +138,10 @@ def check_positive(name: str, value: ArrayLike) -> None:
     # NumPy, since under jit even a known number would be traced by JAX.
     if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
+
+
+def _is_known_zero(value: ArrayLike) -> bool:
+    return not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
 def _as_matrix(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any) -> Array:
