@@ -71,8 +71,8 @@ def readout_map(
     )
 
     def core(features: Array, targets: Array, regulariser: Array, phi: Array) -> tuple[Array, Array]:
-        root = posterior_root(variant, features, regulariser)
-        return root.forward(targets, phi), root.log_abs_det() * targets.shape[1]
+        readout, log_abs_det = posterior_root(variant, features, regulariser).forward(targets, phi)
+        return readout, log_abs_det * targets.shape[1]
 
     standard, log_abs_det = solve(core, problem, as_matrix(phi))
     scale = like(prior_scale, phi)

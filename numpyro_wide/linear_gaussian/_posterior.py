@@ -121,8 +121,8 @@ def readout_draw(
     problem = _problem(features, targets, noise_scale, prior_loc, prior_scale)
     variant = resolve_variant(variant, *features.shape)
 
-    def core(features: Array, targets: Array, variance: Array, phi: Array) -> tuple[Array, tuple[()]]:
-        return posterior_root(variant, features, variance).forward(targets, phi), ()
+    def core(features: Array, targets: Array, variance: Array, phi: Array) -> tuple[Array, Array]:
+        return posterior_root(variant, features, variance).forward(targets, phi)
 
     standard, _ = solve(core, problem, as_matrix(phi))
     return like(prior_loc, phi) + like(prior_scale, phi) * standard.reshape(phi.shape)
