@@ -155,13 +155,14 @@ def plot_ess(ess: dict[str, dict[int, float]], path: Path) -> None:
 
 
 def plot_calibration(predictions: dict[str, Predictions], labels: np.ndarray, path: Path) -> None:
-    """Accuracy against confidence, in bins with equal numbers of test images."""
+    """Accuracy against confidence, in bins of confidence with at least ten test images."""
     figure, axes = plt.subplots(figsize=(4, 3.5))
     axes.plot([0, 1], [0, 1], color="0.7", linestyle="--", label="calibrated")
     for (form, prediction), marker in zip(predictions.items(), "osD", strict=True):
         confidence, is_right = prediction.probs.max(1), prediction.probs.argmax(1) == labels
-        bins = np.array_split(np.argsort(confidence), 8)
-        points = [(confidence[part].mean(), is_right[part].mean()) for part in bins]
+        bins = np.digitize(confidence, np.linspace(0.2, 1.0, 9)[1:-1])
+        parts = [bins == i for i in range(8) if (bins == i).sum() >= 10]
+        points = [(confidence[part].mean(), is_right[part].mean()) for part in parts]
         axes.plot(*np.transpose(points), marker=marker, markersize=4, label=form)
     axes.set(xlabel="confidence", ylabel="accuracy", title="Test images", xlim=(0.2, 1.02), ylim=(0.2, 1.02))
     axes.legend()
@@ -179,11 +180,11 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=256, help="width of the network that is looked at closely")
-    parser.add_argument("--other-widths", type=int, nargs="*", default=[64, 1024], help="also in the first figure")
+    parser.add_argument("--other-widths", type=int, nargs="*", default=[64, 512], help="also in the first figure")
     parser.add_argument("--num-train", type=int, default=256)
     parser.add_argument("--num-test", type=int, default=1000)
     parser.add_argument("--num-warmup", type=int, default=100, help="iterations of NUTS")
-    parser.add_argument("--budget", type=int, default=8000, help="gradients of each chain after warmup")
+    parser.add_argument("--budget", type=int, default=6000, help="gradients of each chain after warmup")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder for the figures")
     return parser.parse_args()
 
@@ -198,11 +199,11 @@ def main() -> None:
     rows = []
     for width in sorted({*options.other_widths, options.width}):
         # The figure needs less precision than the table.
-        budget = options.budget if width == options.width else options.budget // 4
+        share = 1 if width == options.width else 0.25
         for form, model in three_forms(width).items():
             print(f"\nWidth {width}, {form}", flush=True)
             start = time.perf_counter()
-            run = sample(model, train, options.num_warmup, budget)
+            run = sample(model, train, max(5, int(options.num_warmup * share**0.5)), int(options.budget * share))
             seconds = time.perf_counter() - start
             ess.setdefault(form, {})[width] = run.ess_per_gradient()
             if width == options.width:
