@@ -8,6 +8,7 @@ project = "numpyro_wide"
 author = "The numpyro_wide developers"
 version = release = numpyro_wide.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+napoleon_use_ivar = True  # attributes of named tuples are documented once
 myst_enable_extensions = ["dollarmath"]
 exclude_patterns = ["_build"]
 html_theme = "furo"

@@ -1,6 +1,7 @@
 """What the handlers check in a user's model before they rely on it."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -70,6 +71,35 @@ def refuse_given_value(site: str, base_site: str) -> None:
             raise ValueError(f"the repriorised readout {site!r} cannot be conditioned on: {remedy}")
         if isinstance(handler, substitute) and site in data and base_site not in data:
             raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
+
+
+def refuse_base_without_targets(site: str, base_site: str) -> None:
+    """Without targets there is no map, and a value of the base site alone would be lost without a word.
+
+    Raises:
+        ValueError: if a handler around the model, such as ``Predictive``'s, sets the base site but not the readout.
+    """
+    if _is_given(base_site) and not _is_given(site):
+        raise ValueError(
+            f"{base_site!r} is given, but the model is run without targets, where the readout {site!r} is drawn from "
+            "its prior. Predict with draws of the readout itself: mcmc.get_samples() holds them, and for a guide "
+            "guide_draws(...) gives them."
+        )
+
+
+def _is_given(site: str) -> bool:
+    for handler in _PYRO_STACK:
+        if not isinstance(handler, substitute):
+            continue
+        if handler.data is not None and site in handler.data:
+            return True
+        if handler.substitute_fn is not None:
+            # What Predictive substitutes can only be asked for; an initialisation strategy wants more than a name
+            # of the site, and gives no value of its own either.
+            with suppress(KeyError, TypeError, AttributeError):
+                if handler.substitute_fn({"type": "sample", "name": site}) is not None:
+                    return True
+    return False
 
 
 def listing(names: Iterable[str]) -> str:

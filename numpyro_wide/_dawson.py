@@ -1,12 +1,12 @@
 r"""Dawson's integral in the form that the log-uniform penalty needs.
 
-With :math:`D_+(x) = e^{-x^2}\int_0^x e^{t^2}dt` and :math:`x = \sqrt u`, the two functions here are
+With $D_+(x) = e^{-x^2}\int_0^x e^{t^2}dt$ and $x = \sqrt u$, the two functions here are
 
 .. math:: g(u) = D_+(\sqrt u)/\sqrt u, \qquad
           F(u) = \tfrac12\Big(\log 2 + e^{-u}\sum_k \tfrac{u^k}{k!}\psi(\tfrac12 + k)\Big), \qquad F' = g.
 
-Three regions, each smooth and free of cancellation: a Taylor series for :math:`u \le 1`, Rybicki's sampled
-Gaussian for :math:`1 < u \le 30`, and the asymptotic series beyond. Every branch sees an argument clipped
+Three regions, each smooth and free of cancellation: a Taylor series for $u \le 1$, Rybicki's sampled
+Gaussian for $1 < u \le 30$, and the asymptotic series beyond. Every branch sees an argument clipped
 to its own region, so the branch that is not taken cannot send a NaN through the gradient.
 """
 
@@ -56,7 +56,7 @@ def _select(u: jax.Array, small: jax.Array, middle: jax.Array, large: jax.Array)
 
 
 def dawson_ratio(u: jax.Array) -> jax.Array:
-    r"""Evaluate :math:`D_+(\sqrt u)/\sqrt u` for :math:`u \ge 0`; it is 1 at 0, like :math:`1/2u` far out."""
+    r"""Evaluate $D_+(\sqrt u)/\sqrt u$ for $u \ge 0$; it is 1 at 0, like $1/2u$ far out."""
     low, middle, high = _regions(u)
     x = jnp.sqrt(middle)
     sampled = jnp.zeros_like(x)

@@ -95,6 +95,11 @@ class ReadoutSites(Messenger):
         self.noise_scale = noise_scale
         self.value = msg["value"]
         if self.value is not None:
+            if jnp.shape(self.value) != shape:
+                raise ValueError(
+                    f"the observations of site {self.observed!r} have shape {jnp.shape(self.value)}, but its "
+                    f"distribution has {shape}; reshape one of them."
+                )
             check_no_nan(f"observed site {self.observed!r}", self.value)
             check_no_nan("features", self.features_value)
 

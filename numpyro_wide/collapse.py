@@ -27,15 +27,15 @@ def collapse_certificate(
 ) -> jax.Array:
     r"""Bound what the optimal mean-field guide of an erf network can predict (Coker 2021, Theorem 1).
 
-    For :math:`f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)` with priors :math:`w \sim N(0, s_w^2)`,
-    :math:`b \sim N(0, s_b^2)`, :math:`v \sim N(0, s_v^2/K)` and Gaussian noise, every mean-field Gaussian
+    For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$,
+    $b \sim N(0, s_b^2)$, $v \sim N(0, s_v^2/K)$ and Gaussian noise, every mean-field Gaussian
     guide whose ELBO is no worse than its prior's has
 
     .. math:: |E_q f(x^*)| \le s_v\sqrt{2C}\sqrt{1 - e^{-4C'/(\pi K)}}, \quad
               C = \tfrac1{2\sigma^2}\sum_n(y_n^2 + s_v^2 V(x_n)), \quad
               C' = 2(D+1)C\,(s_w^2\lVert x^*\rVert^2 + s_b^2)
 
-    where :math:`V(x) = E\,\mathrm{erf}^2` under the prior. The bound vanishes like :math:`1/\sqrt K`: a
+    where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a
     wide network fitted in this way ignores the data. The paper prints unit variances, for which this is
     its equation 92; the same proof gives the general form. With several outputs C sums over all of them
     and the bound holds for each.

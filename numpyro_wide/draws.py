@@ -143,6 +143,7 @@ def _latent_and_readouts(sites: dict[str, dict]) -> Samples:
     if not readouts:
         raise ValueError(
             "the model has no repriorised readout in this run; pass a model wrapped by repriorise (or one that uses "
-            f"ReprioriseReadout), and its targets. Its latent sites are {listing(latent)}."
+            f"ReprioriseReadout), and its targets; for a collapsed model, pass guide.sample_posterior(...) to "
+            f"ReadoutPredictive. Its latent sites are {listing(latent)}."
         )
     return {name: sites[name]["value"] for name in [*latent, *readouts]}

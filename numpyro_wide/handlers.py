@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.primitives import Messenger
 
-from numpyro_wide._conjugate import listing
+from numpyro_wide._conjugate import listing, refuse_base_without_targets
 from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_observed, is_tracing
 from numpyro_wide.distributions import ReadoutMarginal
 from numpyro_wide.linear_gaussian import VARIANTS
@@ -38,7 +38,11 @@ def repriorise(
     Warning:
         Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
         computes the readout from the inputs at hand; on other inputs than it was fitted on that is another readout.
-        Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`.
+        Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
+        that is given the first without the second, and no targets, refuses to run.
+
+    Features, targets or noise that are not those of the likelihood leave the posterior as it is, but not its simple
+    form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
 
     Args:
         fn: the model. Without it, ``repriorise`` gives a decorator.
@@ -95,7 +99,10 @@ def collapse_readout(
     $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5), and all other
     sites are as they were. Loc and noise are read off the model's own Normal, so offsets, heteroscedastic and latent
     noise need no further argument. Where the observed site is not observed, the wrapped model is the model as it
-    was. Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`.
+    was. Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no
+    readout, and ``Predictive`` would draw it from its prior. With ``{**draws, readout: predictive.readout(key)}`` they
+    are draws of the plain model, for ``Predictive``, ``log_likelihood`` by observation and ``arviz.loo``, none of which
+    a joint marginal can give.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
     be used nowhere else. Both are checked with two runs of the model the first time that it is called outside of
@@ -179,6 +186,7 @@ class RepriorisedModel:
                 f"its arguments are {listing(arguments)}."
             )
         if arguments[self.targets] is None:
+            refuse_base_without_targets(self.readout, f"{self.readout}_base")
             return self.fn(*args, **kwargs)
 
         sites = _SiteValues(hidden=self.features)

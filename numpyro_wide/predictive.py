@@ -22,6 +22,9 @@ class ReadoutPredictive:
     Given the hidden weights, the readout is Gaussian (Hron 2022, eq. 2): its draws are independent and exact, and
     predictions integrate over it in closed form (Rao-Blackwell), one Gaussian for each draw of the hidden weights.
 
+    For all else that a plain model's draws serve, ``{**posterior_samples, <readout>: predictive.readout(key)}`` are
+    draws of the plain model.
+
     Args:
         collapsed_model: what :func:`~numpyro_wide.collapse_readout` gave.
         posterior_samples: draws of all its latent sites, each with a leading axis for the draws.
@@ -152,19 +155,20 @@ class ReadoutPredictive:
 
     def _check_training_run(self) -> "_Run":
         draw = {name: draws[0] for name, draws in self.samples.items()}
-        latent: list[str] = []
-        found: list[bool] = []
+        latent: dict[str, tuple[int, ...]] = {}
+        is_observed: list[bool] = []
 
-        def run() -> _Run:
+        def run() -> None:
             sites = ReadoutSites(self.model)
             with block(), trace() as others, seed(rng_seed=random.key(0)), sites:
                 self.model.fn(*self.model_args, **self.model_kwargs)
-            latent.extend(name for name, site in others.items() if site["type"] == "sample" and not site["is_observed"])
-            found.append(sites.value is not None)
-            return self._fit(draw)
+            latent.update(
+                {k: jnp.shape(s["value"]) for k, s in others.items() if s["type"] == "sample" and not s["is_observed"]}
+            )
+            is_observed.append(sites.value is not None)
 
-        shapes = jax.eval_shape(run)
-        if not found[0]:
+        jax.eval_shape(run)
+        if not is_observed[0]:
             raise ValueError(
                 f"the observed site {self.model.observed!r} is not observed with these model_args and model_kwargs; "
                 "pass those that the model was fitted on, observations included."
@@ -175,7 +179,13 @@ class ReadoutPredictive:
                 f"posterior_samples must have draws of every latent site, but {listing(missing)} is missing; "
                 f"it has {listing(self.samples)}."
             )
-        return shapes
+        for name, shape in latent.items():
+            if draw[name].shape != shape:
+                raise ValueError(
+                    f"posterior_samples[{name!r}] must have shape (draws, *{shape}), but has "
+                    f"{self.samples[name].shape}; flatten chains, as mcmc.get_samples() does."
+                )
+        return jax.eval_shape(lambda: self._fit(draw))
 
     def _map(self, single: Callable, rng_key: Array) -> Any:
         keys = random.split(rng_key, self.num_draws)

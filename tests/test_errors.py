@@ -179,6 +179,21 @@ def test_collapse_names_and_data(change, targets, message):
         run(collapse_readout(linear(), **SITES | change), targets)
 
 
+def test_collapse_needs_observations_of_the_distributions_shape():
+    with pytest.raises(ValueError, match="observations of site 'y' have shape .6, 1., but its distribution has .6,.;"):
+        run(collapse_readout(linear(k=None), **SITES), Y[:, :1])
+
+
+def test_base_without_targets_is_refused():
+    """As when Predictive runs a guide at new inputs: the readout would come from its prior."""
+    wrapped = repriorise(linear(), **ARGUMENTS)
+    draws = {"w_base": jnp.ones((3, 4, 2))}
+    with pytest.raises(ValueError, match="'w_base' is given, but the model is run without targets.*guide_draws"):
+        numpyro.infer.Predictive(wrapped, draws)(jax.random.key(0))
+    complete = numpyro.infer.Predictive(wrapped, draws | {"w": jnp.ones((3, 4, 2))})(jax.random.key(0))
+    assert complete["y"].shape == (3, 6, 2)
+
+
 def test_collapse_needs_a_latent_normal_readout():
     with pytest.raises(ValueError, match="the readout 'w' is observed"):
         run(collapse_readout(condition(linear(), {"w": jnp.ones((4, 2))}), **SITES), Y)
@@ -207,6 +222,8 @@ def test_readout_predictive():
     predictive = ReadoutPredictive(wrapped, {"scale": jnp.ones(2)}, (x, y))
     with pytest.raises(ValueError, match="the inputs give features with 4 columns, but the model was fitted with 3"):
         predictive(jax.random.key(0), jnp.eye(4))
+    with pytest.raises(ValueError, match="must have shape .* but has .3, 2.; flatten chains"):
+        ReadoutPredictive(wrapped, {"scale": jnp.ones((3, 2))}, (x, y))
     broken = ReadoutPredictive(wrapped, {"scale": jnp.full(2, jnp.inf)}, (x, y))
     with pytest.raises(FloatingPointError, match="readouts are not all finite.*jax_enable_x64"):
         broken.readout(jax.random.key(0))

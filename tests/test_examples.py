@@ -8,7 +8,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
-    "repriorised_bnn.py": "--width 8 --other-widths 4 --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
+    "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
     "marathon.py": "--widths 4 8 --num-warmup 5 --num-samples 5",
 }
 FIGURES = {

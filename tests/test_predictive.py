@@ -108,7 +108,7 @@ def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
 
 
 def test_guide_draws_hold_the_fitted_readout():
-    """Predictions from the guide's draws follow the data; NumPyro's own route falls back to the prior."""
+    """Predictions from the guide's draws follow the data; NumPyro's own route falls back on the prior."""
     x, y = small_data()
     wrapped = repriorise(network, **ARGUMENTS)
     guide = AutoNormal(wrapped)
@@ -117,7 +117,10 @@ def test_guide_draws_hold_the_fitted_readout():
     draws = guide_draws(jax.random.key(1), wrapped, guide, params, 200, x, y)
     assert set(draws) == {"hidden", "sigma", "w", "w_base"}
     fitted = Predictive(network, draws)(jax.random.key(2), x)["y"].mean(0)
-    trapped = Predictive(wrapped, guide=guide, params=params, num_samples=200)(jax.random.key(2), x)["y"].mean(0)
+    # The unwrapped model cannot know better; the wrapped one refuses to run so.
+    trapped = Predictive(network, guide=guide, params=params, num_samples=200)(jax.random.key(2), x)["y"].mean(0)
+    with pytest.raises(ValueError, match="'w_base' is given, but the model is run without targets"):
+        Predictive(wrapped, guide=guide, params=params, num_samples=5)(jax.random.key(2), x)
     error = np.sqrt(np.mean((fitted - y) ** 2))
     assert error < 0.45
     assert np.sqrt(np.mean((trapped - y) ** 2)) > 1.5 * error

@@ -14,7 +14,7 @@ _REASON = (
 
 
 class ImproperLogUniform(dist.Distribution):
-    r"""The improper prior :math:`p(w) = C/|w|` of variational Gaussian dropout.
+    r"""The improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
 
     It is no probability distribution: it cannot be sampled, and with a likelihood that is positive at 0
     its posterior has infinite mass (Hron 2018, Prop. 1). NUTS, MAP and the ordinary ELBOs ask for its

@@ -39,11 +39,11 @@ def as_vector(name: str, value: Any, owner: str) -> jax.Array:
 
 
 class DegenerateNormal(SingularDistribution):
-    r"""Normal distribution on a linear manifold: :math:`b + A\,\mathrm{diag}(s)\,\epsilon`, ε ~ N(0, I_K).
+    r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
 
     The density is taken on the manifold b + span(A). For orthonormal columns it is that of N(0, diag(s²))
     in the K coordinates (Hron 2018, Theorem 5 and Prop. 6); for any basis of full column rank it has the
-    extra term :math:`-\tfrac12\log\det A^TA`, so that it does not depend on how the manifold is parametrised.
+    extra term $-\tfrac12\log\det A^TA$, so that it does not depend on how the manifold is parametrised.
 
     Args:
         loc: A point of the manifold and the mean, shape (..., D).

@@ -106,7 +106,7 @@ class TraceQKL(ELBO):
 class PenalizedMaximumLikelihood(TraceQKL):
     r"""Penalised maximum likelihood with the log-uniform penalty (Hron 2018, section 3.3).
 
-    The loss of variational Gaussian dropout, :math:`-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)`, under its
+    The loss of variational Gaussian dropout, $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, under its
     own name: the log-uniform prior has no posterior, so the optimum is a regularised fit and the width of
     the guide is no measure of uncertainty. For the same reason the weight c of the penalty is free. Sites
     with another prior enter as in :class:`TraceQKL`.

@@ -18,24 +18,24 @@ from numpyro_wide.mcmc._tree import PyTree, half_square_difference, normal_like
 class UnderdampedLangevin(MetropolisKernel):
     r"""Langevin dynamics with momentum: refresh a part of it, then take one leapfrog step.
 
-    With damping :math:`\beta`, step :math:`\epsilon` and :math:`\xi \sim N(0, I)`,
+    With damping $\beta$, step $\epsilon$ and $\xi \sim N(0, I)$,
 
     .. math::
         m \leftarrow \sqrt{1 - \beta}\, m + \sqrt{\beta}\, \xi, \qquad
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
-    The adjusted sampler accepts with the error in the energy :math:`U(\phi) + \tfrac12 \|m\|^2` and turns
+    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns
     the momentum round when it rejects, so it leaves the posterior exactly invariant (Horowitz 1991). The
     unadjusted one is the sampler of Hron et al. 2022, §4: it takes every finite step and has a bias of order
-    :math:`\epsilon^2`, which an acceptance probability above 98 % keeps small. While warmup adapts the step
+    $\epsilon^2$, which an acceptance probability above 98 % keeps small. While warmup adapts the step
     size it is corrected too, since a step that is still too large would throw the chain away. A step costs
     one gradient.
 
     Args:
         model: NumPyro model; give either this or ``potential_fn``.
         potential_fn: function of a pytree that returns the potential energy, a scalar.
-        step_size: leapfrog step :math:`\epsilon` to start from, positive.
-        damping: share :math:`\beta` in (0, 1] of the momentum's variance that every step renews.
+        step_size: leapfrog step $\epsilon$ to start from, positive.
+        damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
         adapt_step_size: whether warmup adapts the step size.

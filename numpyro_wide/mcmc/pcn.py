@@ -15,7 +15,7 @@ from numpyro_wide.mcmc._tree import PyTree, normal_like
 class PreconditionedCrankNicolson(MetropolisKernel):
     r"""Metropolis sampler whose proposal leaves N(0, I) invariant.
 
-    With step :math:`\beta`, :math:`\xi \sim N(0, I)` and :math:`\Phi = U - \tfrac12\|\phi\|^2`, propose
+    With step $\beta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose
 
     .. math::
         \phi' = \sqrt{1 - \beta^2}\, \phi + \beta \xi, \qquad
@@ -27,7 +27,7 @@ class PreconditionedCrankNicolson(MetropolisKernel):
     Args:
         model: NumPyro model; give either this or ``potential_fn``.
         potential_fn: function of a pytree that returns the potential energy U, a scalar.
-        step_size: step :math:`\beta` in (0, 1] to start from; 1 draws from N(0, I) independently.
+        step_size: step $\beta$ in (0, 1] to start from; 1 draws from N(0, I) independently.
         adapt_step_size: whether warmup adapts the step size.
         target_accept_prob: mean acceptance probability that warmup aims at.
         find_heuristic_step_size: whether to search for a rough step size before warmup.

@@ -20,12 +20,12 @@ from numpyro_wide.mcmc._tree import PyTree, normal_like
 class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     r"""Metropolis sampler that steps along the gradient and leaves N(0, I) invariant where there is none.
 
-    With step :math:`\delta`, :math:`\xi \sim N(0, I)` and :math:`\Phi = U - \tfrac12\|\phi\|^2`, propose
+    With step $\delta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose
 
     .. math::
         (2 + \delta)\, \phi' = (2 - \delta)\, \phi - 2\delta\, \nabla\Phi(\phi) + \sqrt{8\delta}\, \xi,
 
-    accepted with probability :math:`\min(1, e^{\rho(\phi, \phi') - \rho(\phi', \phi)})`, where
+    accepted with probability $\min(1, e^{\rho(\phi, \phi') - \rho(\phi', \phi)})$, where
 
     .. math::
         \rho(\phi, \phi') = \Phi(\phi) + \tfrac12\langle\phi' - \phi, \nabla\Phi(\phi)\rangle
@@ -37,7 +37,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     Args:
         model: NumPyro model; give either this or ``potential_fn``.
         potential_fn: function of a pytree that returns the potential energy U, a scalar.
-        step_size: step :math:`\delta` in (0, 2] to start from; 2 forgets the present position.
+        step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
         adapt_step_size: whether warmup adapts the step size.
         target_accept_prob: mean acceptance probability that warmup aims at.
         find_heuristic_step_size: whether to search for a rough step size before warmup.

@@ -18,14 +18,14 @@ from numpyro_wide.mcmc._tree import PyTree, half_square_difference, normal_like
 class SplitHMC(MetropolisKernel):
     r"""HMC whose steps rotate under N(0, I) exactly and are kicked by what the posterior adds to it.
 
-    With :math:`\Phi = U - \tfrac12\|\phi\|^2` the energy is :math:`\tfrac12\|\phi\|^2 + \Phi(\phi) +
-    \tfrac12\|v\|^2`. An inner step of angle :math:`h` kicks, :math:`v \leftarrow v - \tfrac h2
-    \nabla\Phi(\phi)`, rotates :math:`(\phi, v)` by :math:`h` and kicks again; a trajectory is
+    With $\Phi = U - \tfrac12\|\phi\|^2$ the energy is $\tfrac12\|\phi\|^2 + \Phi(\phi) +
+    \tfrac12\|v\|^2$. An inner step of angle $h$ kicks, $v \leftarrow v - \tfrac h2
+    \nabla\Phi(\phi)$, rotates $(\phi, v)$ by $h$ and kicks again; a trajectory is
     ``num_steps`` of them, accepted by the error in the energy. The Gaussian part has no discretisation
-    error, so the step does not shrink with the dimension, and where :math:`\nabla\Phi \to 0` one inner step
-    of :math:`\pi/2` is an independent draw.
+    error, so the step does not shrink with the dimension, and where $\nabla\Phi \to 0$ one inner step
+    of $\pi/2$ is an independent draw.
 
-    The step size is the angle :math:`h` of one inner step. With ``num_steps="auto"`` the trajectory turns
+    The step size is the angle $h$ of one inner step. With ``num_steps="auto"`` the trajectory turns
     by ``trajectory_angle`` and takes as many inner steps as the adapted angle asks for, so that warmup finds
     both; a step costs that many gradients. Every trajectory scales its angle by a random factor, because a
     fixed one can return to where it began.
@@ -33,16 +33,16 @@ class SplitHMC(MetropolisKernel):
     Args:
         model: NumPyro model; give either this or ``potential_fn``.
         potential_fn: function of a pytree that returns the potential energy U, a scalar.
-        step_size: angle :math:`h` of an inner step to start from, in radians; a whole
+        step_size: angle $h$ of an inner step to start from, in radians; a whole
             trajectory may turn by ``trajectory_angle``. Under ``"auto"`` the angle is rounded down, so that a
             whole number of inner steps makes a trajectory.
         num_steps: inner steps of a trajectory, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the
-            largest angle that adaptation may reach. :math:`\pi/2` takes N(0, I) to an independent draw.
+            largest angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw.
         max_num_steps: most inner steps of a trajectory under ``"auto"``; with smaller angles the
             trajectory stays shorter than ``trajectory_angle``.
         persistence: share in [0, 1) of the velocity that outlives a trajectory: the new velocity is
-            :math:`\rho v + \sqrt{1 - \rho^2}\, \xi`. After a rejection it is turned round.
+            $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round.
         angle_jitter: the random factor is uniform on [1 − ``angle_jitter``, 1 + ``angle_jitter``].
         adapt_step_size: whether warmup adapts the step size.
         target_accept_prob: mean acceptance probability that warmup aims at.

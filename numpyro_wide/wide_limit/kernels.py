@@ -29,10 +29,10 @@ def fcn_kernel(
 
     The network is in the NTK parametrisation, all its weights and biases N(0, 1): a layer with m inputs h
     maps them to ``w_std`` / √m · W h + ``b_std`` · b, the readout does so with its own two scales. With
-    :math:`\kappa^0 = x^\top x' / d_{in}` the NNGP kernel of layer l + 1 is
-    :math:`K^{l+1} = \sigma_w^2 \kappa^l + \sigma_b^2` where :math:`\kappa^l = E[\varphi(u) \varphi(v)]`,
+    $\kappa^0 = x^\top x' / d_{in}$ the NNGP kernel of layer l + 1 is
+    $K^{l+1} = \sigma_w^2 \kappa^l + \sigma_b^2$ where $\kappa^l = E[\varphi(u) \varphi(v)]$,
     (u, v) ~ N(0, K^l) (Lee 2018, eq. 5; Matthews 2018), and the tangent kernel is
-    :math:`\Theta^{l+1} = K^{l+1} + \sigma_w^2 E[\varphi'(u) \varphi'(v)] \Theta^l`, Θ¹ = K¹
+    $\Theta^{l+1} = K^{l+1} + \sigma_w^2 E[\varphi'(u) \varphi'(v)] \Theta^l$, Θ¹ = K¹
     (Jacot 2018, Theorem 1). Both are those of one output; several outputs are independent of each other.
 
     The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
