@@ -73,6 +73,20 @@ def refuse_given_value(site: str, base_site: str) -> None:
             raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
 
 
+def refuse_given_collapsed(site: str) -> None:
+    """A readout that is integrated out has no value that could be set.
+
+    Raises:
+        ValueError: if ``condition`` or ``substitute`` around the model sets it.
+    """
+    for handler in _PYRO_STACK:
+        if isinstance(handler, condition | substitute) and site in (getattr(handler, "data", None) or {}):
+            raise ValueError(
+                f"the readout {site!r} is integrated out, and cannot be given a value; use the model without "
+                "collapse_readout."
+            )
+
+
 def refuse_base_without_targets(site: str, base_site: str) -> None:
     """Without targets there is no map, and a value of the base site alone would be lost without a word.
 

@@ -35,6 +35,8 @@ class ReadoutSites(Messenger):
         self.variant = model.variant
         self.displacement = displacement
         self.seen: list[str] = []
+        self.hidden = {model.features}
+        self.readout_shape: tuple[int, ...] | None = None
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
@@ -42,7 +44,7 @@ class ReadoutSites(Messenger):
         if name is None or msg["type"] == "plate":
             return
         self.seen.append(name)
-        if name == self.features and msg["type"] == "deterministic":
+        if name in self.hidden and msg["type"] == "deterministic":
             msg["stop"] = True
         elif msg["type"] == "sample" and name == self.readout:
             self._take_readout(msg)
@@ -62,6 +64,10 @@ class ReadoutSites(Messenger):
                     f"its sites are {listing(self.seen)}."
                 )
 
+    def hide(self, names: set[str]) -> None:
+        """Keeps these deterministic sites, too, from every handler outside."""
+        self.hidden |= names
+
     def _take_readout(self, msg: dict) -> None:
         if msg["value"] is not None:
             raise ValueError(f"the readout {self.readout!r} is observed; only a latent readout can be integrated out.")
@@ -80,7 +86,7 @@ class ReadoutSites(Messenger):
         if msg["scale"] is not None:
             raise ValueError(
                 f"the observed site {self.observed!r} is scaled or in a subsampled plate; the readout can be "
-                "integrated out of the full data only. Drop subsample_size, or use repriorise or a plain model."
+                "integrated out of the full data only. Drop subsample_size, or use the plain model."
             )
         for role in ("readout", "features"):
             if getattr(self, role) not in self.seen:
@@ -88,6 +94,8 @@ class ReadoutSites(Messenger):
                     f"{role} names the site {getattr(self, role)!r}, which must come before the observed site "
                     f"{self.observed!r}; the sites before it are {listing(self.seen[:-1])}."
                 )
+        if self.readout_shape is None:
+            raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(self.observed, "observed site", msg["fn"])
         check_readout_shape(self.readout, self.readout_shape, self.features_value, shape)
@@ -95,9 +103,10 @@ class ReadoutSites(Messenger):
         self.noise_scale = noise_scale
         self.value = msg["value"]
         if self.value is not None:
-            if jnp.shape(self.value) != shape:
+            self.value = msg["value"] = jnp.asarray(self.value)
+            if self.value.shape != shape:
                 raise ValueError(
-                    f"the observations of site {self.observed!r} have shape {jnp.shape(self.value)}, but its "
+                    f"the observations of site {self.observed!r} have shape {self.value.shape}, but its "
                     f"distribution has {shape}; reshape one of them."
                 )
             check_no_nan(f"observed site {self.observed!r}", self.value)
@@ -134,43 +143,57 @@ def is_tracing() -> bool:
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
 
 
-def check_conjugacy(model: "CollapsedModel", args: tuple, kwargs: dict) -> None:
+def check_conjugacy(model: "CollapsedModel", args: tuple, kwargs: dict) -> set[str]:
     """Compares two runs that differ in the readout alone.
 
+    Returns:
+        The deterministic sites that move with the readout, and mean nothing once it is integrated out.
+
     Raises:
-        ValueError: if the observed mean does not move by features @ (change of the readout), or another site's
-            distribution moves too.
+        ValueError: if the observed mean does not move by features @ (change of the readout), or the noise or another
+            site's distribution moves too.
     """
+
+    def run(displacement: Callable | None, values: dict[str, Array]) -> tuple[ReadoutSites, dict[str, dict]]:
+        sites = ReadoutSites(model, displacement)
+        with block(), trace() as others, seed(rng_seed=jax.random.key(0)), substitute(data=values), sites:
+            model.fn(*args, **kwargs)
+        sites.check_complete()
+        others.pop(model.observed)
+        return sites, others
 
     def random_displacement(shape: tuple[int, ...]) -> Array:
         return jax.random.normal(jax.random.key(1), shape)
 
-    runs = []
-    for displacement in (None, random_displacement):
-        sites = ReadoutSites(model, displacement)
-        with block(), trace() as others, seed(rng_seed=jax.random.key(0)), sites:
-            model.fn(*args, **kwargs)
-        sites.check_complete()
-        log_probs = {
-            name: site["fn"].log_prob(site["value"])
-            for name, site in others.items()
-            if site["type"] == "sample" and name != model.observed and site["value"] is not None
-        }
-        runs.append((sites, log_probs))
-
-    (base, base_log_probs), (moved, moved_log_probs) = runs
+    try:
+        base, base_others = run(None, {})
+    except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
+        return set()
+    samples = {name: site for name, site in base_others.items() if site["type"] == "sample"}
+    moved, moved_others = run(random_displacement, {name: site["value"] for name, site in samples.items()})
     if isinstance(moved.loc, jax.core.Tracer):  # a batch of arguments under vmap, say
-        return
-    expected = base.features_value @ random_displacement(base.readout_shape)
+        return set()
+    expected = base.features_value @ random_displacement(base.readout_shape or ())
     if not np.allclose(moved.loc - base.loc, expected, rtol=0, atol=1e-2 * float(jnp.abs(expected).max()) + 1e-6):
         raise ValueError(
             f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the readout, "
             f"but a change of {model.readout!r} moves it by something else than {model.features!r} times that change. "
             "Record the features as they are multiplied by the readout, with their scale and bias column."
         )
-    for name, log_prob in base_log_probs.items():
-        if not np.allclose(log_prob, moved_log_probs[name], rtol=1e-4, atol=1e-4):
+    if not np.allclose(moved.noise_scale, base.noise_scale, rtol=1e-4):
+        raise ValueError(
+            f"the noise of observed site {model.observed!r} depends on the readout {model.readout!r}, which can then "
+            "not be integrated out; use repriorise instead."
+        )
+    for name, site in samples.items():
+        before, after = (one["fn"].log_prob(site["value"]) for one in (site, moved_others[name]))
+        if not np.allclose(before, after, rtol=1e-4, atol=1e-4):
             raise ValueError(
                 f"the distribution of site {name!r} depends on the readout {model.readout!r}, which can then not be "
                 "integrated out; use repriorise instead."
             )
+    return {
+        name
+        for name, site in base_others.items()
+        if site["type"] == "deterministic" and not np.array_equal(site["value"], moved_others[name]["value"])
+    }

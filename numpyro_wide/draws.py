@@ -23,7 +23,7 @@ def wide_limit_draws(
     Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
     (Hron 2022, Prop. 2.2): no Markov chain. With a Gaussian likelihood the readout is exact given the hidden weights,
     and what is left out is how far the data move those from their prior, which vanishes as the network widens
-    (Thm. 2.1).
+    (Thm. 2.1). That holds for weights: a latent noise or prior scale keeps its prior here at any width, so fix those.
 
     Args:
         rng_key: a PRNG key.
@@ -83,7 +83,7 @@ def guide_draws(
         repriorised_model: what :func:`~numpyro_wide.repriorise` gave, or a model that uses
             :class:`~numpyro_wide.ReprioriseReadout`.
         guide: an autoguide or a guide function.
-        params: the guide's fitted parameters.
+        params: the guide's fitted parameters, ``svi.run(...).params``.
         num_samples: number of draws.
         *model_args: what the model was fitted on, targets included.
         **model_kwargs: likewise.
@@ -125,16 +125,21 @@ def guide_draws(
 
 
 class _StandardNormalBase(Messenger):
-    """Draws repriorised readouts from N(0, I), not from the prior pulled back through the map."""
+    """Draws readouts from their posterior given the features, not from their prior: the map's image of N(0, I)."""
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] == "sample" and _is_repriorised(msg) and msg["value"] is None:
-            msg["value"] = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
+            standard_normal = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
+            msg["value"] = _transform_of(msg).base_of_posterior_draw(standard_normal)
 
 
 def _is_repriorised(site: dict) -> bool:
     transforms = getattr(site["fn"], "transforms", [])
     return any(isinstance(transform.inv, ReadoutTransform) for transform in transforms)
+
+
+def _transform_of(site: dict) -> ReadoutTransform:
+    return next(t.inv for t in site["fn"].transforms if isinstance(t.inv, ReadoutTransform))
 
 
 def _latent_and_readouts(sites: dict[str, dict]) -> Samples:

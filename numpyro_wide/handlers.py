@@ -1,6 +1,7 @@
 """Handlers around a whole model: repriorise its readout, or integrate it out."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.primitives import Messenger
 
-from numpyro_wide._conjugate import listing, refuse_base_without_targets
+from numpyro_wide._conjugate import listing, refuse_base_without_targets, refuse_given_collapsed
 from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_observed, is_tracing
 from numpyro_wide.distributions import ReadoutMarginal
 from numpyro_wide.linear_gaussian import VARIANTS
@@ -41,6 +42,9 @@ def repriorise(
         Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
         that is given the first without the second, and no targets, refuses to run.
 
+    The map needs all of the data: do not subsample them in a repriorised model, whose base site would mean another
+    readout for each minibatch.
+
     Features, targets or noise that are not those of the likelihood leave the posterior as it is, but not its simple
     form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
 
@@ -59,6 +63,7 @@ def repriorise(
         The wrapped model.
 
     Raises:
+        TypeError: if ``fn`` is not callable, or a name is not a string.
         ValueError: here for an unknown variant; when the model runs, if an argument or site is missing or comes too
             late, and as :class:`~numpyro_wide.ReprioriseReadout` does.
 
@@ -78,7 +83,7 @@ def repriorise(
         >>> sorted(mcmc.get_samples())
         ['hidden', 'w', 'w_base']
     """
-    _check_variant(variant)
+    _check_options(fn, variant, readout=readout, features=features, targets=targets)
     options: dict[str, Any] = {
         "readout": readout,
         "features": features,
@@ -105,8 +110,8 @@ def collapse_readout(
     a joint marginal can give.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
-    be used nowhere else. Both are checked with two runs of the model the first time that it is called outside of
-    JAX's transformations.
+    be used in no other distribution. Both are checked with two runs of the model the first time that it is called
+    outside of JAX's transformations; deterministic sites that move with the readout are not recorded.
 
     Args:
         fn: the model. Without it, ``collapse_readout`` gives a decorator.
@@ -120,6 +125,7 @@ def collapse_readout(
         The wrapped model.
 
     Raises:
+        TypeError: if ``fn`` is not callable, or a name is not a string.
         ValueError: here for an unknown variant; when the model runs, if a site is missing or comes too late, prior or
             likelihood is not Normal, the likelihood is scaled, masked or subsampled, the readout is observed, shapes do
             not fit, data hold NaN, or the model is not linear in the readout as described.
@@ -144,7 +150,7 @@ def collapse_readout(
         >>> predictive.readout(jax.random.key(1)).shape
         (10, 50)
     """
-    _check_variant(variant)
+    _check_options(fn, variant, readout=readout, features=features, observed=observed)
     options: dict[str, Any] = {
         "readout": readout,
         "features": features,
@@ -180,7 +186,7 @@ class RepriorisedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
         arguments = _bound_arguments(self.fn, args, kwargs)
-        if self.targets not in arguments:
+        if self.targets not in arguments and not isinstance(arguments, defaultdict):
             raise ValueError(
                 f"targets names the argument {self.targets!r}, which the model does not have; "
                 f"its arguments are {listing(arguments)}."
@@ -197,6 +203,8 @@ class RepriorisedModel:
                 f"readout names the sample site {self.readout!r}, which the model does not have; "
                 f"its sites are {listing(sites.values)}."
             )
+        if f"{self.readout}_base" not in sites.values:
+            raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
         return result
 
     def _reparam(self, arguments: dict[str, Any], sites: "_SiteValues", msg: dict) -> ReprioriseReadout | None:
@@ -204,7 +212,8 @@ class RepriorisedModel:
             return None
         noise_scale = self.noise_scale
         if isinstance(noise_scale, str):
-            noise_scale = arguments[noise_scale] if noise_scale in arguments else self._preceding(sites, "noise_scale")
+            given = arguments.get(noise_scale)
+            noise_scale = self._preceding(sites, "noise_scale") if given is None else given
         return ReprioriseReadout(
             self._preceding(sites, "features"),
             arguments[self.targets],
@@ -233,17 +242,20 @@ class CollapsedModel:
         self.observed = observed
         self.variant = variant
         self._is_checked = False
+        self._moves_with_readout: set[str] = set()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         if not is_observed(self.fn, self.observed, args, kwargs):
             return self.fn(*args, **kwargs)
+        refuse_given_collapsed(self.readout)
         if not self._is_checked and not is_tracing():
-            check_conjugacy(self, args, kwargs)
+            self._moves_with_readout = check_conjugacy(self, args, kwargs)
             self._is_checked = True
 
         sites = _Marginalise(self)
+        sites.hide(self._moves_with_readout)
         with sites:
             result = self.fn(*args, **kwargs)
         sites.check_complete()
@@ -255,16 +267,19 @@ class _SiteValues(Messenger):
 
     def __init__(self, hidden: str):
         self.hidden = hidden
+        self._names: list[str | None] = []  # of the sites at hand, before a handler outside renames them
         self.values: dict[str, Any] = {}
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
+        self._names.append(msg.get("name"))
         if msg["type"] == "deterministic" and msg["name"] == self.hidden:
             msg["stop"] = True
 
     def postprocess_message(self, msg: dict) -> None:
-        if "name" in msg:
-            self.values[msg["name"]] = msg["value"]
+        name = self._names.pop()
+        if name is not None:
+            self.values[name] = msg["value"]
 
 
 class _Marginalise(ReadoutSites):
@@ -281,17 +296,22 @@ class _Marginalise(ReadoutSites):
 
 
 def _bound_arguments(fn: Model, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """The arguments of a call by name, defaults and extra keywords included."""
+    """The arguments of a call by name, defaults and extra keywords included; a keyword not given is None."""
     signature = inspect.signature(fn)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    arguments = dict(bound.arguments)
+    arguments: dict[str, Any] = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(arguments.pop(name))
+            arguments = defaultdict(lambda: None, arguments | arguments.pop(name))
     return arguments
 
 
-def _check_variant(variant: str) -> None:
+def _check_options(fn: Any, variant: str, **names: Any) -> None:
+    if fn is not None and not callable(fn):
+        raise TypeError(f"fn must be a model, a callable, but got {fn!r}.")
+    for role, name in names.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{role} must be a name, a string, but got a {type(name).__name__}.")
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {listing(VARIANTS)}, but got {variant!r}.")

@@ -1,6 +1,6 @@
 """Exact readout draws and predictions after the readout has been integrated out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +30,12 @@ class ReadoutPredictive:
         posterior_samples: draws of all its latent sites, each with a leading axis for the draws.
         model_args: what the model was fitted on, observations included.
         model_kwargs: likewise.
+        params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
         batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch
             within 64 million numbers.
 
     Raises:
-        TypeError: if the model is not a collapsed one.
+        TypeError: if the model is not a collapsed one, the samples not a dictionary, or ``model_args`` not a tuple.
         ValueError: if a latent site has no draws, their numbers differ, or nothing is observed.
 
     Example:
@@ -61,6 +62,7 @@ class ReadoutPredictive:
         model_args: tuple = (),
         model_kwargs: dict[str, Any] | None = None,
         *,
+        params: dict[str, Any] | None = None,
         batch_size: int | None = None,
     ):
         if not isinstance(collapsed_model, CollapsedModel):
@@ -68,7 +70,15 @@ class ReadoutPredictive:
                 "collapsed_model must come from collapse_readout, "
                 f"but is a {type(collapsed_model).__name__}; predict from other models with numpyro's Predictive."
             )
+        if not isinstance(posterior_samples, Mapping) or not isinstance(model_args, tuple | list):
+            raise TypeError(
+                "posterior_samples must be a dictionary of draws, such as mcmc.get_samples(), and model_args a tuple, "
+                f"but got a {type(posterior_samples).__name__} and a {type(model_args).__name__}."
+            )
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be positive, but got {batch_size}.")
         self.model = collapsed_model
+        self.params = dict(params or {})
         self.model_args = tuple(model_args)
         self.model_kwargs = dict(model_kwargs or {})
         self.samples = {name: jnp.asarray(draws) for name, draws in posterior_samples.items()}
@@ -146,7 +156,7 @@ class ReadoutPredictive:
         """One run of the model at a draw, the readout at its prior mean."""
         sites = ReadoutSites(self.model)
         # Nothing random is left in what is read off, yet plates and networks may ask for a key.
-        with block(), seed(rng_seed=random.key(0)), substitute(data=draw), sites:
+        with block(), seed(rng_seed=random.key(0)), substitute(data={**self.params, **draw}), sites:
             self.model.fn(*args, **kwargs)
         sites.check_complete()
         residual = sites.loc if sites.value is None else sites.value - sites.loc
@@ -157,17 +167,22 @@ class ReadoutPredictive:
         draw = {name: draws[0] for name, draws in self.samples.items()}
         latent: dict[str, tuple[int, ...]] = {}
         is_observed: list[bool] = []
+        param_sites: list[str] = []
 
-        def run() -> None:
+        def run(known: dict[str, Any]) -> None:
             sites = ReadoutSites(self.model)
-            with block(), trace() as others, seed(rng_seed=random.key(0)), sites:
+            with block(), trace() as others, seed(rng_seed=random.key(0)), substitute(data=known), sites:
                 self.model.fn(*self.model_args, **self.model_kwargs)
             latent.update(
-                {k: jnp.shape(s["value"]) for k, s in others.items() if s["type"] == "sample" and not s["is_observed"]}
+                {k: s["fn"].shape() for k, s in others.items() if s["type"] == "sample" and not s["is_observed"]}
             )
+            param_sites.extend(name for name, site in others.items() if site["type"] == "param")
             is_observed.append(sites.value is not None)
 
-        jax.eval_shape(run)
+        try:
+            jax.eval_shape(lambda: run(self.params))
+        except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
+            jax.eval_shape(lambda: run({**self.params, **draw}))
         if not is_observed[0]:
             raise ValueError(
                 f"the observed site {self.model.observed!r} is not observed with these model_args and model_kwargs; "
@@ -179,6 +194,11 @@ class ReadoutPredictive:
                 f"posterior_samples must have draws of every latent site, but {listing(missing)} is missing; "
                 f"it has {listing(self.samples)}."
             )
+        # The parameters of a random flax module are replaced by its sample sites.
+        modules = {name.split("/")[0] + "$params" for name in latent}
+        unset = [name for name in param_sites if name not in modules | self.params.keys() | self.samples.keys()]
+        if unset:
+            raise ValueError(f"the model has the param sites {listing(unset)}; pass their values as params.")
         for name, shape in latent.items():
             if draw[name].shape != shape:
                 raise ValueError(
@@ -214,6 +234,8 @@ def _num_draws(samples: Samples) -> int:
 
 
 def _finite(what: str, draws: Any) -> Any:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(draws)):
+        return draws
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(draws)):
         raise FloatingPointError(
             f"{what} are not all finite: the noise is too small against the features for this precision, or a draw is "

@@ -82,6 +82,15 @@ class ReadoutTransform(Transform):
         """Log of |det ∂W/∂φ|, which depends on neither."""
         return self._over_leading_axes(lambda phi: self._forward(phi)[1], x)
 
+    def base_of_posterior_draw(self, standard_normal: Array) -> Array:
+        """The repriorised readout whose image is a draw from the readout's posterior given the features."""
+        if self.regulariser is None:
+            return standard_normal
+        exact = ReadoutTransform(
+            self.features, self.targets, self.noise_scale, None, self.prior_loc, self.prior_scale, self.variant
+        )
+        return self._inverse(exact(standard_normal))
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, str]]]:
         """Arrays, and the variant."""
         return tuple(getattr(self, name) for name in self._leaves), (self._leaves, {"variant": self.variant})

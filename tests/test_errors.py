@@ -147,9 +147,20 @@ def used_twice(features, w, y):
     numpyro.sample("other", dist.Normal(w.sum(), 1.0), obs=0.0)
 
 
+def latent_that_follows(features, w, y):
+    numpyro.sample("star", dist.Normal(w.sum(), 1.0))
+    numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(2), obs=y)
+
+
+def noise_that_follows(features, w, y):
+    numpyro.sample("y", dist.Normal(features @ w, 0.3 * jnp.exp(w[0])).to_event(2), obs=y)
+
+
 @pytest.mark.parametrize(
     ("make_site", "message"),
     [
+        (latent_that_follows, "the distribution of site 'star' depends on the readout 'w'"),
+        (noise_that_follows, "the noise of observed site 'y' depends on the readout 'w'"),
         (scaled, "observed site 'y' is scaled or in a subsampled plate"),
         (subsampled, "observed site 'y' is scaled or in a subsampled plate.*Drop subsample_size"),
         (masked, "observed site 'y' must have a Normal distribution .* is MaskedDistribution"),
@@ -177,6 +188,34 @@ def test_collapse_needs_a_conjugate_likelihood(make_site, message):
 def test_collapse_names_and_data(change, targets, message):
     with pytest.raises(ValueError, match=message):
         run(collapse_readout(linear(), **SITES | change), targets)
+
+
+def test_a_readout_that_is_no_latent_site():
+    def centred(y=None):
+        features = numpyro.deterministic("features", jnp.ones((6, 4)))
+        w = numpyro.deterministic("w", 2 * numpyro.sample("raw", dist.Normal(0, 1).expand([4, 2]).to_event(2)))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(2), obs=y)
+
+    for wrapped in (repriorise(centred, **ARGUMENTS), collapse_readout(centred, **SITES)):
+        with pytest.raises(ValueError, match="the readout 'w' must be a latent sample site with a Normal prior"):
+            run(wrapped, Y)
+
+
+def test_collapsed_readout_cannot_be_set():
+    for handler in (condition, substitute):
+        with pytest.raises(ValueError, match="'w' is integrated out, and cannot be given a value"):
+            run(handler(collapse_readout(linear(), **SITES), {"w": jnp.ones((4, 2))}), Y)
+
+
+def test_types_of_arguments():
+    with pytest.raises(TypeError, match="targets must be a name, a string, but got a ndarray"):
+        repriorise(linear(), **ARGUMENTS | {"targets": Y})
+    with pytest.raises(TypeError, match="fn must be a model, a callable, but got 'w'"):
+        collapse_readout("w", **SITES)
+    with pytest.raises(TypeError, match="noise_scale must be a number or an array, but got None"):
+        run(repriorise(linear(), **ARGUMENTS | {"noise_scale": None}), Y)
+    with pytest.raises(TypeError, match="regulariser must be a number or an array, but got 'data'"):
+        lg.readout_map(np.ones((6, 4)), Y, np.ones((4, 2)), 0.3, "data")
 
 
 def test_collapse_needs_observations_of_the_distributions_shape():
@@ -215,6 +254,10 @@ def test_readout_predictive():
         ReadoutPredictive(with_latent_scale, {"scale": jnp.ones(2)}, (x, y))
     with pytest.raises(ValueError, match="every latent site, but 'scale' is missing; it has 'other'"):
         ReadoutPredictive(wrapped, {"other": jnp.ones(2)}, (x, y))
+    with pytest.raises(TypeError, match="and model_args a tuple, but got a dict and a .*Array"):
+        ReadoutPredictive(wrapped, {"scale": jnp.ones(2)}, x)
+    with pytest.raises(ValueError, match="batch_size must be positive, but got -1"):
+        ReadoutPredictive(wrapped, {"scale": jnp.ones(2)}, (x, y), batch_size=-1)
     with pytest.raises(ValueError, match="of the same length, but the lengths are {'scale': 2, 'other': 3}"):
         ReadoutPredictive(wrapped, {"scale": jnp.ones(2), "other": jnp.ones(3)}, (x, y))
     with pytest.raises(ValueError, match="'y' is not observed with these model_args"):
@@ -227,6 +270,24 @@ def test_readout_predictive():
     broken = ReadoutPredictive(wrapped, {"scale": jnp.full(2, jnp.inf)}, (x, y))
     with pytest.raises(FloatingPointError, match="readouts are not all finite.*jax_enable_x64"):
         broken.readout(jax.random.key(0))
+
+
+def test_param_sites_need_their_values():
+    def model(x, y=None):
+        noise_scale = numpyro.param("noise", 0.3)
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, noise_scale).to_event(1), obs=y)
+
+    wrapped, data = collapse_readout(model, **SITES), (jnp.eye(3), jnp.ones(3))
+    with pytest.raises(ValueError, match="param sites 'noise'; pass their values as params"):
+        ReadoutPredictive(wrapped, {"unused": jnp.ones(2)}, data)
+    variances = [
+        ReadoutPredictive(wrapped, {"unused": jnp.ones(2)}, data, params={"noise": noise})(jax.random.key(0), data[0])
+        for noise in (0.1, 1.0)
+    ]
+    np.testing.assert_allclose(variances[0]["variance"], 0.01 / 1.01, rtol=1e-3)
+    np.testing.assert_allclose(variances[1]["variance"], 0.5, rtol=1e-3)
 
 
 def test_wide_limit_draws_without_targets():

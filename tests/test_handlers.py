@@ -172,6 +172,45 @@ def test_extra_keywords_and_noise_by_argument():
     np.testing.assert_allclose(sites["w"]["value"], expected, rtol=1e-6)
 
 
+def test_deterministic_sites_that_move_with_the_readout_are_not_recorded():
+    def model(y=None):
+        features = numpyro.deterministic("features", jnp.eye(3))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        function = numpyro.deterministic("function", features @ w)
+        numpyro.deterministic("other", features.sum())
+        numpyro.sample("y", dist.Normal(function, 0.3).to_event(1), obs=y)
+
+    assert set(draw_of(collapse_readout(model, **SITES), jnp.ones(3))[1]) == {"other", "y"}
+
+
+def test_scope_around_a_wrapped_model():
+    x, y = small_data()
+    wrapped = numpyro.handlers.scope(repriorise(network, **ARGUMENTS), prefix="net")
+    assert {"net/w", "net/w_base", "net/sigma"} < set(draw_of(wrapped, x, y)[1])
+
+
+def test_keyword_arguments_not_given_are_no_targets():
+    def model(x, **data):
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=data.get("y"))
+
+    wrapped = repriorise(model, **ARGUMENTS | {"noise_scale": 0.3})
+    assert "w_base" not in draw_of(wrapped, jnp.eye(2))[0]
+    assert "w_base" in draw_of(wrapped, jnp.eye(2), y=jnp.ones(2))[0]
+
+
+def test_improper_priors_can_be_collapsed():
+    def model(y=None):
+        slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real, (), ()))
+        features = numpyro.deterministic("features", slope * jnp.eye(2))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    found, _ = log_density(collapse_readout(model, **SITES), (jnp.ones(2),), {}, {"slope": 2.0})
+    np.testing.assert_allclose(found, dist.Normal(0, 4.09**0.5).log_prob(jnp.ones(2)).sum(), rtol=1e-5)
+
+
 def test_prior_predictive_and_log_likelihood_are_the_models_own():
     """No factor sites: prior draws of the readout have their prior's moments, and only y is observed."""
     x, y = small_data()

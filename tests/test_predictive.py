@@ -107,6 +107,17 @@ def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
     np.testing.assert_allclose(draws["w"][0], expected, atol=2e-3)
 
 
+def test_wide_limit_draws_do_not_depend_on_the_regulariser():
+    x, y = small_data()
+    options = ARGUMENTS | {"noise_scale": 0.2}
+    fixed = numpyro.handlers.substitute(network, {"sigma": 0.2})
+    draws = [
+        wide_limit_draws(jax.random.key(0), repriorise(fixed, **options, regulariser=value), 50, x, y)["w"]
+        for value in (None, 100.0)
+    ]
+    np.testing.assert_allclose(*draws, atol=5e-3)
+
+
 def test_guide_draws_hold_the_fitted_readout():
     """Predictions from the guide's draws follow the data; NumPyro's own route falls back on the prior."""
     x, y = small_data()

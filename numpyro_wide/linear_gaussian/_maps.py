@@ -47,7 +47,7 @@ def readout_map(
             that a larger one takes its place: the map stays a bijection with the log-determinant returned.
         variant: "feature" (Cholesky of a (d, d) matrix), "data" (eigenvectors of an (n, n) matrix),
             "data-cholesky" (Cholesky of an (n, n) matrix), or "auto": "feature" if d ≤ n, else "data-cholesky".
-            They differ by a rotation of $\phi$.
+            They differ by a rotation of $\phi$. "data" has first derivatives only.
         prior_loc: mean of the readout's prior; broadcasts against ``phi``.
         prior_scale: standard deviation of the readout's prior; broadcasts against ``phi``.
 

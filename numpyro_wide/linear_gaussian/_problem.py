@@ -135,6 +135,8 @@ def check_readout(name: str, readout: Array, features: Array, targets: Array) ->
 
 def check_positive(name: str, value: ArrayLike) -> None:
     """Positive, where the value is known already."""
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
     # NumPy, since under jit even a known number would be traced by JAX.
     if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
