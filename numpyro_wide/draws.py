@@ -128,23 +128,23 @@ class _StandardNormalBase(Messenger):
     """Draws readouts from their posterior given the features, not from their prior: the map's image of N(0, I)."""
 
     def process_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and _is_repriorised(msg) and msg["value"] is None:
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        transform = _readout_transform(msg)
+        if transform is not None:
             standard_normal = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
-            msg["value"] = _transform_of(msg).base_of_posterior_draw(standard_normal)
+            msg["value"] = transform.base_of_posterior_draw(standard_normal)
 
 
-def _is_repriorised(site: dict) -> bool:
-    transforms = getattr(site["fn"], "transforms", [])
-    return any(isinstance(transform.inv, ReadoutTransform) for transform in transforms)
-
-
-def _transform_of(site: dict) -> ReadoutTransform:
-    return next(t.inv for t in site["fn"].transforms if isinstance(t.inv, ReadoutTransform))
+def _readout_transform(site: dict) -> ReadoutTransform | None:
+    """The map of a repriorised readout's base site; None for any other site."""
+    inverses = (transform.inv for transform in getattr(site["fn"], "transforms", []))
+    return next((inverse for inverse in inverses if isinstance(inverse, ReadoutTransform)), None)
 
 
 def _latent_and_readouts(sites: dict[str, dict]) -> Samples:
     latent = {k: s for k, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    readouts = [name.removesuffix("_base") for name, site in latent.items() if _is_repriorised(site)]
+    readouts = [name.removesuffix("_base") for name, site in latent.items() if _readout_transform(site) is not None]
     if not readouts:
         raise ValueError(
             "the model has no repriorised readout in this run; pass a model wrapped by repriorise (or one that uses "

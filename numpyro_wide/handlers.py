@@ -13,7 +13,7 @@ from numpyro.primitives import Messenger
 from numpyro_wide._conjugate import listing, refuse_base_without_targets, refuse_given_collapsed
 from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_observed, is_tracing
 from numpyro_wide.distributions import ReadoutMarginal
-from numpyro_wide.linear_gaussian import VARIANTS
+from numpyro_wide.linear_gaussian import check_variant
 from numpyro_wide.reparam import ReprioriseReadout
 
 Model = Callable[..., Any]
@@ -313,5 +313,4 @@ def _check_options(fn: Any, variant: str, **names: Any) -> None:
     for role, name in names.items():
         if not isinstance(name, str):
             raise TypeError(f"{role} must be a name, a string, but got a {type(name).__name__}.")
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {listing(VARIANTS)}, but got {variant!r}.")
+    check_variant(variant)

@@ -170,10 +170,7 @@ class ReprioriseReadout(Reparam):
         regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
         variant: str = "auto",
     ):
-        if variant not in linear_gaussian.VARIANTS:
-            raise ValueError(
-                f"variant must be one of {', '.join(map(repr, linear_gaussian.VARIANTS))}, but got {variant!r}."
-            )
+        linear_gaussian.check_variant(variant)
         self.features = features
         self.targets = targets
         self.noise_scale = noise_scale

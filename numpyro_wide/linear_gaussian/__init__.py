@@ -20,9 +20,11 @@ from numpyro_wide.linear_gaussian._posterior import readout_draw as readout_draw
 from numpyro_wide.linear_gaussian._posterior import readout_posterior as readout_posterior
 from numpyro_wide.linear_gaussian._posterior import readout_predictive as readout_predictive
 from numpyro_wide.linear_gaussian._problem import VARIANTS as VARIANTS
+from numpyro_wide.linear_gaussian._problem import check_variant as check_variant
 
 __all__ = [
     "VARIANTS",
+    "check_variant",
     "log_evidence",
     "readout_draw",
     "readout_inverse_map",

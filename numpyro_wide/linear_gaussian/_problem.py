@@ -37,10 +37,15 @@ class Problem(NamedTuple):
         return self.features.ndim == 2 and self.regulariser.ndim == 0
 
 
-def resolve_variant(variant: str, num_rows: int, num_features: int) -> str:
-    """The variant that is meant: "auto" takes the smaller of the two Gram matrices."""
+def check_variant(variant: str) -> None:
+    """One of the known variants."""
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, but got {variant!r}.")
+
+
+def resolve_variant(variant: str, num_rows: int, num_features: int) -> str:
+    """The variant that is meant: "auto" takes the smaller of the two Gram matrices."""
+    check_variant(variant)
     if variant == "auto":
         return "feature" if num_features <= num_rows else "data-cholesky"
     return variant
