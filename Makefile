@@ -4,7 +4,16 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs clean
+# A second Python, new enough for ArviZ 1.x. What is on the path need not run: pyenv puts commands there that only say
+# that their version is not selected; so pyenv's own versions are tried as well.
+NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
+	$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1[234].*/bin/python 2>/dev/null | sort -r); do \
+	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
+NEWER_VENV := .venv-newer
+# Where the two generations of ArviZ, and of jax and flax, differ most.
+SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_datasets.py
+
+.PHONY: demo test test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -21,16 +30,33 @@ demo: $(VENV)/.examples-installed
 test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
+test-all: test test-newer
+
+test-newer:
+	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
+	else echo "No Python 3.12 or newer was found: name one with NEWER_PYTHON=..."; fi
+
+test-newer-short:
+	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
+
+coverage: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev-installed
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.bench-installed
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 docs: $(VENV)/.docs-installed
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
+wheel: $(VENV)/.dev-installed
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
+
 clean:
-	rm -rf $(VENV) docs/_build figures .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(NEWER_VENV) dist docs/_build figures .pytest_cache .ruff_cache .mypy_cache .hypothesis

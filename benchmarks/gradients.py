@@ -116,3 +116,10 @@ def between_variants() -> None:
     seconds = interleaved({name: gradient(name) for name in ("data", "data-cholesky")}, num_rounds=7)
     ratio = median_ratio(seconds, "data", "data-cholesky")
     print(f"| {milliseconds(seconds['data-cholesky'])} | {ratio:.2f} | at least 3 |")
+
+
+def tables() -> None:
+    """Every table of this room."""
+    against_plain()
+    against_naive()
+    between_variants()

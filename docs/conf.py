@@ -9,7 +9,8 @@ author = "The numpyro_wide developers"
 version = release = numpyro_wide.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
 napoleon_use_ivar = True  # attributes of named tuples are documented once
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "furo"
 autodoc_member_order = "bysource"

@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS, Predictive
 
 import numpyro_wide
-from numpyro_wide import repriorise, wide_limit_draws
+from numpyro_wide import datasets, repriorise, wide_limit_draws
 from numpyro_wide.wide_limit import fcn_kernel, gp_posterior
 
 matplotlib.use("Agg")
@@ -59,10 +59,9 @@ class Marathon(NamedTuple):
 
 
 def load_data() -> Marathon:
-    """Read the file beside this script."""
-    path = Path(__file__).parent / "data" / "olympic_marathon_men.csv"
-    years, paces = np.loadtxt(path, delimiter=",", skiprows=1, unpack=True)
-    return Marathon(years, paces, np.arange(1890, 2031, 2))
+    """The table that comes with the package, and a grid of years."""
+    games = datasets.marathon()
+    return Marathon(games.inputs[:, 0], games.targets, np.arange(1890, 2031, 2))
 
 
 def network(x, y=None, *, width):

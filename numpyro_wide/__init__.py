@@ -1,6 +1,11 @@
 """NumPyro pieces for inference in wide Bayesian neural networks."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from numpyro_wide import amortized as amortized
 from numpyro_wide import autoguide as autoguide
+from numpyro_wide import calibration as calibration
 from numpyro_wide import collapse as collapse
 from numpyro_wide import diagnostics as diagnostics
 from numpyro_wide import distributions as distributions
@@ -8,8 +13,12 @@ from numpyro_wide import divergence as divergence
 from numpyro_wide import elbo as elbo
 from numpyro_wide import linear_gaussian as linear_gaussian
 from numpyro_wide import mcmc as mcmc
+from numpyro_wide import natural as natural
+from numpyro_wide import plots as plots
 from numpyro_wide import wide_limit as wide_limit
 from numpyro_wide._blas import set_blas_threads as set_blas_threads
+from numpyro_wide._sharding import shard_rows as shard_rows
+from numpyro_wide.amortized import AmortizedForwardKL as AmortizedForwardKL
 from numpyro_wide.divergence import log_uniform_kl as log_uniform_kl
 from numpyro_wide.divergence import quasi_kl as quasi_kl
 from numpyro_wide.draws import guide_draws as guide_draws
@@ -20,17 +29,29 @@ from numpyro_wide.handlers import collapse_readout as collapse_readout
 from numpyro_wide.handlers import repriorise as repriorise
 from numpyro_wide.predictive import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.reparam import ReprioriseReadout as ReprioriseReadout
+from numpyro_wide.surrogate import surrogate_targets as surrogate_targets
+
+if TYPE_CHECKING:
+    from numpyro_wide import datasets as datasets
+    from numpyro_wide import nn as nn
 
 __version__ = "0.1.0"
 
+# Rooms that bring libraries which NumPyro and ArviZ have not loaded, such as flax, are imported when first used.
+_LAZY = ("datasets", "nn")
+
 __all__ = [
+    "AmortizedForwardKL",
     "ReadoutPredictive",
     "ReprioriseReadout",
     "TemperedTraceMeanFieldELBO",
     "TraceQKL",
+    "amortized",
     "autoguide",
+    "calibration",
     "collapse",
     "collapse_readout",
+    "datasets",
     "diagnostics",
     "distributions",
     "divergence",
@@ -39,9 +60,24 @@ __all__ = [
     "linear_gaussian",
     "log_uniform_kl",
     "mcmc",
+    "natural",
+    "nn",
+    "plots",
     "quasi_kl",
     "repriorise",
     "set_blas_threads",
+    "shard_rows",
+    "surrogate_targets",
     "wide_limit",
     "wide_limit_draws",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(f"numpyro_wide.{name}")
+    raise AttributeError(f"module 'numpyro_wide' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

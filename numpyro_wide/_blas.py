@@ -1,9 +1,12 @@
 """Control over the threads of the BLAS that XLA calls on the CPU."""
 
-import threadpoolctl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threadpoolctl
 
 
-def set_blas_threads(num_threads: int) -> threadpoolctl.threadpool_limits:
+def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
     """Limit the threads of the BLAS library that XLA's CPU backend calls.
 
     XLA hands Cholesky factorisations, triangular solves and eigendecompositions to SciPy's OpenBLAS,
@@ -29,5 +32,6 @@ def set_blas_threads(num_threads: int) -> threadpoolctl.threadpool_limits:
         raise ValueError(f"num_threads must be a positive integer, but got {num_threads!r}.")
     # threadpoolctl limits the libraries that are loaded by now, and jaxlib loads SciPy's BLAS lazily.
     import scipy.linalg  # noqa: F401
+    import threadpoolctl
 
     return threadpoolctl.threadpool_limits(limits=num_threads, user_api="blas")

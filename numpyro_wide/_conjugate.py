@@ -32,10 +32,18 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
 
 def check_no_nan(name: str, value: Any) -> None:
     """Refuses NaN, where the numbers are known already."""
-    if not isinstance(value, jax.core.Tracer) and np.isnan(np.asarray(value)).any():
-        raise ValueError(
-            f"{name} must not contain NaN, but {int(np.isnan(np.asarray(value)).sum())} of its entries do."
-        )
+    if isinstance(value, jax.core.Tracer):
+        return
+    # Of an array over several processes, each can look at its own part.
+    parts = [np.asarray(value)] if is_at_hand(value) else [np.asarray(part.data) for part in value.addressable_shards]
+    num_nan = sum(int(np.isnan(part).sum()) for part in parts)
+    if num_nan:
+        raise ValueError(f"{name} must not contain NaN, but {num_nan} of its entries do.")
+
+
+def is_at_hand(value: Any) -> bool:
+    """Whether this process can read all of an array's numbers; not so where other processes hold a part."""
+    return getattr(value, "is_fully_addressable", True)
 
 
 def check_readout_shape(site: str, shape: tuple[int, ...], features: Array, targets_shape: tuple[int, ...]) -> None:

@@ -1,11 +1,10 @@
 """Reads the conjugate readout off a run of a model, and checks that it is one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from numpyro.handlers import block, condition, seed, substitute, trace
 from numpyro.primitives import _PYRO_STACK, Messenger
@@ -174,20 +173,21 @@ def check_conjugacy(model: "CollapsedModel", args: tuple, kwargs: dict) -> set[s
     if isinstance(moved.loc, jax.core.Tracer):  # a batch of arguments under vmap, say
         return set()
     expected = base.features_value @ random_displacement(base.readout_shape or ())
-    if not np.allclose(moved.loc - base.loc, expected, rtol=0, atol=1e-2 * float(jnp.abs(expected).max()) + 1e-6):
+    # By JAX, not NumPy: the numbers may be spread over several processes.
+    if not jnp.allclose(moved.loc - base.loc, expected, rtol=0, atol=1e-2 * float(jnp.abs(expected).max()) + 1e-6):
         raise ValueError(
             f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the readout, "
             f"but a change of {model.readout!r} moves it by something else than {model.features!r} times that change. "
             "Record the features as they are multiplied by the readout, with their scale and bias column."
         )
-    if not np.allclose(moved.noise_scale, base.noise_scale, rtol=1e-4):
+    if not jnp.allclose(moved.noise_scale, base.noise_scale, rtol=1e-4):
         raise ValueError(
             f"the noise of observed site {model.observed!r} depends on the readout {model.readout!r}, which can then "
             "not be integrated out; use repriorise instead."
         )
     for name, site in samples.items():
         before, after = (one["fn"].log_prob(site["value"]) for one in (site, moved_others[name]))
-        if not np.allclose(before, after, rtol=1e-4, atol=1e-4):
+        if not jnp.allclose(before, after, rtol=1e-4, atol=1e-4):
             raise ValueError(
                 f"the distribution of site {name!r} depends on the readout {model.readout!r}, which can then not be "
                 "integrated out; use repriorise instead."
@@ -195,5 +195,9 @@ def check_conjugacy(model: "CollapsedModel", args: tuple, kwargs: dict) -> set[s
     return {
         name
         for name, site in base_others.items()
-        if site["type"] == "deterministic" and not np.array_equal(site["value"], moved_others[name]["value"])
+        if site["type"] == "deterministic" and not _is_equal(site["value"], moved_others[name]["value"])
     }
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return all(map(jnp.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))

@@ -25,7 +25,8 @@ def repriorise(
     readout: str,
     features: str,
     targets: str,
-    noise_scale: str | ArrayLike,
+    noise_scale: str | ArrayLike | None = None,
+    surrogate: Callable[[Any], tuple[ArrayLike, ArrayLike]] | None = None,
     regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
     variant: str = "auto",
 ) -> Any:
@@ -55,6 +56,9 @@ def repriorise(
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
         noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
             the name of an argument or of a site that precedes the readout.
+        surrogate: instead of a noise scale where the likelihood is not Gaussian: a function from the argument that
+            ``targets`` names, labels say, to targets and a noise scale, such as
+            ``functools.partial(surrogate_targets, likelihood="categorical", num_classes=10)``.
         regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
             scale; its square by default.
         variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
@@ -63,9 +67,10 @@ def repriorise(
         The wrapped model.
 
     Raises:
-        TypeError: if ``fn`` is not callable, or a name is not a string.
-        ValueError: here for an unknown variant; when the model runs, if an argument or site is missing or comes too
-            late, and as :class:`~numpyro_wide.ReprioriseReadout` does.
+        TypeError: if ``fn`` or ``surrogate`` is not callable, a name is not a string, or neither a noise scale nor a
+            surrogate is given.
+        ValueError: here for an unknown variant, or if both are given; when the model runs, if an argument or site is
+            missing or comes too late, and as :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -84,11 +89,21 @@ def repriorise(
         ['hidden', 'w', 'w_base']
     """
     _check_options(fn, variant, readout=readout, features=features, targets=targets)
+    if surrogate is not None and not callable(surrogate):
+        raise TypeError(f"surrogate must be a function of the observations, but got a {type(surrogate).__name__}.")
+    if noise_scale is None and surrogate is None:
+        raise TypeError(
+            "noise_scale must be a number or an array, but got None; give that, or the name of a site or argument, or "
+            "for a likelihood that is not Gaussian a surrogate."
+        )
+    if noise_scale is not None and surrogate is not None:
+        raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
     options: dict[str, Any] = {
         "readout": readout,
         "features": features,
         "targets": targets,
         "noise_scale": noise_scale,
+        "surrogate": surrogate,
         "regulariser": regulariser,
         "variant": variant,
     }
@@ -170,7 +185,8 @@ class RepriorisedModel:
         readout: str,
         features: str,
         targets: str,
-        noise_scale: str | ArrayLike,
+        noise_scale: str | ArrayLike | None,
+        surrogate: Callable[[Any], tuple[ArrayLike, ArrayLike]] | None,
         regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None,
         variant: str,
     ):
@@ -179,6 +195,7 @@ class RepriorisedModel:
         self.features = features
         self.targets = targets
         self.noise_scale = noise_scale
+        self.surrogate = surrogate
         self.regulariser = regulariser
         self.variant = variant
         update_wrapper(self, fn, updated=())
@@ -210,13 +227,16 @@ class RepriorisedModel:
     def _reparam(self, arguments: dict[str, Any], sites: "_SiteValues", msg: dict) -> ReprioriseReadout | None:
         if msg["name"] != self.readout:
             return None
-        noise_scale = self.noise_scale
-        if isinstance(noise_scale, str):
+        targets: Any = arguments[self.targets]
+        noise_scale: Any = self.noise_scale
+        if self.surrogate is not None:
+            targets, noise_scale = self.surrogate(targets)
+        elif isinstance(noise_scale, str):
             given = arguments.get(noise_scale)
             noise_scale = self._preceding(sites, "noise_scale") if given is None else given
         return ReprioriseReadout(
             self._preceding(sites, "features"),
-            arguments[self.targets],
+            targets,
             noise_scale,
             regulariser=self.regulariser,
             variant=self.variant,

@@ -31,8 +31,8 @@ class ReadoutPredictive:
         model_args: what the model was fitted on, observations included.
         model_kwargs: likewise.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
-        batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch
-            within 64 million numbers.
+        batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch,
+            at the inputs of the fit and at those predicted for, within 64 million numbers each.
 
     Raises:
         TypeError: if the model is not a collapsed one, the samples not a dictionary, or ``model_args`` not a tuple.
@@ -84,7 +84,8 @@ class ReadoutPredictive:
         self.samples = {name: jnp.asarray(draws) for name, draws in posterior_samples.items()}
         self.num_draws = _num_draws(self.samples)
         shapes = self._check_training_run()
-        self.batch_size = batch_size or max(1, min(self.num_draws, 2**26 // max(1, shapes.features.size)))
+        self.batch_size = batch_size
+        self._num_features = shapes.features.size
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites.
@@ -104,7 +105,7 @@ class ReadoutPredictive:
             fit = self._fit(draw)
             return fit.prior_loc + self._deviation(key, fit)
 
-        return _finite("readouts", self._map(single, rng_key))
+        return _finite("readouts", self._map(single, rng_key, self._num_features))
 
     def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Samples:
         """Predict at other inputs.
@@ -140,30 +141,24 @@ class ReadoutPredictive:
             observed = test.loc + test.features @ self._deviation(readout_key, fit) + noise
             return {"mean": test.loc + mean, "variance": variance, self.model.observed: observed}
 
-        return _finite("predictions", self._map(single, rng_key))
+        first = {name: draws[0] for name, draws in self.samples.items()}
+        num_features = jax.eval_shape(lambda: self._run(first, args, kwargs)).features.size
+        return _finite("predictions", self._map(single, rng_key, max(num_features, self._num_features)))
 
-    def _deviation(self, key: Array, fit: "_Run") -> Array:
+    def _deviation(self, key: Array, fit: "ReadoutRun") -> Array:
         """A draw of the readout less its prior mean."""
         phi = random.normal(key, fit.prior_loc.shape, fit.features.dtype)
         return readout_draw(
             fit.features, fit.residual, phi, fit.noise_scale, self.model.variant, prior_scale=fit.prior_scale
         )
 
-    def _fit(self, draw: Samples) -> "_Run":
+    def _fit(self, draw: Samples) -> "ReadoutRun":
         return self._run(draw, self.model_args, self.model_kwargs)
 
-    def _run(self, draw: Samples, args: tuple, kwargs: dict) -> "_Run":
-        """One run of the model at a draw, the readout at its prior mean."""
-        sites = ReadoutSites(self.model)
-        # Nothing random is left in what is read off, yet plates and networks may ask for a key.
-        with block(), seed(rng_seed=random.key(0)), substitute(data={**self.params, **draw}), sites:
-            self.model.fn(*args, **kwargs)
-        sites.check_complete()
-        residual = sites.loc if sites.value is None else sites.value - sites.loc
-        prior_loc = jnp.broadcast_to(sites.prior_loc, sites.readout_shape)
-        return _Run(sites.features_value, sites.loc, residual, sites.noise_scale, prior_loc, sites.prior_scale)
+    def _run(self, draw: Samples, args: tuple, kwargs: dict) -> "ReadoutRun":
+        return run_at_draw(self.model, {**self.params, **draw}, args, kwargs)
 
-    def _check_training_run(self) -> "_Run":
+    def _check_training_run(self) -> "ReadoutRun":
         draw = {name: draws[0] for name, draws in self.samples.items()}
         latent: dict[str, tuple[int, ...]] = {}
         is_observed: list[bool] = []
@@ -207,13 +202,14 @@ class ReadoutPredictive:
                 )
         return jax.eval_shape(lambda: self._fit(draw))
 
-    def _map(self, single: Callable, rng_key: Array) -> Any:
+    def _map(self, single: Callable, rng_key: Array, num_features: int) -> Any:
         keys = random.split(rng_key, self.num_draws)
-        return jax.jit(lambda *xs: jax.lax.map(single, xs, batch_size=self.batch_size))(keys, self.samples)
+        batch_size = self.batch_size or max(1, min(self.num_draws, 2**26 // max(1, num_features)))
+        return jax.jit(lambda *xs: jax.lax.map(single, xs, batch_size=batch_size))(keys, self.samples)
 
 
-class _Run(NamedTuple):
-    """What a run of the model at a draw gives, the readout at its prior mean."""
+class ReadoutRun(NamedTuple):
+    """What a run of a collapsed model at a draw gives, the readout at its prior mean."""
 
     features: Array
     loc: Array
@@ -221,6 +217,18 @@ class _Run(NamedTuple):
     noise_scale: Array
     prior_loc: Array
     prior_scale: Array
+
+
+def run_at_draw(model: CollapsedModel, values: Mapping[str, Array], args: tuple, kwargs: dict) -> ReadoutRun:
+    """Run a collapsed model at values of its other sites and parameters, the readout at its prior mean."""
+    sites = ReadoutSites(model)
+    # Nothing random is left in what is read off, yet plates and networks may ask for a key.
+    with block(), seed(rng_seed=random.key(0)), substitute(data=dict(values)), sites:
+        model.fn(*args, **kwargs)
+    sites.check_complete()
+    residual = sites.loc if sites.value is None else sites.value - sites.loc
+    prior_loc = jnp.broadcast_to(sites.prior_loc, sites.readout_shape)
+    return ReadoutRun(sites.features_value, sites.loc, residual, sites.noise_scale, prior_loc, sites.prior_scale)
 
 
 def _num_draws(samples: Samples) -> int:

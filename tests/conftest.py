@@ -25,3 +25,12 @@ def x64() -> Iterator[None]:
     """Run the test in float64."""
     with enable_x64(True):
         yield
+
+
+@pytest.fixture
+def quick_compilation() -> Iterator[None]:
+    """Leave out XLA's optimisations, for tests that compile many programs and hardly run them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

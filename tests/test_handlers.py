@@ -105,6 +105,8 @@ def test_vector_readout_in_plates(with_plates):
     collapsed = collapse_readout(model, **SITES)
     expected = dist.MultivariateNormal(0.7, 4 * x @ x.T + 0.16 * jnp.eye(5)).log_prob(y)
     np.testing.assert_allclose(log_density(collapsed, (y,), {}, {})[0], expected, rtol=1e-9)
+    # The marginal's rows are one draw, in no plate, whatever asks the trace for independence.
+    assert numpyro.handlers.trace(collapsed).get_trace(y)["y"]["cond_indep_stack"] == []
 
     def repriorised(y=None):
         with numpyro.handlers.reparam(config={"w": ReprioriseReadout(x, None if y is None else y - 0.7, 0.4)}):

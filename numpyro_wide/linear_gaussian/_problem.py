@@ -142,8 +142,9 @@ def check_positive(name: str, value: ArrayLike) -> None:
     """Positive, where the value is known already."""
     if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
-    # NumPy, since under jit even a known number would be traced by JAX.
-    if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) > 0):
+    # NumPy, since under jit even a known number would be traced by JAX. It cannot read what other processes hold.
+    is_known = not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
+    if is_known and not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
 
 

@@ -64,27 +64,35 @@ def rotate(position: PyTree, velocity: PyTree, angle: jax.Array) -> tuple[PyTree
     return turned, jax.tree.map(lambda x, v: cos * v - sin * x, position, velocity)
 
 
-def split_step(evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array) -> tuple[Point, PyTree]:
-    """Take one kick-rotate-kick step of H = ½‖x‖² + Φ(x) + ½‖v‖² (Beskos et al. 2011; Shahbaba et al. 2014).
-
-    Half a kick by Φ, the exact rotation under N(0, I) by ``angle``, half a kick by Φ; ``evaluate`` is called
-    once.
-    """
-    velocity = _reference_kick(velocity, point, 0.5 * angle)
-    position, velocity = rotate(point.z, velocity, angle)
-    end = evaluate(position)
-    return end, _reference_kick(velocity, end, 0.5 * angle)
-
-
 def split_trajectory(
     evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array, num_steps: int | jax.Array
 ) -> tuple[Point, PyTree]:
-    """Take ``num_steps`` of :func:`split_step`, with ``num_steps`` evaluations; the count may be traced."""
+    """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I).
 
-    def body(_: int, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
-        return split_step(evaluate, *carry, angle)
+    An odd number of rotations makes leapfrogs: half a kick, a rotation, half a kick (Beskos et al. 2011; Shahbaba
+    et al. 2014). An even number is taken two and two, with kicks of 0.21178, 0.57644 and 0.21178 of the pair, which
+    has a smaller energy error at the same cost (Blanes, Casas, Sanz-Serna 2014, eq. 6.6).
 
-    return jax.lax.fori_loop(0, num_steps, body, (point, velocity))
+    Args:
+        evaluate: maps a position to its :class:`Point`; called ``num_steps`` times.
+        point: where the trajectory starts.
+        velocity: velocity, N(0, I) distributed.
+        angle: angle of every rotation, in radians.
+        num_steps: number of rotations; may be traced.
+    """
+    in_pairs = num_steps % 2 == 0
+    outer = jnp.where(in_pairs, 2 * 0.21178, 0.5) * angle
+    middle = jnp.where(in_pairs, 2 * (1 - 2 * 0.21178), 1.0) * angle
+
+    def body(i: jax.Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
+        point, velocity = carry
+        # The last kick of a step and the first of the next are one.
+        time = jnp.where(i == 0, outer, jnp.where(i % 2 == 1, middle, 2 * outer))
+        position, velocity = rotate(point.z, _reference_kick(velocity, point, time), angle)
+        return evaluate(position), velocity
+
+    end, velocity = jax.lax.fori_loop(0, num_steps, body, (point, velocity))
+    return end, _reference_kick(velocity, end, outer)
 
 
 def crank_nicolson(position: PyTree, noise: PyTree, step_size: jax.Array) -> PyTree:

@@ -13,7 +13,8 @@ from numpyro.util import is_prng_key
 from numpyro_wide.mcmc._adaptation import AdaptState, find_step_size, init_adaptation, update_adaptation
 from numpyro_wide.mcmc._checks import check_number, check_start
 from numpyro_wide.mcmc._integrators import Evaluate, Point
-from numpyro_wide.mcmc._state import KernelState, Proposal, judge, point_of
+from numpyro_wide.mcmc._reference import in_whitened_coordinates, unwhiten, whiten
+from numpyro_wide.mcmc._state import KernelState, Proposal, judge, point_of, share_clock
 from numpyro_wide.mcmc._target import TargetKernel
 from numpyro_wide.mcmc._tree import PyTree, normal_like, select
 
@@ -39,6 +40,7 @@ class MetropolisKernel(TargetKernel):
 
     _needs_momentum = False
     _adapt_mass_matrix = False
+    _adapt_reference = False
 
     def __init__(
         self,
@@ -172,7 +174,13 @@ class MetropolisKernel(TargetKernel):
 
     def _first_adapt_state(self, step_size: jax.Array, num_warmup: int, z: PyTree) -> AdaptState:
         return init_adaptation(
-            step_size, self._max_step_size, num_warmup, z, self._initial_scale(z), self._adapt_mass_matrix
+            step_size,
+            self._max_step_size,
+            num_warmup,
+            z,
+            self._initial_scale(z),
+            self._adapt_mass_matrix,
+            self._adapt_reference,
         )
 
     def _search_step_size(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> jax.Array:
@@ -187,8 +195,13 @@ class MetropolisKernel(TargetKernel):
     ) -> KernelState:
         evaluate = self._evaluator(model_args, model_kwargs)
         rng_key, key_propose, key_accept = jax.random.split(state.rng_key, 3)
-        current = point_of(state)
-        proposal = self._propose(key_propose, current, state.r, state, evaluate)
+        current, reference = point_of(state), state.adapt_state.reference
+        if reference is None:
+            proposal = self._propose(key_propose, current, state.r, state, evaluate)
+        else:
+            evaluate_psi = in_whitened_coordinates(evaluate, reference)
+            proposal = self._propose(key_propose, whiten(reference, current), state.r, state, evaluate_psi)
+            proposal = proposal._replace(point=unwhiten(reference, proposal.point))
         finite, accept_prob, energy_error = judge(proposal)
         drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
         accepted = finite & (drawn | ~self._obeys_acceptance(state))
@@ -222,6 +235,7 @@ class MetropolisKernel(TargetKernel):
             state.i,
             self._target_accept_prob - state.accept_prob,
             state.z,
+            state.z_grad,
             state.step_size,
             self._max_step_size,
             self._adapt_step_size,
@@ -231,4 +245,5 @@ class MetropolisKernel(TargetKernel):
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
-        return jax.vmap(lambda chain: fn(chain, *args))(state)
+        shared, axes = share_clock(state)
+        return jax.vmap(lambda chain: fn(chain, *args), in_axes=(axes,))(shared)

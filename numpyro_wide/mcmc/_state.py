@@ -1,6 +1,6 @@
 """The state of a chain, and what one step proposes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,24 @@ class KernelState(NamedTuple):
     step_size: jax.Array
     adapt_state: AdaptState
     rng_key: jax.Array
+
+
+def share_clock(state: KernelState) -> tuple[KernelState, Any]:
+    """Take what all chains of a batch have in common out of the batch.
+
+    Chains of a batch are equally far. With a step number of its own each, what a kernel does at the end of a window
+    would be computed in every step of every chain, and thrown away.
+
+    Returns:
+        The state with one step number and one schedule for all, and the axes to map over.
+    """
+    adapt = state.adapt_state
+    schedule: dict[str, Any] = {name: getattr(adapt, name) for name in ("num_warmup", "window_start", "window_ends")}
+    schedule = {name: None if value is None else value[0] for name, value in schedule.items()}
+    shared = state._replace(i=state.i[0], adapt_state=adapt._replace(**schedule))
+    adapt_axes = AdaptState(**{name: None if name in schedule else 0 for name in AdaptState._fields})  # type: ignore
+    axes: dict[str, Any] = dict.fromkeys(KernelState._fields, 0)
+    return shared, KernelState(**{**axes, "i": None, "adapt_state": adapt_axes})
 
 
 class Proposal(NamedTuple):

@@ -10,6 +10,7 @@ from numpyro_wide.wide_limit.empirical import linearize as linearize
 from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
 from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
 from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
+from numpyro_wide.wide_limit.ntk_reparam import ntk_map as ntk_map
 from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
 from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
 
@@ -25,5 +26,6 @@ __all__ = [
     "kernel_drift",
     "linearize",
     "ntk_ensemble",
+    "ntk_map",
     "smallest_eigenvalue",
 ]

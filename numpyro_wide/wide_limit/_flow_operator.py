@@ -10,7 +10,8 @@ def flow_operator(ntk: jax.Array, time: jax.Array) -> jax.Array:
 
     Derivatives of eigenvectors divide by gaps between eigenvalues, which repeated inputs and symmetric
     designs close. The rule below uses the divided differences of the function itself (Daleckii and Krein
-    1965), which stay finite. First derivatives only: a second would differentiate the eigendecomposition.
+    1965), which stay finite. First derivatives only: a second differentiates the eigendecomposition, and is
+    wrong where eigenvalues repeat.
 
     Args:
         ntk: Θ (n, n), symmetric.

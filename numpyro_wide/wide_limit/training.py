@@ -33,6 +33,9 @@ def gradient_flow(
     infinite width with the kernel of :func:`fcn_kernel`. A learning rate η is the time ηt, and the *mean* of
     the squared errors over n rows the time t/n.
 
+    Rely on first derivatives only: they are exact for any kernel, while second ones differentiate an
+    eigendecomposition, and are silently wrong where eigenvalues of Θ repeat (repeated or symmetric inputs).
+
     Args:
         ntk_train: Θ(X, X) (n, n).
         ntk_cross: Θ(x, X) (n_test, n).
@@ -77,7 +80,8 @@ def ntk_ensemble(
     Training turns each member f₀ ~ GP(0, K) of the ensemble into f₀ + A (Y − f₀(X)) with the smoother
     A = Θ* Θ⁻¹ (I − exp(−tΘ)), so that the ensemble stays Gaussian, with mean AY and covariance
     K** − A K*ᵀ − K* Aᵀ + A K Aᵀ (Lee 2019, eqs. 14 and 15; their Corollary 1 at t = ∞). It is not a
-    posterior: see :func:`gp_posterior` for that. Loss and time are those of :func:`gradient_flow`.
+    posterior: see :func:`gp_posterior` for that. Loss and time are those of :func:`gradient_flow`, and so is
+    the limit to derivatives: first ones are exact, second ones wrong where eigenvalues of Θ repeat.
 
     Args:
         kernel_train: the pair (nngp, ntk), each (n, n), as the kernel of :func:`fcn_kernel` returns it.

@@ -24,26 +24,28 @@ def fields(state):
 def test_warmup_reaches_the_target_and_then_stops(name):
     settings = {} if name == "unadjusted" else {"target_accept_prob": 0.7}
     target = settings.get("target_accept_prob", 0.98)
+    if name.startswith("split"):
+        settings["adapt_reference"] = False  # it would make the target N(0, I), where nothing is rejected
     kernel = KERNELS[name](potential_fn=stretched, **settings)
     state = kernel.init(jax.random.key(0), 1500, jnp.ones(4))
     _, (step_size, accept_prob, num_grad) = chain(kernel, state, 3500, keep=fields)
-    assert len(set(step_size[100:1400].tolist())) > 5
+    assert len(set(step_size[100:1400].tolist())) > 3
     assert len(set(step_size[1500:].tolist())) == 1
     # With a whole number of turns to a trajectory the acceptance moves in leaps.
     tolerance = 0.15 if name == "split" else 0.06
     assert abs(float(accept_prob[1500:].mean()) - target) < tolerance
     if name == "split":
-        np.testing.assert_allclose(num_grad[1500:] * step_size[1500:], np.pi / 2, rtol=1e-5)
+        np.testing.assert_allclose(num_grad[1500:] * step_size[1500:], 2.0, rtol=1e-5)
         assert num_grad[-1] > 1
 
 
 @pytest.mark.parametrize("name", ["langevin", "split"])
 def test_adaptation_can_be_switched_off(name):
-    quarter_turn = np.pi / 2  # of which the automatic number of turns needs a whole fraction
-    kernel = KERNELS[name](potential_fn=stretched, step_size=quarter_turn / 80, adapt_step_size=False)
+    step = 2.0 / 80  # of the two radians of a trajectory the automatic number of turns needs a whole fraction
+    kernel = KERNELS[name](potential_fn=stretched, step_size=step, adapt_step_size=False)
     state = kernel.init(jax.random.key(0), 20, jnp.ones(4))
     _, (step_size, *_) = chain(kernel, state, 30, keep=fields)
-    np.testing.assert_allclose(step_size, quarter_turn / 80, rtol=1e-5)
+    np.testing.assert_allclose(step_size, step, rtol=1e-5)
 
 
 def test_the_unadjusted_sampler_survives_a_first_step_that_is_far_too_large():

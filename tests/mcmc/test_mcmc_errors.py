@@ -43,7 +43,7 @@ def test_kernels_refuse_wrong_settings(name, arguments, settings, error, message
         (SplitHMC, {"num_steps": 0}, "num_steps must be a positive whole number, but got 0"),
         (SplitHMC, {"num_steps": "many"}, "num_steps must be a positive whole number, but got 'many'"),
         (SplitHMC, {"persistence": 1.0}, r"persistence must lie in \[0, 1\)"),
-        (SplitHMC, {"num_steps": 5, "step_size": 1.0}, r"step_size must lie in \(0, 0.314159\]"),
+        (SplitHMC, {"num_steps": 5, "step_size": 1.0}, r"step_size must lie in \(0, 0.4\]"),
     ],
 )
 def test_settings_of_single_kernels(kernel_class, settings, message):

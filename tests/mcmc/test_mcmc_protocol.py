@@ -54,7 +54,7 @@ def test_samples_are_constrained_and_fields_are_as_named(runs, run):
         np.testing.assert_allclose(fields["accept_prob"], np.minimum(1, np.exp(-error)), rtol=1e-5, atol=1e-30)
         assert jnp.all(jnp.diff(fields["num_nonfinite"]) >= 0)
         assert len(set(fields["step_size"].tolist())) == 1
-        turns = np.round(np.pi / 2 / fields["step_size"]) if name == "split" else 1
+        turns = np.round(2.0 / fields["step_size"]) if name == "split" else 1
         assert_same(fields["num_grad"], np.full(DRAWS, turns))
 
 

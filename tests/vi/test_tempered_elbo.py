@@ -9,8 +9,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from flax import linen
-from numpyro.contrib.module import random_flax_module
+from flax import linen, nnx
+from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
@@ -48,6 +48,12 @@ def net_model(x, y=None, batch=None):
         numpyro.sample("y", dist.Normal(net(x)[:, 0], 0.3), obs=y)
 
 
+def nnx_model(x, y=None, batch=None):
+    net = random_nnx_module("net", nnx.Linear(2, 1, rngs=nnx.Rngs(0)), prior=dist.Normal(0, 1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal(net(x)[:, 0], 0.3), obs=y)
+
+
 def counting_model(x, y=None, batch=None):
     calls = numpyro.primitives.mutable("calls", {"count": jnp.array(0.0)})
     calls["count"] += 1
@@ -70,6 +76,7 @@ GUIDES = {
     "written": lambda: (model, written_guide, prepared(model, written_guide)[1]),
     "AutoDiagonalNormal": lambda: with_guide(model, AutoDiagonalNormal),
     "flax": lambda: with_guide(net_model, AutoNormal),
+    "nnx": lambda: with_guide(nnx_model, AutoNormal),
 }
 
 

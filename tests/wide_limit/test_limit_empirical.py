@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen
+from flax import linen, nnx
 from jax.flatten_util import ravel_pytree
 
 from numpyro_wide.wide_limit import (
@@ -17,7 +17,7 @@ from numpyro_wide.wide_limit import (
     smallest_eigenvalue,
 )
 
-WIDTHS = (32, 128, 512)
+WIDTHS = (16, 64, 256)
 NUM_SEEDS = 48
 
 
@@ -25,12 +25,13 @@ def inputs(num=4, dim=3, seed=0):
     return np.random.default_rng(seed).normal(size=(num, dim))
 
 
-def test_kernels_approach_their_limits_like_one_over_root_width(make_network):
+@pytest.mark.parametrize("activation", ["erf", "relu"])
+def test_kernels_approach_their_limits_like_one_over_root_width(make_network, activation):
     x = jnp.asarray(inputs(3), jnp.float32)
-    network = make_network(jax.lax.erf)
+    network = make_network({"erf": jax.lax.erf, "relu": jax.nn.relu}[activation])
     scales = dict(zip(("w_std", "b_std"), network.hidden, strict=True))
     scales |= dict(zip(("readout_w_std", "readout_b_std"), network.readout, strict=True))
-    limits = jnp.stack(fcn_kernel(2, "erf", **scales)(x))
+    limits = jnp.stack(fcn_kernel(2, activation, **scales)(x))
 
     def squared_errors(rng_key, width):
         params = network.init(rng_key, [3, width, width, 1])
@@ -57,7 +58,7 @@ def dense_ntk(f, params, x1, x2):
     """J Jᵀ from the Jacobian with respect to the flattened parameters, (n1, n2, k, k)."""
     flat, unravel = ravel_pytree(params)
     jacobians = [jax.jacfwd(lambda p, x=x: f(unravel(p), x))(flat) for x in (x1, x2)]
-    return np.einsum("ikp,jlp->ijkl", *jacobians)
+    return jnp.einsum("ikp,jlp->ijkl", *jacobians)
 
 
 @pytest.mark.parametrize("block_size", [None, 3])
@@ -113,6 +114,22 @@ def test_works_with_flax_and_inputs_of_any_shape(x64):
     with jax.numpy_rank_promotion("allow"):  # flax's Dense promotes its bias
         ntk = empirical_ntk(module.apply, params, images, block_size=2)
         np.testing.assert_allclose(ntk, dense_ntk(module.apply, params, images, images), rtol=1e-9)
+
+
+def test_works_with_nnx():
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden, self.readout = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.readout(nnx.relu(self.hidden(x)))
+
+    graph, params = nnx.split(Network(nnx.Rngs(0)))
+    f = lambda params, x: nnx.merge(graph, params)(x)  # noqa: E731
+    x = jnp.asarray(inputs(3), jnp.float32)
+    with jax.numpy_rank_promotion("allow"):
+        kernels = jax.jit(lambda params: (empirical_ntk(linearize(f, params), params, x), dense_ntk(f, params, x, x)))
+        np.testing.assert_allclose(*kernels(params), rtol=1e-4, atol=1e-5)
 
 
 def test_the_kernel_can_be_differentiated(x64):

@@ -126,7 +126,7 @@ def test_blocks_equal_the_whole(x64):
 
 
 def test_blocks_bound_the_memory():
-    x = jax.ShapeDtypeStruct((2000, 3), jnp.float32)
+    x = jax.ShapeDtypeStruct((10_000, 3), jnp.float32)
 
     def temporaries(block_size):
         kernel = fcn_kernel(1, "relu", block_size=block_size, **SCALES)
@@ -134,7 +134,7 @@ def test_blocks_bound_the_memory():
         compiled = [jax.jit(function).lower(x).compile() for function in (kernel, loss)]
         return [executable.memory_analysis().temp_size_in_bytes for executable in compiled]
 
-    matrix = 4 * 2000**2
+    matrix = 4 * 10_000**2
     forward, backward = temporaries(50)
     assert forward < 0.5 * matrix
     assert backward < 3 * matrix  # the two results and a cotangent, no temporaries of the layers

@@ -1,0 +1,60 @@
+"""Memory of one gradient at the paper's largest size: 40,960 rows of 3072 inputs, three hidden layers of 1024 units.
+
+python -m benchmarks scale               (some minutes)
+python -m benchmarks.scale collapsed auto
+"""
+
+import resource
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer.util import log_density
+
+from numpyro_wide import collapse_readout, repriorise
+from numpyro_wide.nn import FCN, bnn
+
+NUM_ROWS, NUM_INPUTS, WIDTH, DEPTH, NUM_OUTPUTS = 40_960, 3072, 1024, 3, 10
+NOISE_SCALE = 0.1
+
+
+def measure(form: str, block_size: str) -> None:
+    """Print seconds of one gradient and gigabytes of this process at its peak, data and compilation included."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((NUM_ROWS, NUM_INPUTS), np.float32))
+    y = jnp.asarray(rng.standard_normal((NUM_ROWS, NUM_OUTPUTS), np.float32))
+    network = FCN(DEPTH, WIDTH)
+    plain = bnn(network, NUM_OUTPUTS, NOISE_SCALE, block_size=None if block_size == "none" else block_size)
+    model = {
+        "collapsed": collapse_readout(plain, readout="readout", features="features", observed="y"),
+        "repriorised": repriorise(plain, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
+    }[form]
+    values = {"hidden": jax.random.normal(jax.random.key(0), (NUM_INPUTS * WIDTH + (DEPTH - 1) * WIDTH**2,))}
+    if form == "repriorised":
+        values["readout_base"] = jax.random.normal(jax.random.key(1), (WIDTH, NUM_OUTPUTS))
+    gradient = jax.jit(jax.value_and_grad(lambda values, x, y: log_density(model, (x, y), {}, values)[0]))
+    compiled = gradient.lower(values, x, y).compile()
+    start = time.perf_counter()
+    value, _ = jax.block_until_ready(compiled(values, x, y))
+    print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, float(value))
+
+
+def tables() -> None:
+    """One table, each row measured in a process of its own."""
+    print("\n## One gradient, n = 40,960, 3072 inputs, three hidden layers of 1024 units, float32\n")
+    print("| model | rows at a time | seconds | peak memory of the process | goal | log density |")
+    print("|---|---|---|---|---|---|")
+    for form in ("collapsed", "repriorised"):
+        for block_size in ("none", "auto"):
+            command = [sys.executable, "-m", "benchmarks.scale", form, block_size]
+            finished = subprocess.run(command, capture_output=True, text=True, check=True)
+            seconds, gigabytes, value = map(float, finished.stdout.split())
+            rows = "all" if block_size == "none" else block_size
+            print(f"| {form} | {rows} | {seconds:.0f} | {gigabytes:.2f} GB | at most 6 GB | {value:.7g} |", flush=True)
+
+
+if __name__ == "__main__":
+    measure(*sys.argv[1:])

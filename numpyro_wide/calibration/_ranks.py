@@ -1,0 +1,108 @@
+"""Ranks of the truth among posterior draws, all uniform on 0, ..., num_draws for the exact posterior."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_wide.calibration._simulations import Simulations
+
+
+def sbc_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> dict[str, np.ndarray]:
+    """Ranks of simulation-based calibration: how many draws lie below the truth (Talts 2018, Theorem 1).
+
+    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A histogram that bulges in
+    the middle tells of posteriors that are too wide, one with horns of posteriors too narrow, a slope of bias. A
+    posterior that ignores the data and returns the prior passes: see :func:`tarp` with references made from data.
+
+    Args:
+        simulations: truths and draws.
+        rng_key: breaks ties at random (discrete latents); a fixed key if None.
+
+    Returns:
+        name -> ranks (num_simulations, ...), one for each scalar component.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_wide.calibration import Simulations, sbc_ranks
+        >>> draws = np.tile(np.arange(9.0), (3, 1))
+        >>> sbc_ranks(Simulations({"z": np.array([-1.0, 3.5, 99.0])}, {"z": draws}))["z"].tolist()
+        [0, 4, 9]
+    """
+    rng = _generator(rng_key)
+    return {
+        name: _rank(np.asarray(values), np.asarray(simulations.draws[name]), rng)
+        for name, values in simulations.truth.items()
+    }
+
+
+def hpd_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> np.ndarray:
+    """How many draws have a higher density than the truth: ranks of highest-density regions (Hermans 2022).
+
+    Args:
+        simulations: with ``log_density_truth`` and ``log_density_draws``.
+        rng_key: breaks ties at random; a fixed key if None.
+
+    Returns:
+        Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
+
+    Raises:
+        ValueError: if the simulations hold no log densities.
+    """
+    if simulations.log_density_truth is None or simulations.log_density_draws is None:
+        raise ValueError(
+            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes. "
+            "Without them, see expected_coverage(..., region='central') and tarp."
+        )
+    truth, draws = np.asarray(simulations.log_density_truth), np.asarray(simulations.log_density_draws)
+    return _rank(-truth, -draws, _generator(rng_key))
+
+
+def tarp_ranks(
+    rng_key: jax.Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
+) -> np.ndarray:
+    """How many draws are nearer to a reference point than the truth is (Lemos 2023, Theorem 3).
+
+    All latents are seen at once, each scaled to the unit interval by the range of its truths. Where the references
+    are drawn independently of the data, a posterior that returns the prior passes as it does in :func:`sbc_ranks`;
+    with references that depend on the data, uniform ranks for all of them are sufficient for the exact posterior.
+
+    Args:
+        rng_key: for the references, and for ties.
+        simulations: truths and draws.
+        references: name -> reference points (num_simulations, ...); None for uniform points in the box of truths.
+
+    Returns:
+        Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
+
+    Raises:
+        ValueError: if the references' names or shapes are not those of the truths.
+    """
+    rng = _generator(rng_key)
+    truth, draws = simulations.flat()
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    scale = np.where(high > low, high - low, 1)
+    uniform = low + scale * rng.random(truth.shape)
+    points = uniform if references is None else _flat_references(references, simulations)
+    distance = np.sum(np.square((truth - points) / scale), axis=-1)
+    return _rank(distance, np.sum(np.square((draws - points[:, None]) / scale), axis=-1), rng)
+
+
+def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulations) -> np.ndarray:
+    expected = {name: np.shape(values) for name, values in simulations.truth.items()}
+    got = {name: np.shape(values) for name, values in references.items()}
+    if got != expected:
+        raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
+    return np.concatenate([np.reshape(references[name], (simulations.num_simulations, -1)) for name in expected], -1)
+
+
+def _generator(rng_key: jax.Array | None) -> np.random.Generator:
+    key = jax.random.key(0) if rng_key is None else rng_key
+    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), "uint32")))
+
+
+def _rank(truth: np.ndarray, draws: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Rank of ``truth`` (S, ...) among ``draws`` (S, L, ...), ties at random."""
+    below = np.sum(draws < truth[:, None], axis=1)
+    return below + rng.integers(0, np.sum(draws == truth[:, None], axis=1), endpoint=True)

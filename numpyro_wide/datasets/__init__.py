@@ -1,0 +1,36 @@
+"""Data from local files in the form in which their publishers ship them, and small sets that are at hand.
+
+Nothing is ever downloaded: where a file is missing, the error says what it is called and where it is had. Readers give
+the numbers as they are in the files; :class:`Standardiser` (by the training rows alone), :func:`centred_one_hot` and
+:func:`split` make them ready for a network.
+"""
+
+from numpyro_wide.datasets._cifar import cifar10 as cifar10
+from numpyro_wide.datasets._idx import fashion_mnist as fashion_mnist
+from numpyro_wide.datasets._idx import mnist as mnist
+from numpyro_wide.datasets._idx import read_idx as read_idx
+from numpyro_wide.datasets._preparation import Examples as Examples
+from numpyro_wide.datasets._preparation import Standardiser as Standardiser
+from numpyro_wide.datasets._preparation import centred_one_hot as centred_one_hot
+from numpyro_wide.datasets._preparation import split as split
+from numpyro_wide.datasets._preparation import subset as subset
+from numpyro_wide.datasets._tables import csv_table as csv_table
+from numpyro_wide.datasets._tables import diabetes as diabetes
+from numpyro_wide.datasets._tables import digits as digits
+from numpyro_wide.datasets._tables import marathon as marathon
+
+__all__ = [
+    "Examples",
+    "Standardiser",
+    "centred_one_hot",
+    "cifar10",
+    "csv_table",
+    "diabetes",
+    "digits",
+    "fashion_mnist",
+    "marathon",
+    "mnist",
+    "read_idx",
+    "split",
+    "subset",
+]

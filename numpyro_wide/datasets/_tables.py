@@ -1,0 +1,139 @@
+"""Tables: CSV files, and small sets that need no file."""
+
+import csv
+import importlib.resources
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpyro_wide.datasets._files import Folder
+from numpyro_wide.datasets._preparation import Examples
+
+
+def csv_table(path: Folder, target: str | int = -1, *, delimiter: str = ",", has_header: bool = True) -> Examples:
+    r"""Read a table of numbers, one of whose columns is the target.
+
+    Args:
+        path: of the file.
+        target: name of the target's column, or its number, from 0; negative ones count from the end.
+        delimiter: what stands between the columns.
+        has_header: whether the first line names the columns.
+
+    Returns:
+        The other columns (n, d), in the file's order, and the target (n,), in float64.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the target is no column, a line has more or fewer fields than the first, a field is not a finite
+            number, or there are no rows.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from numpyro_wide.datasets import csv_table
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder) / "table.csv"
+        ...     _ = path.write_text("length,depth,drag\n1.0,2.0,0.5\n3.0,4.0,0.7\n")
+        ...     examples = csv_table(path, target="drag")
+        >>> examples.inputs.tolist(), examples.targets.tolist()
+        ([[1.0, 2.0], [3.0, 4.0]], [0.5, 0.7])
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a table at {path}, where no file is; this package never downloads.")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        return _parse(path, file, target, delimiter, has_header)
+
+
+def digits() -> Examples:
+    """1797 handwritten digits of 8 × 8 pixels, from scikit-learn: images (n, 8, 8) from 0 to 16, labels from 0 to 9.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+
+    Example:
+        >>> from numpyro_wide.datasets import digits
+        >>> digits().inputs.shape
+        (1797, 8, 8)
+    """
+    bunch = _scikit_learn().load_digits()
+    return Examples(bunch.images, bunch.target.astype(np.int64))
+
+
+def diabetes() -> Examples:
+    """442 patients with 10 measurements in their own units, and the disease's progress, from scikit-learn.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+
+    Example:
+        >>> from numpyro_wide.datasets import diabetes
+        >>> diabetes().inputs.shape
+        (442, 10)
+    """
+    bunch = _scikit_learn().load_diabetes(scaled=False)
+    return Examples(bunch.data, bunch.target)
+
+
+def marathon() -> Examples:
+    """Winning paces of the Olympic marathon, men: years (n, 1) and min/km (n,).
+
+    Example:
+        >>> from numpyro_wide.datasets import marathon
+        >>> marathon().inputs[:2].tolist()
+        [[1896.0], [1900.0]]
+    """
+    table = importlib.resources.files("numpyro_wide.datasets") / "olympic_marathon_men.csv"
+    with importlib.resources.as_file(table) as path:
+        return csv_table(path)
+
+
+def _parse(path: Path, lines: Iterable[str], target: str | int, delimiter: str, has_header: bool) -> Examples:
+    rows = [(number, row) for number, row in enumerate(csv.reader(lines, delimiter=delimiter), start=1) if row]
+    names = [name.strip() for name in rows[0][1]] if rows and has_header else []
+    rows = rows[1:] if has_header else rows
+    if not rows:
+        raise ValueError(f"{path} holds no rows of data.")
+    num_columns = len(names) or len(rows[0][1])
+    column = _column(path, target, names, num_columns)
+    for number, row in rows:
+        if len(row) != num_columns:
+            raise ValueError(
+                f"{path}, line {number}: expected {num_columns} fields separated by {delimiter!r}, but got {len(row)}."
+            )
+    values = np.array([[_number(path, number, field) for field in row] for number, row in rows])
+    return Examples(np.delete(values, column, axis=1), values[:, column])
+
+
+def _column(path: Path, target: str | int, names: list[str], num_columns: int) -> int:
+    if isinstance(target, str):
+        if target not in names:
+            raise ValueError(f"{path} has no column {target!r}; its columns are {', '.join(names) or 'without names'}.")
+        return names.index(target)
+    if not -num_columns <= target < num_columns:
+        raise ValueError(f"{path} has {num_columns} columns, but target is column {target}.")
+    return target
+
+
+def _number(path: Path, line: int, field: str) -> float:
+    try:
+        value = float(field)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise ValueError(
+            f"{path}, line {line}: expected a finite number, but got {field!r}. Encode categories and fill in or drop "
+            "what is missing first; has_header and delimiter say how the file is laid out."
+        )
+    return value
+
+
+def _scikit_learn() -> Any:
+    try:
+        import sklearn.datasets
+    except ImportError as error:
+        raise ImportError(
+            'this data set comes with scikit-learn, which is not installed: pip install "numpyro_wide[examples]".'
+        ) from error
+    return sklearn.datasets

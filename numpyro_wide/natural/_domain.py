@@ -1,0 +1,181 @@
+"""The spaces of natural parameters, as NumPyro constraints, and the check that a vector lies in its space."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import Transform
+
+Family = TypeVar("Family", bound=Callable[..., Any])
+_DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
+
+
+def family(space: constraints.Constraint) -> Callable[[Family], Family]:
+    """Register the space of a constructor's natural parameters."""
+
+    def register(constructor: Family) -> Family:
+        _DOMAINS[constructor] = space
+        return constructor
+
+    return register
+
+
+def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
+    """The space of a family's natural parameters, as a NumPyro constraint on vectors.
+
+    ``biject_to`` of it maps unconstrained vectors of the same size into the space smoothly, so that an encoder
+    cannot leave it; ``numpyro.param`` takes it as its ``constraint``.
+
+    Args:
+        constructor: one of the constructors of this module, such as ``natural.Gamma``.
+
+    Returns:
+        A constraint with ``event_dim`` 1.
+
+    Raises:
+        ValueError: if ``constructor`` is not one of them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro.distributions import biject_to
+        >>> from numpyro_wide import natural
+        >>> into = biject_to(natural.domain(natural.Normal))
+        >>> natural.Normal(into(jnp.array([3.0, 0.0]))).mean  # from any two numbers
+        Array(1.5, dtype=float32)
+    """
+    if constructor not in _DOMAINS:
+        known = ", ".join(sorted(f"natural.{known.__name__}" for known in _DOMAINS))
+        raise ValueError(
+            f"domain takes a constructor of numpyro_wide.natural, one of {known}, but got {constructor!r}."
+        )
+    return _DOMAINS[constructor]
+
+
+def boxed(*components: constraints.Constraint) -> constraints.Constraint:
+    """Constrain the components of a vector, each by its own constraint on numbers."""
+    return constraints.independent(constraints.cat(components, dim=-1), 1)
+
+
+def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> jax.Array:
+    """Return ``natural + shift`` as floats, after the checks that all constructors make.
+
+    Args:
+        natural: the caller's array, (..., size).
+        shift: a number or an array that broadcasts against it.
+        constructor: the caller, for its domain and its name.
+        size: the number of natural parameters; None for any.
+    """
+    natural, shift = jnp.asarray(natural), jnp.asarray(shift)
+    total = jnp.asarray(natural + shift, jnp.result_type(natural, shift, jnp.float32))
+    name = f"natural.{constructor.__name__}"
+    if total.ndim == 0 or (size is not None and total.shape[-1] != size):
+        expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
+        raise ValueError(
+            f"{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
+            "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
+        )
+    _check_inside(total, name, _DOMAINS[constructor])
+    return total
+
+
+def _check_inside(natural: jax.Array, name: str, space: constraints.Constraint) -> None:
+    """Refuse values outside the space where they are known, that is, outside jit."""
+    if isinstance(natural, jax.core.Tracer):
+        return
+    outside = ~np.asarray(space(natural))
+    if outside.any():
+        first = np.asarray(natural).reshape(-1, natural.shape[-1])[outside.reshape(-1)][0]
+        raise ValueError(
+            f"{name} got natural parameters outside their space (see its docstring), first {first}. Give a `shift` "
+            "that moves an encoder's outputs inside, or map them with "
+            f"numpyro.distributions.biject_to(natural.domain({name}))."
+        )
+
+
+def pack_normal(vector: jax.Array, precision: jax.Array) -> jax.Array:
+    """Natural parameters of a multivariate Normal from Λμ (..., D) and Λ (..., D, D), (..., D(D + 3)/2)."""
+    rows, columns = np.tril_indices(precision.shape[-1])
+    weights = np.where(rows == columns, -0.5, -1.0).astype(precision.dtype)
+    vector = jnp.broadcast_to(
+        vector, (*jnp.broadcast_shapes(vector.shape[:-1], precision.shape[:-2]), vector.shape[-1])
+    )
+    entries = jnp.broadcast_to(weights * precision[..., rows, columns], (*vector.shape[:-1], len(rows)))
+    return jnp.concatenate([vector, entries], axis=-1)
+
+
+def unpack_normal(natural: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
+    dim = normal_dimension(natural.shape[-1])
+    if dim is None:
+        raise ValueError(
+            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis (2, 5, 9, 14, ... for "
+            f"D = 1, 2, 3, 4, ...), but got shape {natural.shape}."
+        )
+    rows, columns = np.tril_indices(dim)
+    entries = natural[..., dim:] * np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
+    lower = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(entries)
+    strictly_lower = lower * np.tri(dim, k=-1, dtype=natural.dtype)
+    return natural[..., :dim], lower + jnp.swapaxes(strictly_lower, -1, -2)
+
+
+def normal_dimension(size: int) -> int | None:
+    """The D of D(D + 3)/2 = size, None if there is none."""
+    dim = (math.isqrt(9 + 8 * size) - 3) // 2
+    return dim if dim > 0 and dim * (dim + 3) // 2 == size else None
+
+
+class _MultivariateNormalSpace(constraints._SingletonConstraint):
+    """Vectors (Λμ, lower triangle of Λ in the order and scale of T) with Λ positive definite."""
+
+    event_dim = 1
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Tell which vectors have a positive definite precision."""
+        return jnp.all(jnp.linalg.eigvalsh(unpack_normal(jnp.asarray(x))[1]) > 0, axis=-1)
+
+    def feasible_like(self, prototype: jax.Array) -> jax.Array:
+        """Give N(0, I)."""
+        vector, _ = unpack_normal(jnp.asarray(prototype))
+        return pack_normal(jnp.zeros_like(vector), jnp.eye(vector.shape[-1], dtype=vector.dtype))
+
+
+class _MultivariateNormalMap(Transform):
+    """Unconstrained vectors to natural parameters: the last part becomes Λ = LLᵀ through NumPyro's own map."""
+
+    domain = constraints.real_vector
+    codomain = _MultivariateNormalSpace()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map to natural parameters."""
+        dim = unpack_normal(x)[0].shape[-1]
+        return pack_normal(x[..., :dim], biject_to(constraints.positive_definite)(x[..., dim:]))
+
+    def _inverse(self, y: jax.Array) -> jax.Array:
+        vector, precision = unpack_normal(y)
+        return jnp.concatenate([vector, biject_to(constraints.positive_definite).inv(precision)], axis=-1)
+
+    def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> jax.Array:
+        """That of the map to Λ, and ½ for each of its D diagonal entries."""
+        _, precision = unpack_normal(y)
+        dim = precision.shape[-1]
+        log_det = biject_to(constraints.positive_definite).log_abs_det_jacobian(x[..., dim:], precision)
+        return log_det - dim * math.log(2)
+
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+        """Hold no arrays."""
+        return (), ((), {})
+
+    def __eq__(self, other: object) -> bool:
+        """All maps of this kind are the same."""
+        return isinstance(other, _MultivariateNormalMap)
+
+    __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms
+
+
+multivariate_normal_space = _MultivariateNormalMap.codomain
+biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNormalMap())

@@ -1,0 +1,117 @@
+"""The von Mises distribution in natural parameters, smooth at zero and exact for huge concentrations."""
+
+import math
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import i0e
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+
+from numpyro_wide.natural._domain import family, shifted
+
+_SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
+
+
+@family(constraints.real_vector)
+def VonMises(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> "NaturalVonMises":
+    r"""Von Mises distribution on the circle with $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ).
+
+    $\log q = \eta^\top T(\theta) - \log I_0(\lVert\eta\rVert) - \log 2\pi$. Every vector of two numbers is
+    allowed: at η = 0 the distribution is uniform, and its log density smooth, to all orders. The log density
+    holds its digits in float32 up to concentrations of millions: nothing is computed on the scale of
+    $I_0(\kappa) \approx e^\kappa$.
+
+    Args:
+        natural: η (..., 2).
+        shift: added to η. McNamara 2025, Appendix E, takes 1e-4, for a polar form of the parameters is
+            singular at zero; this form does not need it.
+        validate_args: as for any NumPyro distribution.
+
+    Returns:
+        A NumPyro distribution over angles with ``loc`` μ and ``concentration`` κ; batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> score = jax.jit(jax.grad(lambda eta: natural.VonMises(eta).log_prob(0.0)))
+        >>> score(jnp.zeros(2)).tolist(), natural.VonMises(jnp.zeros(2), shift=1e-4).batch_shape
+        ([1.0, 0.0], ())
+    """
+    return NaturalVonMises(shifted(natural, shift, VonMises, 2), validate_args=validate_args)
+
+
+class NaturalVonMises(dist.VonMises):
+    """What :func:`VonMises` returns: NumPyro's von Mises with a log density computed from η itself."""
+
+    reparametrized_params: ClassVar[list[str]] = []  # draws are by rejection
+    pytree_data_fields = ("natural",)
+
+    def __init__(self, natural: jax.Array, *, validate_args: bool | None = None):
+        self.natural = natural
+        is_zero = jnp.all(natural == 0, axis=-1)
+        # At zero any direction will do, and a concentration that NumPyro's sampler does not divide by.
+        east = jnp.where(is_zero, 1, natural[..., 0])
+        concentration = jnp.maximum(_norm(natural), 1e-6)
+        super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
+        """Log density at the angles ``value``, any real numbers: it is periodic."""
+        point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
+        squared_norm = jnp.sum(self.natural**2, axis=-1)
+        is_small = squared_norm < _SMALL**2
+        near_zero = jnp.sum(self.natural * point, axis=-1) - _log_bessel_series(squared_norm)
+        # η·T − κ as −½ κ |T − η/κ|²: the two terms are of the size of κ, and cancel.
+        eta = jnp.where(is_small[..., None], jnp.array([1, 0], self.natural.dtype), self.natural)
+        concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
+        gap = jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
+        beyond = -0.5 * concentration * gap - _log_scaled_bessel(concentration)
+        return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
+
+
+def _norm(vector: jax.Array) -> jax.Array:
+    """Euclidean norm along the last axis, with derivative 0 at 0."""
+    squared = jnp.sum(vector**2, axis=-1)
+    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
+
+
+def _log_bessel_series(squared: jax.Array) -> jax.Array:
+    """Log I₀(κ) from κ² < ¼, by the power series I₀ = Σ (κ²/4)^k / k!²."""
+    quarter = jnp.where(squared < _SMALL**2, squared, 0) / 4
+    return jnp.log1p(_polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
+
+
+def _log_scaled_bessel(concentration: jax.Array) -> jax.Array:
+    """Log (e^−κ I₀(κ)) for κ ≥ ½, with derivatives that keep their relative accuracy however large κ is."""
+    is_large = concentration > _LARGE
+    middle = jnp.log(i0e(jnp.where(is_large, 1, concentration)))
+    # Asymptotic series: √(2πκ) e^−κ I₀ = Σ ((2k − 1)!!)² / (k! (8κ)^k) (Abramowitz and Stegun, 9.7.1).
+    high = jnp.where(is_large, concentration, _LARGE)
+    double_factorials = [math.prod(range(1, 2 * k, 2)) for k in range(17)]
+    series = (0.0, *(double_factorials[k] ** 2 / math.factorial(k) for k in range(1, 17)))
+    total = _polynomial(series, 1 / (8 * high))
+    return jnp.where(is_large, jnp.log1p(total) - 0.5 * jnp.log(2 * math.pi * high), middle)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
+    """Σ cₖ xᵏ, whose derivative is another such sum: reverse mode through Horner's rule would keep every step of it."""
+    total = jnp.zeros_like(x)
+    for coefficient in reversed(coefficients):
+        total = coefficient + x * total
+    return total
+
+
+@_polynomial.defjvp
+def _polynomial_jvp(coefficients: tuple[float, ...], primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    derivative = tuple(k * coefficient for k, coefficient in enumerate(coefficients))[1:]
+    return _polynomial(coefficients, x), _polynomial(derivative or (0.0,), x) * dx

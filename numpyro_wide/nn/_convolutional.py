@@ -1,0 +1,175 @@
+"""Convolutional networks: plain, and the wide residual network without normalisers of Hron 2022."""
+
+import jax
+from flax import linen
+
+from numpyro_wide.nn._layers import NTKConv, as_real, check_images, scaled_features
+from numpyro_wide.nn._scales import Activation, activation_function, check_count, check_scale, scale_or_unit
+
+POOLINGS = ("flatten", "mean")
+
+
+class CNN(linen.Module):
+    r"""Convolutional network in the NTK parametrisation, up to the scaled features of its readout.
+
+    Hidden layers of ``width`` channels and 3 × 3 filters, all at the images' resolution.
+
+    Attributes:
+        depth: number of hidden layers.
+        width: channels in each.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        w_std: $\sigma_w$ of the hidden layers; None for :func:`unit_scale`'s, which keep the variance at one.
+        b_std: $\sigma_b$ of the hidden layers.
+        readout_w_std: $\sigma_w$ of the readout; None likewise.
+        readout_b_std: $\sigma_b$ of the readout.
+        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
+        pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
+            "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
+
+    Raises:
+        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import CNN
+        >>> network, images = CNN(depth=2, width=16), jnp.ones((3, 8, 8, 1))
+        >>> features, params = jax.eval_shape(network.init_with_output, jax.random.key(0), images)
+        >>> features.shape
+        (3, 1024)
+    """
+
+    depth: int
+    width: int
+    activation: Activation = "gelu"
+    w_std: float | None = None
+    b_std: float = 0.0
+    readout_w_std: float | None = None
+    readout_b_std: float = 0.0
+    padding: str = "CIRCULAR"
+    pooling: str = "flatten"
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        check_count("depth", self.depth)
+        _check_network(self, x)
+        activate = activation_function(self.activation)
+        hidden = as_real(x)
+        for layer in range(self.depth):
+            w_std = scale_or_unit(self.w_std, self.activation if layer else "identity", self.b_std)
+            convolution = NTKConv(
+                self.width, padding=self.padding, w_std=w_std, b_std=self.b_std, name=f"hidden_{layer}"
+            )
+            hidden = activate(convolution(hidden))
+        return _pooled_features(self, hidden)
+
+
+class WideResNet(linen.Module):
+    r"""The wide residual network without normalisers of Hron 2022, §4.2.2, up to the scaled features of its readout.
+
+    6n + 2 layers: a convolution, three groups of n residual blocks with ``width``, 2 ``width`` and 4 ``width``
+    channels, of which the second and third halve the resolution, and the readout, which is left to the model. A block
+    is activation, convolution, activation, convolution. In place of normalisers, the k-th residual sum over the whole
+    network is
+
+    $$\sqrt{(k - 1 + c) / (k + c)}\, f_k^{skip}(x) + \sqrt{1 / (k + c)}\, f_k^{resid}(x)$$
+
+    (Shao 2020). Where a block changes the shape, its skip is a 1 × 1 convolution of the block's activated input
+    (Zagoruyko 2016), which is not counted as a layer. By default the scales keep the variance of all units at one;
+    those of the paper are ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
+
+    Attributes:
+        num_blocks: n, residual blocks in each group: 3 for 20 layers.
+        width: channels in the first group.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        w_std: $\sigma_w$ of all convolutions; None for :func:`unit_scale`'s.
+        b_std: $\sigma_b$ of all convolutions.
+        readout_w_std: $\sigma_w$ of the readout; None likewise.
+        readout_b_std: $\sigma_b$ of the readout.
+        c: of the residual sums.
+        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
+        pooling: "mean" averages over pixels before the readout, which lowers the variance of its outputs by as much as
+            pixels are not correlated; "flatten" gives the readout the units of all pixels.
+
+    Raises:
+        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import WideResNet
+        >>> network, images = WideResNet(num_blocks=1, width=8), jnp.ones((2, 16, 16, 3))
+        >>> features, params = jax.eval_shape(network.init_with_output, jax.random.key(0), images)
+        >>> features.shape
+        (2, 32)
+    """
+
+    num_blocks: int
+    width: int
+    activation: Activation = "gelu"
+    w_std: float | None = None
+    b_std: float = 0.0
+    readout_w_std: float | None = None
+    readout_b_std: float = 0.0
+    c: float = 1.0
+    padding: str = "CIRCULAR"
+    pooling: str = "mean"
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        check_count("num_blocks", self.num_blocks)
+        check_scale("c", self.c)
+        _check_network(self, x)
+        activate = activation_function(self.activation)
+        first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
+        hidden = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")(as_real(x))
+        k = 0
+        for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
+            for block in range(self.num_blocks):
+                k += 1
+                strides = (2, 2) if group and not block else (1, 1)
+                skip, residual = self._branches(hidden, num_channels, strides, f"group_{group}_block_{block}")
+                hidden = ((k - 1 + self.c) / (k + self.c)) ** 0.5 * skip + (1 / (k + self.c)) ** 0.5 * residual
+        return _pooled_features(self, activate(hidden))
+
+    def _branches(
+        self, x: jax.Array, num_channels: int, strides: tuple[int, int], name: str
+    ) -> tuple[jax.Array, jax.Array]:
+        """Both terms of a residual sum."""
+        activate = activation_function(self.activation)
+        w_std = scale_or_unit(self.w_std, self.activation, self.b_std)
+
+        def convolution(kernel_size: int, strides: tuple[int, int], part: str) -> NTKConv:
+            return NTKConv(
+                num_channels,
+                (kernel_size, kernel_size),
+                strides,
+                padding=self.padding,
+                w_std=w_std,
+                b_std=self.b_std,
+                name=f"{name}_{part}",
+            )
+
+        active = activate(x)
+        inner = activate(convolution(3, strides, "first")(active))
+        residual = convolution(3, (1, 1), "second")(inner)
+        if x.shape[-1] == num_channels and strides == (1, 1):
+            return x, residual
+        return convolution(1, strides, "skip")(active), residual
+
+
+def _check_network(network: CNN | WideResNet, x: jax.Array) -> None:
+    check_images(x)
+    check_count("width", network.width)
+    for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):
+        if getattr(network, name) is not None:
+            check_scale(name, getattr(network, name))
+    if network.pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(map(repr, POOLINGS))}, but got {network.pooling!r}.")
+
+
+def _pooled_features(network: CNN | WideResNet, units: jax.Array) -> jax.Array:
+    """The readout's features, for activated units (n, h, w, channels)."""
+    pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
+    readout_w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
+    return scaled_features(pooled, readout_w_std, network.readout_b_std)

@@ -1,0 +1,139 @@
+"""Layers in the NTK parametrisation: parameters N(0, 1), their scales in the forward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from numpyro_wide.nn._scales import check_count, check_scale
+
+PADDINGS = ("CIRCULAR", "SAME", "VALID")
+
+
+def standard_normal_init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """What parameters start from outside of a NumPyro model: their prior."""
+    return jax.random.normal(key, shape)
+
+
+class NTKDense(linen.Module):
+    r"""Affine layer $\sigma_w / \sqrt{m}\, h W + \sigma_b b$ for inputs h (…, m), all parameters N(0, 1).
+
+    The NTK parametrisation of Hron 2022, §1.1. Without ``b_std`` there is no bias parameter.
+
+    Attributes:
+        features: number of outputs.
+        w_std: $\sigma_w$.
+        b_std: $\sigma_b$.
+
+    Raises:
+        ValueError: when it is run, for scales below 0 or a number of outputs below 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import NTKDense
+        >>> layer = NTKDense(4, w_std=2.0, b_std=0.5)
+        >>> params = {"kernel": jnp.ones((9, 4)), "bias": jnp.ones(4)}
+        >>> layer.apply({"params": params}, jnp.ones((1, 9)))
+        Array([[6.5, 6.5, 6.5, 6.5]], dtype=float32)
+    """
+
+    features: int
+    w_std: Any = 1.0
+    b_std: Any = 0.0
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Outputs (…, features) for inputs (…, m)."""
+        _check_layer(self.features, self.w_std, self.b_std)
+        num_inputs = x.shape[-1]
+        kernel = self.param("kernel", standard_normal_init, (num_inputs, self.features))
+        return _add_bias(self, (self.w_std / num_inputs**0.5) * (x @ kernel))
+
+
+class NTKConv(linen.Module):
+    r"""Convolution of images with scale $\sigma_w / \sqrt{m}$, all parameters N(0, 1); m is height · width · channels.
+
+    Attributes:
+        features: number of output channels.
+        kernel_size: height and width of the filter.
+        strides: steps along height and width.
+        padding: "CIRCULAR" wraps images around, so that units have the same prior variance at every pixel; "SAME" pads
+            with zeros, which lowers it along the border; "VALID" does not pad.
+        w_std: $\sigma_w$.
+        b_std: $\sigma_b$. Without it there is no bias parameter.
+
+    Raises:
+        ValueError: when it is run, for inputs that are not images, an unknown padding, scales below 0, or a number of
+            channels below 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import NTKConv
+        >>> images = jnp.ones((2, 8, 8, 3))
+        >>> layer = NTKConv(16, strides=(2, 2))
+        >>> layer.apply(layer.init(jax.random.key(0), images), images).shape
+        (2, 4, 4, 16)
+    """
+
+    features: int
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "CIRCULAR"
+    w_std: Any = 1.0
+    b_std: Any = 0.0
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images (n, height', width', features) for images (n, height, width, channels)."""
+        _check_layer(self.features, self.w_std, self.b_std)
+        if self.padding not in PADDINGS:
+            raise ValueError(f"padding must be one of {', '.join(map(repr, PADDINGS))}, but got {self.padding!r}.")
+        check_images(x)
+        height, width = self.kernel_size
+        num_channels = x.shape[-1]
+        kernel = self.param("kernel", standard_normal_init, (height, width, num_channels, self.features))
+        padding = self.padding
+        if padding == "CIRCULAR":
+            around = [((size - 1) // 2, size // 2) for size in self.kernel_size]
+            x, padding = jnp.pad(x, [(0, 0), *around, (0, 0)], mode="wrap"), "VALID"
+        layout = ("NHWC", "HWIO", "NHWC")
+        convolved = jax.lax.conv_general_dilated(x, kernel, self.strides, padding, dimension_numbers=layout)
+        return _add_bias(self, (self.w_std / (height * width * num_channels) ** 0.5) * convolved)
+
+
+def scaled_features(units: jax.Array, readout_w_std: float, readout_b_std: float) -> jax.Array:
+    r"""What N(0, 1) readout weights multiply: $\sigma_w / \sqrt{d}$ times the units (n, d), a column for the bias."""
+    features = (readout_w_std / units.shape[1] ** 0.5) * units
+    if not readout_b_std:
+        return features
+    bias_column = jnp.full((units.shape[0], 1), readout_b_std, features.dtype)
+    return jnp.concatenate([features, bias_column], axis=1)
+
+
+def check_images(x: jax.Array) -> None:
+    """A batch of images."""
+    if x.ndim != 4:
+        raise ValueError(
+            f"inputs must be images (n, height, width, channels), but got shape {x.shape}; give grey images an axis "
+            "for their one channel, x[..., None]."
+        )
+
+
+def as_real(x: Any) -> jax.Array:
+    """Inputs as floating-point numbers: images often come as bytes."""
+    return jnp.asarray(x, jnp.result_type(x, float))
+
+
+def _check_layer(features: int, w_std: Any, b_std: Any) -> None:
+    check_count("features", features)
+    check_scale("w_std", w_std)
+    check_scale("b_std", b_std)
+
+
+def _add_bias(layer: Any, outputs: jax.Array) -> jax.Array:
+    if isinstance(layer.b_std, int | float) and layer.b_std == 0:
+        return outputs
+    init: Callable = standard_normal_init
+    return outputs + layer.b_std * layer.param("bias", init, (layer.features,))

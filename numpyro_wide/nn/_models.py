@@ -1,0 +1,117 @@
+"""Whole NumPyro models in one line."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_wide.nn._random import is_module, random_network
+from numpyro_wide.nn._row_blocks import by_row_blocks
+from numpyro_wide.nn._scales import check_count
+
+
+def bnn(
+    features_net: Any,
+    num_outputs: int | None,
+    noise: ArrayLike | dist.Distribution,
+    *,
+    readout_scale: ArrayLike = 1.0,
+    block_size: int | str | None = None,
+) -> Callable[..., None]:
+    r"""A Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for every handler of this package.
+
+    Its sites, in their order: "noise" if it is latent; "hidden", all parameters of ``features_net`` as one standard
+    normal vector (:func:`random_network`); "features", (n, d); "readout", standard normal, (d, k), or (d,) without
+    ``num_outputs``; and "y" in the plate "rows". So, in full::
+
+        repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise)  # latent: "noise"
+        collapse_readout(model, readout="readout", features="features", observed="y")
+
+    Args:
+        features_net: a flax module, of linen or NNX, that gives the readout's features (n, d) for inputs, scales
+            included, such as :class:`FCN`; or a function of the inputs that does so and has sample sites of its own.
+        num_outputs: k, or None for targets that are a vector (n,).
+        noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
+            a distribution.
+        readout_scale: standard deviation of the readout's prior, which broadcasts against it; for features without
+            their scale, as in the standard parametrisation.
+        block_size: rows of the inputs whose hidden units are held at a time, "auto", or None for all: see
+            :func:`by_row_blocks`. Without None, ``features_net`` must be a module.
+
+    Returns:
+        The model; without ``y`` it predicts, or simulates from the prior.
+
+    Raises:
+        TypeError: if ``features_net`` is neither a module nor a function, or a function is to run in blocks.
+        ValueError: for a number of outputs or a block size below 1, or noise or ``readout_scale`` that are not
+            positive; when the model runs, if the features are not a matrix with a row for each of the inputs', or ``y``
+            has another shape than the outputs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_wide import repriorise, wide_limit_draws
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
+        >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
+        (20, 3)
+    """
+    if not callable(features_net):
+        raise TypeError(
+            f"features_net must be a flax module or a function of the inputs, but is a {type(features_net).__name__}."
+        )
+    if num_outputs is not None:
+        check_count("num_outputs", num_outputs)
+    for name, value in (("noise", noise), ("readout_scale", readout_scale)):
+        if not isinstance(value, dist.Distribution) and not np.all(np.asarray(value) > 0):
+            raise ValueError(f"{name} must be positive, but got {value}.")
+    if block_size is not None and not is_module(features_net):
+        raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
+    by_row_blocks(features_net, block_size)  # refuses a wrong size now
+    return partial(_bnn, features_net, num_outputs, noise, readout_scale, block_size)
+
+
+def _bnn(
+    features_net: Any,
+    num_outputs: int | None,
+    noise: ArrayLike | dist.Distribution,
+    readout_scale: ArrayLike,
+    block_size: int | str | None,
+    x: Array,
+    y: Array | None = None,
+) -> None:
+    """The model that :func:`bnn` gives."""
+    noise_scale = numpyro.sample("noise", noise) if isinstance(noise, dist.Distribution) else noise
+    network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
+    if block_size is not None:
+        network = by_row_blocks(network, block_size)
+    features = numpyro.deterministic("features", _matrix(network(x), x))
+    outputs = () if num_outputs is None else (num_outputs,)
+    readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
+    readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
+    mean = features @ readout
+    if y is not None and jnp.shape(y) != mean.shape:
+        raise ValueError(
+            f"y must have shape {mean.shape} for {features.shape[0]} rows and num_outputs={num_outputs}, but got "
+            f"{jnp.shape(y)}."
+        )
+    with numpyro.plate("rows", features.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
+
+
+def _matrix(features: Array, x: Array) -> Array:
+    if jnp.ndim(features) != 2 or features.shape[0] != jnp.shape(x)[0]:
+        raise ValueError(
+            f"features_net must give a matrix (n, d) with a row for each of the {jnp.shape(x)[0]} inputs, but gave "
+            f"shape {jnp.shape(features)}."
+        )
+    return features

@@ -1,0 +1,168 @@
+"""Figures of calibration: rank histograms, rank distribution functions, coverage."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from numpyro_wide.calibration import Coverage, uniformity_band
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_rank_histogram(
+    ranks: ArrayLike,
+    num_draws: int,
+    *,
+    num_bins: int | None = None,
+    level: float = 0.95,
+    ax: "Axes | None" = None,
+    **kwargs: Any,
+) -> "Axes":
+    """Histogram of ranks with the simultaneous band of uniform ones (Talts 2018, Figure 1).
+
+    Args:
+        ranks: ranks of one scalar, (num_simulations,), as ``calibration.sbc_ranks`` gives them.
+        num_draws: number of draws that they are ranks among.
+        num_bins: number of bins; by default at most 30 and one for every 20 simulations, if possible with equally
+            many ranks in each. Where they differ, heights and band are densities relative to uniform all the same.
+        level: probability that a histogram of uniform ranks is inside the band everywhere.
+        ax: where to draw; None for a new figure.
+        **kwargs: passed on to ``Axes.bar``.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for ranks of several scalars: draw one figure for each.
+    """
+    ranks = _one_scalar(ranks)
+    ax = _axes(ax)
+    num_bins = _default_bins(len(ranks), num_draws) if num_bins is None else num_bins
+    edges = np.linspace(0, num_draws + 1, num_bins + 1).round()
+    masses = np.diff(edges) / (num_draws + 1)
+    heights = np.histogram(ranks, edges)[0] / len(ranks) / masses
+    low, high = uniformity_band(masses, len(ranks), level=level, cumulative=False)
+    style: dict[str, Any] = {"color": "C0", "alpha": 0.75, "edgecolor": "white", "linewidth": 0.5} | kwargs
+    ax.bar(edges[:-1] / (num_draws + 1), heights, np.diff(edges) / (num_draws + 1), align="edge", **style)
+    low, high = (np.append(band, band[-1]) for band in (low / masses, high / masses))  # the last step, too
+    ax.fill_between(edges / (num_draws + 1), low, high, step="post", color="0.5", alpha=0.3, linewidth=0, zorder=3)
+    ax.axhline(1, color="0.2", linewidth=1, linestyle="--")
+    ax.set(xlim=(0, 1), ylim=(0, None), xlabel="normalised rank", ylabel="density relative to uniform")
+    ax.set_title(_band_title(level), fontsize="medium")
+    return ax
+
+
+def plot_rank_ecdf(
+    ranks: "ArrayLike | Mapping[str, ArrayLike]",
+    num_draws: int,
+    *,
+    level: float = 0.95,
+    ax: "Axes | None" = None,
+    **kwargs: Any,
+) -> "Axes":
+    """Difference of the ranks' distribution function from the uniform one, with its simultaneous band.
+
+    Without bins, it shows more of small samples than a histogram, and several scalars fit into one figure
+    (Säilynoja 2022). A curve above zero on the left and below it on the right tells of too narrow posteriors.
+
+    Args:
+        ranks: (num_simulations,), or a dictionary of arrays (num_simulations, ...) as ``calibration.sbc_ranks`` gives.
+        num_draws: number of draws that they are ranks among.
+        level: probability that the curve of *one* uniform rank is inside the band everywhere.
+        ax: where to draw; None for a new figure.
+        **kwargs: passed on to ``Axes.step``.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    curves = _scalars(ranks if isinstance(ranks, Mapping) else {"": ranks})
+    points = np.arange(num_draws + 2)
+    uniform = points / (num_draws + 1)
+    for label, values in curves.items():
+        below = np.mean(values[:, None] < points, axis=0)
+        ax.step(uniform, below - uniform, where="post", label=label, **{"linewidth": 1.2} | kwargs)
+    low, high = uniformity_band(uniform, len(next(iter(curves.values()))), level=level)
+    ax.fill_between(uniform, low - uniform, high - uniform, color="0.5", alpha=0.25, linewidth=0, zorder=0)
+    ax.axhline(0, color="0.2", linewidth=1, linestyle="--")
+    ax.set(xlim=(0, 1), xlabel="normalised rank", ylabel="ECDF minus uniform")
+    _finish(ax, level, list(curves))
+    return ax
+
+
+def plot_coverage(
+    coverage: "Coverage | Mapping[str, Coverage]", *, level: float = 0.95, ax: "Axes | None" = None, **kwargs: Any
+) -> "Axes":
+    """Empirical against nominal coverage, with the simultaneous band of an exact posterior.
+
+    Args:
+        coverage: what ``calibration.tarp`` returns, or the dictionary of ``calibration.expected_coverage``.
+        level: probability that *one* curve of an exact posterior is inside the band everywhere.
+        ax: where to draw; None for a new figure.
+        **kwargs: passed on to ``Axes.plot``.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    named = coverage if isinstance(coverage, Mapping) else {"": coverage}
+    curves = _scalars({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()})
+    some = next(iter(named.values()))
+    nominal = np.concatenate([[0], some.nominal, [1]])
+    for label, empirical in curves.items():
+        ends = np.concatenate([[0], empirical, [1]])
+        ax.plot(nominal, ends, label=label, **{"linewidth": 1.4} | kwargs)
+    low, high = uniformity_band(nominal, some.num_simulations, level=level)
+    ax.fill_between(nominal, low, high, color="0.5", alpha=0.25, linewidth=0, zorder=0)
+    ax.plot([0, 1], [0, 1], color="0.2", linewidth=1, linestyle="--")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="credibility level", ylabel="empirical coverage")
+    _finish(ax, level, list(curves))
+    return ax
+
+
+def _axes(ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot  # here, so that the package imports without a display
+
+    return pyplot.subplots(layout="constrained")[1]
+
+
+def _one_scalar(ranks: ArrayLike) -> np.ndarray:
+    ranks = np.asarray(ranks)
+    if ranks.ndim != 1:
+        raise ValueError(
+            f"a histogram shows the ranks of one scalar, (num_simulations,), but got shape {ranks.shape}. Draw one for "
+            "each component with ax=, or all together with plot_rank_ecdf."
+        )
+    return ranks
+
+
+def _default_bins(num_simulations: int, num_draws: int) -> int:
+    """The largest divisor of the number of ranks that is not far below what the simulations can fill."""
+    most = min(30, max(5, num_simulations // 20), num_draws + 1)
+    return next((bins for bins in range(most, most // 2, -1) if (num_draws + 1) % bins == 0), most)
+
+
+def _scalars(groups: "Mapping[str, ArrayLike]") -> dict[str, np.ndarray]:
+    """One entry for each scalar component of arrays (m, ...), named as ``name[i, j]``."""
+    found = {}
+    for name, values in groups.items():
+        array = np.asarray(values)
+        for index in np.ndindex(array.shape[1:]):
+            component = f"[{', '.join(map(str, index))}]" if index else ""
+            found[f"{name}{component}"] = array[(slice(None), *index)]
+    return found
+
+
+def _finish(ax: "Axes", level: float, labels: list[str]) -> None:
+    ax.set_title(_band_title(level), fontsize="medium")
+    if labels != [""]:
+        ax.legend(frameon=False, fontsize="small", ncols=1 + (len(labels) > 6))
+
+
+def _band_title(level: float) -> str:
+    return f"band: {100 * level:g} % simultaneous, exact posterior"

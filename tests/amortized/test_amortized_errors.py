@@ -1,0 +1,169 @@
+"""What the trainer refuses, and what it says."""
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from amortized_cases import linear_guide, normal_model
+from numpyro.handlers import scale
+from numpyro.primitives import mutable
+
+from numpyro_wide import AmortizedForwardKL
+
+KEY = jax.random.key(0)
+sample, normal = numpyro.sample, dist.Normal(0.0, 1.0)
+
+
+def site(name, distribution=normal, **options):
+    """A guide with one parameter and one site."""
+
+    def guide(observed_values):
+        numpyro.param("loc", 0.0)
+        sample(name, distribution, **options)
+
+    return guide
+
+
+def observing():
+    sample("x", dist.Normal(sample("theta", normal), 1.0), obs=0.5)
+
+
+def with_factor():
+    normal_model()
+    numpyro.factor("penalty", 1.0)
+
+
+def with_param():
+    sample("x", dist.Normal(sample("theta", normal), numpyro.param("noise", 1.0)))
+
+
+def with_state():
+    mutable("count", 0)
+    normal_model()
+
+
+def subsampled():
+    theta = sample("theta", normal)
+    with numpyro.plate("data", 10, subsample_size=5):
+        sample("x", dist.Normal(theta, 1.0))
+
+
+def scaled():
+    with scale(scale=2.0):
+        normal_model()
+
+
+def of_counts():
+    sample("x", dist.Normal(sample("theta", dist.Poisson(3.0)), 1.0))
+
+
+def two_sites(observed_values):
+    linear_guide(observed_values)
+    sample("x", normal, obs=observed_values["x"])
+
+
+def no_param(observed_values):
+    sample("theta", dist.Normal(observed_values["x"], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "message"),
+    [
+        (observing, linear_guide, r"must simulate every site, but \['x'\] have given values.*default None"),
+        (with_factor, linear_guide, r"must simulate every site, but \['penalty'\]"),
+        (with_param, linear_guide, r"no param sites.*\['noise'\]; fix their values"),
+        (with_state, linear_guide, r"no mutable sites.*\['count'\]"),
+        (subsampled, linear_guide, r"plate 'data' is subsampled \(5 of 10\)"),
+        (scaled, linear_guide, "model's site 'theta' has a scaled log density"),
+        (normal_model, two_sites, r"latents alone.*\['x'\].*keys \['x'\]"),
+        (normal_model, site("x"), r"latents alone.*\['x'\]"),
+        (normal_model, site("theta", obs=1.0), r"latents alone.*\['theta'\]"),
+        (normal_model, site("phi"), r"\['phi'\] are not among \['theta'\]"),
+        (normal_model, lambda observed_values: None, r"no sample site.*\['theta'\]"),
+        (normal_model, no_param, "no param site"),
+        (normal_model, site("theta", normal.expand([3]).to_event(1)), r"model's shape \(\), but has \(3,\)"),
+        (normal_model, site("theta", dist.Poisson(1.0)), "'theta' is discrete, but the model's is continuous"),
+        (of_counts, site("theta"), "'theta' is continuous, but the model's is discrete"),
+        (of_counts, site("theta", dist.Poisson(1.0), infer={"enumerate": "parallel"}), "asks to be enumerated"),
+        (normal_model, scale(site("theta"), 2.0), "guide's site 'theta' has a scaled"),
+    ],
+)
+def test_mistakes_in_model_and_guide(model, guide, message):
+    with pytest.raises(ValueError, match=message):
+        AmortizedForwardKL(model, guide, optax.sgd(0.1), observed="x").init(KEY)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"observed": ["x", "y"]}, ValueError, r"\['y'\] are not among.*\['theta', 'x'\]"),
+        ({"observed": []}, ValueError, "at least one site"),
+        ({"observed": 3}, TypeError, "sequence of names, got 3"),
+        ({"observed": [3]}, TypeError, r"sequence of names, got \[3\]"),
+        ({"batch_size": 0}, ValueError, "positive integer, got 0"),
+        ({"batch_size": 2.0}, ValueError, "positive integer, got 2.0"),
+        ({"optim": numpyro.optim.Minimize()}, TypeError, "Minimize needs a loss that is not random"),
+        ({"optim": "adam"}, TypeError, "optimiser of numpyro.optim or optax, got str"),
+        ({"model": None}, TypeError, "must be functions, got NoneType"),
+    ],
+)
+def test_mistakes_in_the_arguments(change, error, message):
+    arguments = {"model": normal_model, "guide": linear_guide, "optim": optax.sgd(0.1), "observed": "x", **change}
+    with pytest.raises(error, match=message):
+        AmortizedForwardKL(**arguments).init(KEY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be a positive integer, got 0"),
+        ({"held_out": -1}, "held_out must be a number of simulations"),
+        ({"held_out": 5, "evaluate_every": 0}, "evaluate_every must be a positive integer"),
+        ({"held_out": 5, "patience": 1.5}, "patience must be a positive integer"),
+        ({"patience": 3}, "held_out=1000"),
+        ({"checkpoint_every": 3}, "checkpoint=path"),
+    ],
+)
+def test_mistakes_in_the_options_of_run(options, message):
+    trainer = AmortizedForwardKL(normal_model, linear_guide, optax.sgd(0.1), observed="x")
+    with pytest.raises(ValueError, match=message):
+        trainer.run(KEY, **{"num_steps": 2, **options})
+
+
+def test_params_before_init_are_not_known():
+    trainer, other = [AmortizedForwardKL(normal_model, linear_guide, optax.sgd(0.1), observed="x") for _ in range(2)]
+    state = trainer.init(KEY)
+    with pytest.raises(ValueError, match="call init or run first"):
+        other.get_params(state)
+
+
+def test_importance_weights_need_a_likelihood():
+    def with_nuisance():
+        theta, z = sample("theta", normal), sample("z", normal)
+        sample("x", dist.Normal(theta + z, 1.0))
+
+    def implicit():
+        numpyro.deterministic("x", 2 * sample("theta", normal))
+
+    def delta():
+        sample("x", dist.Delta(sample("theta", normal)).expand([2]).to_event(1))
+
+    def guide(observed_values):
+        sample("theta", dist.Normal(jnp.sum(observed_values["x"]), numpyro.param("scale", 1.0)))
+
+    cases = [
+        (with_nuisance, r"marginalises \['z'\]"),
+        (implicit, r"\['x'\] are functions"),
+        (delta, r"\['x'\] are func"),
+    ]
+    for model, message in cases:
+        trainer = AmortizedForwardKL(model, guide, optax.sgd(0.1), observed="x")
+        with pytest.raises(ValueError, match=message):
+            trainer.importance_sample(KEY, {"scale": 1.0}, {"x": jnp.array(1.0)}, 10)
+    trainer = AmortizedForwardKL(normal_model, guide, optax.sgd(0.1), observed="x")
+    with pytest.raises(ValueError, match=r"keys \['x'\], but has \['y'\]"):
+        trainer.importance_sample(KEY, {"scale": 1.0}, {"y": jnp.array(1.0)}, 10)
+    with pytest.raises(FloatingPointError, match="positive finite weight"):
+        trainer.importance_sample(KEY, {"scale": 1.0}, {"x": jnp.array(1e30)}, 10)

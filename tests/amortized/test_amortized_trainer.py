@@ -1,0 +1,218 @@
+"""The trainer's protocol: steps, runs, resuming, skipping, held-out losses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from amortized_cases import ENTROPY, INTERCEPT, SLOPE, failing_model, linear_guide, normal_model
+from jax.example_libraries import optimizers
+
+from numpyro_wide import AmortizedForwardKL
+from numpyro_wide.amortized import _run
+
+KEY = jax.random.key(3)
+
+
+def trainer(optim=None, model=normal_model, guide=linear_guide, **options):
+    return AmortizedForwardKL(model, guide, optim or optax.adam(0.01), **{"observed": "x", "batch_size": 3, **options})
+
+
+def assert_same(left, right):
+    """Equal to the last bit, in structure, type and value."""
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert a.dtype == b.dtype
+        assert bool(jnp.array_equal(a, b, equal_nan=not jnp.issubdtype(a.dtype, jax.dtypes.prng_key)))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return trainer().run(KEY, 150, progress_bar=False, held_out=50, evaluate_every=40)
+
+
+def test_run_goes_on_as_one_longer_run(uninterrupted):
+    training = trainer()
+    parts = [training.run(KEY, 37, progress_bar=False, held_out=50, evaluate_every=40)]
+    for num_steps in (1, 70, 42):
+        options = {"init_state": parts[-1].state, "held_out": 50, "evaluate_every": 40}
+        parts.append(training.run(KEY, num_steps, progress_bar=False, **options))
+    assert_same(parts[-1].state, uninterrupted.state)
+    assert_same(jnp.concatenate([part.losses for part in parts]), uninterrupted.losses)
+    assert_same(parts[-1].params, uninterrupted.params)
+    # Another trainer, which has not seen the guide, goes on as well; so does one run without a look on the way.
+    assert_same(
+        trainer().run(KEY, 113, init_state=parts[0].state, progress_bar=False).losses, uninterrupted.losses[37:]
+    )
+
+
+def test_interrupted_run_resumes_from_its_checkpoint(uninterrupted, tmp_path, monkeypatch):
+    options = {"progress_bar": False, "held_out": 50, "evaluate_every": 40, "checkpoint_every": 27}
+    path = tmp_path / "folder" / "checkpoint.npz"
+    save, saved = _run._checkpoint.save, []
+
+    def save_twice(path, record):
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(int(record["state"].step))
+        save(path, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_run._checkpoint, "save", save_twice)
+        with pytest.raises(KeyboardInterrupt):
+            trainer().run(KEY, 150, checkpoint=path, **options)
+    assert saved == [27, 54]
+    assert [file.name for file in path.parent.iterdir()] == ["checkpoint.npz"]
+    resumed = trainer().run(KEY, 150, checkpoint=str(path), **options)
+    assert_same(tuple(resumed), tuple(uninterrupted))
+    # What is finished is read, not run.
+    assert_same(tuple(trainer().run(KEY, 150, checkpoint=path, **options)), tuple(uninterrupted))
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_checkpoint_of_another_run_is_refused(tmp_path):
+    def several_slopes(observed_values):
+        slope = numpyro.param("slope", jnp.ones(2))
+        intercept, scale = numpyro.param("intercept", 0.0), numpyro.param("scale", 1.0)
+        numpyro.sample("theta", dist.Normal(slope.sum() * observed_values["x"] + intercept, scale))
+
+    path = tmp_path / "checkpoint.npz"
+    trainer().run(KEY, 2, progress_bar=False, checkpoint=path)
+    with pytest.raises(ValueError, match="another rng_key or batch_size"):
+        trainer().run(jax.random.key(4), 2, progress_bar=False, checkpoint=path)
+    with pytest.raises(ValueError, match="another rng_key or batch_size"):
+        trainer(batch_size=4).run(KEY, 2, progress_bar=False, checkpoint=path)
+    with pytest.raises(ValueError, match="is of another run.*differ in"):
+        trainer(optax.sgd(0.1)).run(KEY, 2, progress_bar=False, checkpoint=path)
+    with pytest.raises(ValueError, match=r"slope.* has shape \(\)"):
+        trainer(guide=several_slopes).run(KEY, 2, progress_bar=False, checkpoint=path)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_run_is_a_loop_of_updates():
+    training = trainer()
+    result = training.run(KEY, 5, progress_bar=False)
+    state, losses = training.init(KEY), []
+    for update in (training.update, training.stable_update) * 2 + (training.update,):
+        expected = training.evaluate(state)
+        state, loss = update(state)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+        losses.append(loss)
+    np.testing.assert_allclose(losses, result.losses, rtol=1e-4)
+    assert len(set(np.asarray(losses).tolist())) == 5  # fresh simulations at every step
+    for name, value in training.get_params(state).items():
+        np.testing.assert_allclose(value, result.params[name], rtol=1e-4)
+    assert int(state.step) == 5
+
+
+@pytest.mark.parametrize(
+    "optim", [numpyro.optim.Adam(0.05), optimizers.adam(0.05), numpyro.optim.ClippedAdam(0.05)], ids=type
+)
+@pytest.mark.usefixtures("quick_compilation")
+def test_optimisers_of_all_libraries_agree(optim):
+    expected = trainer(optax.adam(0.05)).run(KEY, 4, progress_bar=False).params
+    for name, value in trainer(optim).run(KEY, 4, progress_bar=False).params.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4)
+
+
+def test_progress_bar_shows_losses_and_changes_nothing(capsys, uninterrupted):
+    result = trainer().run(KEY, 150, held_out=50, evaluate_every=40)
+    assert_same(tuple(result), tuple(uninterrupted))
+    shown = capsys.readouterr().err
+    first, last = float(result.losses[0]), float(result.losses[147:150].mean())
+    assert f"init loss: {first:.4f}, avg. loss [148-150]: {last:.4f}" in shown
+    assert f"held-out loss: {float(result.state.held_out.losses[-1]):.4f}" in shown
+    assert "150/150" in shown and "skipped" not in shown
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_steps_that_are_not_finite_are_skipped_and_counted(capsys):
+    training = trainer(model=failing_model, batch_size=4)
+    result = training.run(KEY, 200)
+    is_skipped = np.isnan(result.losses)
+    # A step is skipped with probability 1 - 0.9^4 = 0.34, and there are 200.
+    assert 40 < is_skipped.sum() < 100
+    assert int(result.state.num_skipped) == is_skipped.sum()
+    assert f"skipped: {is_skipped.sum()}" in capsys.readouterr().err
+    assert float(result.losses[is_skipped == 0][-50:].mean()) < float(result.losses[is_skipped == 0][:50].mean())
+
+    state = training.run(KEY, int(np.flatnonzero(is_skipped)[0]), progress_bar=False).state
+    new, loss = training.stable_update(state)
+    assert np.isnan(loss) and int(new.num_skipped) == 1 and int(new.step) == int(state.step) + 1
+    assert_same(new.optim_state, state.optim_state)
+    poisoned, _ = training.update(state)
+    assert np.isnan(training.get_params(poisoned)["slope"])
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_infinite_gradient_of_a_finite_loss_is_skipped():
+    def guide(observed_values):
+        root = jnp.sqrt(numpyro.param("root", 0.0))  # of infinite slope where it starts
+        numpyro.sample("theta", dist.Normal(root * observed_values["x"], 1.0))
+
+    with pytest.warns(UserWarning, match="3 of 3 steps were skipped"):
+        result = trainer(guide=guide).run(KEY, 3, progress_bar=False)
+    assert float(result.params["root"]) == 0
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_held_out_loss_and_early_stopping():
+    """A rate that grows until training falls apart: the best parameters are those of before."""
+    rising = optax.exponential_decay(0.003, 100, 2.0)
+    training = trainer(optax.adam(rising), batch_size=16)
+    result = training.run(KEY, 5000, progress_bar=False, held_out=500, evaluate_every=100, patience=4)
+    seen = result.state.held_out
+    assert len(result.losses) == int(result.state.step) == int(seen.best_step) + 400 < 5000
+    assert seen.steps.tolist() == list(range(100, len(result.losses) + 1, 100))
+    assert float(seen.best_loss) == float(seen.losses.min()) < float(seen.losses[-1]) - 0.02
+    assert_same(result.params, seen.best_params)
+    # The loss is what fresh simulations say, within four standard errors of both.
+    losses = -training.guide_log_prob(result.params, training.simulate(jax.random.key(9), 20_000))
+    assert float(seen.best_loss) == pytest.approx(float(losses.mean()), abs=4 * float(losses.std()) / 500**0.5)
+    assert float(losses.mean()) == pytest.approx(ENTROPY, abs=0.03)
+    assert float(result.params["slope"]) == pytest.approx(SLOPE, abs=0.1)
+    assert float(result.params["intercept"]) == pytest.approx(INTERCEPT, abs=0.1)
+    # A stopped run stays stopped.
+    again = training.run(KEY, 100, progress_bar=False, init_state=result.state, held_out=500, patience=4)
+    assert len(again.losses) == 0
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_runs_are_vectorised_over_keys():
+    training = trainer()
+    keys = jax.random.split(KEY, 2)
+    losses = jax.vmap(lambda key: training.run(key, 70, progress_bar=False).losses)(keys)
+    np.testing.assert_allclose(losses[1], training.run(keys[1], 70, progress_bar=False).losses, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_initial_parameters_are_taken():
+    training = trainer()
+    params = {"slope": 0.4, "intercept": jnp.array(0.1), "scale": 0.6}
+    state = training.init(KEY, init_params=params)
+    for name, value in training.get_params(state).items():
+        assert float(value) == pytest.approx(float(params[name]), rel=1e-6)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_arguments_that_change_are_seen():
+    """Arrays are traced; other arguments make a new program."""
+
+    def model(loc, num_draws):
+        theta = numpyro.sample("theta", dist.Normal(loc, 0.1))
+        numpyro.sample("x", dist.Normal(theta, 1.0).expand([num_draws]).to_event(1))
+
+    def guide(observed_values, loc, num_draws):
+        assert observed_values["x"].shape == (num_draws,)
+        numpyro.sample("theta", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    training = trainer(optax.sgd(0.0), model, guide)
+    state = training.init(KEY, 0.0, 2)
+    losses = [
+        float(training.run(KEY, 2, *arguments, init_state=state, progress_bar=False).losses.mean())
+        for arguments in [(jnp.array(0.0), 2), (jnp.array(3.0), 2), (np.array(5.0), 4), (np.array(7.0), 4)]
+    ]
+    expected = [0.919 + 0.5 * loc**2 for loc in (0, 3, 5, 7)]
+    np.testing.assert_allclose(losses, expected, atol=1.0)

@@ -1,0 +1,113 @@
+"""Draws from guides and by MCMC, for data simulated from a model with plates and a nuisance."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import NUTS, BarkerMH
+
+from numpyro_wide.calibration import expected_coverage, from_guide, from_mcmc, sbc_ranks, tarp, uniformity_p_value
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+X = np.array([0.5, -1.0, 2.0], np.float32)
+
+
+def model(x):
+    slope = numpyro.sample("slope", dist.Normal(1.0, 2.0))
+    nuisance = numpyro.sample("nuisance", dist.Normal(0.0, 0.5))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(slope * x + nuisance, 0.7))
+
+
+def posterior_of_slope(x, y):
+    """Mean and scale given y, the nuisance integrated out, in closed form."""
+    noise = 0.49 * np.eye(len(x)) + 0.25
+    weights = np.linalg.solve(noise, x)
+    variance = 1 / (0.25 + weights @ x)
+    return variance * (0.25 + y @ weights), variance**0.5
+
+
+def guide(observed, x):
+    inflation = numpyro.param("inflation", 1.0)
+    mean, scale = posterior_of_slope(x, observed["y"])
+    numpyro.sample("slope", dist.Normal(mean, inflation * scale))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Draws of the exact posterior."""
+    return from_guide(jax.random.key(0), model, guide, {}, X, observed="y", num_simulations=400, batch_size=64)
+
+
+def test_the_exact_guide_is_calibrated(exact):
+    assert exact.truth.keys() == {"slope"}  # the nuisance is marginalised
+    assert exact.draws["slope"].shape == (400, 99)
+    mean, scale = posterior_of_slope(X, exact.observed["y"])
+    np.testing.assert_allclose(np.mean((exact.truth["slope"] - mean) / scale), 0, atol=4 / 400**0.5)
+    assert uniformity_p_value(sbc_ranks(exact)["slope"], 99) > 0.01
+    assert expected_coverage(exact, region="hpd")["joint"].p_value > 0.01
+    assert tarp(jax.random.key(1), exact, {"slope": mean}).p_value > 0.01
+    expected = dist.Normal(mean[:, None], scale).log_prob(exact.draws["slope"])
+    np.testing.assert_allclose(exact.log_density_draws, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_parameters_of_a_guide_count(exact):
+    wide = from_guide(jax.random.key(0), model, guide, {"inflation": jnp.array(2.0)}, X, observed="y", batch_size=500)
+    assert wide.num_simulations == 500
+    mean, scale = posterior_of_slope(X, wide.observed["y"])
+    expected = dist.Normal(mean, 2 * scale).log_prob(wide.truth["slope"])
+    np.testing.assert_allclose(wide.log_density_truth, expected, rtol=1e-4, atol=1e-4)
+    assert expected_coverage(wide, region="hpd")["joint"].p_value < 0.002
+    assert uniformity_p_value(sbc_ranks(wide)["slope"], 99) < 0.002
+
+
+def test_mcmc_is_calibrated_and_follows_its_data():
+    found = from_mcmc(
+        jax.random.key(1),
+        model,
+        partial(NUTS, max_tree_depth=5),
+        X,
+        observed=["y"],
+        num_simulations=80,
+        num_draws=19,
+        num_warmup=100,
+        thinning=4,
+        progress_bar=False,
+    )
+    assert found.draws.keys() == {"slope", "nuisance"}
+    mean, scale = posterior_of_slope(X, found.observed["y"])
+    standardised = (np.mean(found.draws["slope"], axis=1) - mean) / scale
+    np.testing.assert_allclose(standardised, np.zeros(80), atol=5 / 15**0.5)  # chains worth 15 draws
+    for name, ranks in sbc_ranks(found).items():
+        assert uniformity_p_value(ranks, 19) > 0.01
+        assert np.median(found.ess[name]) > 14
+
+
+def test_correlated_draws_are_reported():
+    with pytest.warns(UserWarning, match=r"the 20 draws of 'slope' are worth .* use thinning=\d+"):
+        from_mcmc(
+            jax.random.key(0),
+            model,
+            partial(BarkerMH, step_size=0.05, adapt_step_size=False, adapt_mass_matrix=False),
+            X,
+            observed="y",
+            num_simulations=5,
+            num_draws=20,
+            num_warmup=1,
+            sites=["slope"],
+            progress_bar=False,
+        )
+
+
+def test_refuses_unknown_sites():
+    with pytest.raises(ValueError, match=r"observed must name sites .*\['slope', 'nuisance', 'y'\], but got \['z'\]"):
+        from_guide(jax.random.key(0), model, guide, {}, X, observed="z")
+    other = lambda observed, x: numpyro.sample("w", dist.Normal())  # noqa: E731
+    with pytest.raises(ValueError, match=r"the guide's sites must name .*\['nuisance', 'slope'\], but got \['w'\]"):
+        from_guide(jax.random.key(0), model, other, {}, X, observed="y", num_simulations=2)
+    with pytest.raises(ValueError, match=r"sites must name .* but got \['y'\]"):
+        from_mcmc(jax.random.key(0), model, NUTS, X, observed="y", sites=["y"], num_simulations=2)

@@ -1,0 +1,221 @@
+"""Ranks and coverage of a posterior that is known, and of posteriors that are wrong in known ways."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from matplotlib import pyplot
+
+from numpyro_wide import plots
+from numpyro_wide.calibration import (
+    Simulations,
+    expected_coverage,
+    hpd_ranks,
+    sbc_ranks,
+    tarp,
+    tarp_ranks,
+    uniformity_band,
+    uniformity_p_value,
+)
+
+S, L = 1000, 99
+MEAN_WEIGHT, POSTERIOR_SCALE = 0.8, 0.8**0.5  # θ ~ N(1, 2²), y | θ ~ N(θ, 1)
+TRUTH, WRONG = 0.01, 0.005  # p-values: what the exact posterior exceeds, and what wrong ones stay below
+
+
+def simulations(*, inflation=1.0, shift=0.0, correlation=0.0, assumed=0.0, num_draws=L, seed=0):
+    """Two latents with unit prior-to-noise ratios, their posterior noises correlated, and draws from a posterior.
+
+    ``inflation`` multiplies the posterior's scale, ``shift`` moves its mean by so many scales, ``assumed`` is its
+    correlation where ``correlation`` is the right one.
+    """
+    rng = np.random.default_rng(seed)
+
+    def noise(rho, *shape):
+        first, second = rng.normal(size=(2, *shape))
+        return np.stack([first, rho * first + (1 - rho**2) ** 0.5 * second], axis=-1)
+
+    y = 1 + 5**0.5 * rng.normal(size=(S, 2))
+    mean = 1 + MEAN_WEIGHT * (y - 1)
+    truth = mean + POSTERIOR_SCALE * noise(correlation, S)
+    scale = inflation * POSTERIOR_SCALE
+    draws = mean[:, None] + POSTERIOR_SCALE * shift + scale * noise(assumed, S, num_draws)
+
+    def log_density(x, mean):
+        z = (x - mean - POSTERIOR_SCALE * shift) / scale
+        return -(np.sum(z**2, -1) - 2 * assumed * z[..., 0] * z[..., 1]) / (2 * (1 - assumed**2))
+
+    densities = log_density(truth, mean), log_density(draws, mean[:, None])
+    return Simulations({"theta": truth}, {"theta": draws}, {"y": y}, *densities)
+
+
+CASES = {
+    "exact": simulations(),
+    "exact, correlated": simulations(correlation=0.9, assumed=0.9),
+    "too wide": simulations(inflation=1.5),
+    "too narrow": simulations(inflation=0.7),
+    "shifted": simulations(shift=0.5),
+}
+
+
+def all_p_values(found):
+    """p-values of every method, and for marginals the smaller of the two."""
+    return {
+        "ranks": min(uniformity_p_value(sbc_ranks(found)["theta"], L)),
+        "central": min(expected_coverage(found)["theta"].p_value),
+        "hpd": expected_coverage(found, region="hpd")["joint"].p_value,
+        "tarp": tarp(jax.random.key(1), found).p_value,
+    }
+
+
+@pytest.mark.parametrize("name", ["exact", "exact, correlated"])
+def test_the_exact_posterior_passes(name):
+    assert min(all_p_values(CASES[name]).values()) > TRUTH
+
+
+@pytest.mark.parametrize("name", ["too wide", "too narrow", "shifted"])
+def test_wrong_posteriors_are_found_by_every_method(name):
+    assert max(all_p_values(CASES[name]).values()) < WRONG
+
+
+def test_ranks_have_the_shapes_that_are_read_from_them():
+    edges = {name: np.mean(np.abs(sbc_ranks(found)["theta"] - L / 2) > 0.4 * L) for name, found in CASES.items()}
+    assert edges["too wide"] < 0.14 < edges["exact"] < 0.26 < edges["too narrow"]
+    assert np.mean(sbc_ranks(CASES["shifted"])["theta"]) < 0.4 * L
+    inside = {name: expected_coverage(found)["theta"].empirical[:, 24] for name, found in CASES.items()}  # at 0.5
+    assert np.all(inside["too wide"] > 0.6)
+    assert np.all(inside["too narrow"] < 0.42)
+
+
+@pytest.mark.parametrize("name", ["exact", "too wide", "too narrow"])
+def test_coverage_is_that_of_the_normal_distribution(name):
+    inflation = {"exact": 1.0, "too wide": 1.5, "too narrow": 0.7}[name]
+    coverage = expected_coverage(CASES[name])["theta"]
+    np.testing.assert_allclose(coverage.nominal, np.arange(1, 50) * 0.02, rtol=1e-12)
+    expected = 2 * scipy.stats.norm.cdf(inflation * scipy.stats.norm.ppf((1 + coverage.nominal) / 2)) - 1
+    np.testing.assert_allclose(
+        coverage.empirical, np.tile(expected, (2, 1)), atol=4 * 0.5 / S**0.5 + 0.005
+    )  # for 99 draws
+    joint = expected_coverage(CASES[name], region="hpd")["joint"]
+    radius = scipy.stats.chi2(2).ppf(joint.nominal)  # of squared distances
+    expected = scipy.stats.chi2(2).cdf(inflation**2 * radius)
+    np.testing.assert_allclose(joint.empirical, expected, atol=4 * 0.5 / S**0.5 + 0.005)
+
+
+def test_only_joint_methods_see_a_wrong_correlation():
+    p_values = all_p_values(simulations(correlation=0.9, assumed=0.0))
+    assert min(p_values["ranks"], p_values["central"]) > TRUTH
+    assert max(p_values["hpd"], p_values["tarp"]) < WRONG
+
+
+def test_references_from_the_data_see_a_posterior_that_is_the_prior():
+    rng = np.random.default_rng(5)
+    truth, draws = 1 + 2 * rng.normal(size=S), 1 + 2 * rng.normal(size=(S, L))
+    prior = Simulations({"theta": truth}, {"theta": draws}, {"y": truth + rng.normal(size=S)})
+    assert uniformity_p_value(sbc_ranks(prior)["theta"], L) > TRUTH
+    assert tarp(jax.random.key(0), prior).p_value > TRUTH
+    assert tarp(jax.random.key(0), prior, {"theta": prior.observed["y"]}).p_value < WRONG
+    exact = CASES["exact"]
+    assert tarp(jax.random.key(0), exact, {"theta": exact.observed["y"]}).p_value > TRUTH
+
+
+def test_ties_are_broken_at_random():
+    """A coin that the data say nothing about: every draw is 0 or 1, and ranks must still be uniform."""
+    rng = np.random.default_rng(0)
+    coin = Simulations({"z": rng.integers(0, 2, S)}, {"z": rng.integers(0, 2, (S, L))})
+    assert uniformity_p_value(sbc_ranks(coin)["z"], L) > TRUTH
+    assert np.any(sbc_ranks(coin, rng_key=jax.random.key(3))["z"] != sbc_ranks(coin)["z"])
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_bands_hold_whole_curves_at_their_level(cumulative):
+    num_simulations, num_trials = 150, 2000
+    grid = np.linspace(0.05, 0.95, 19)
+    masses = np.diff(grid, prepend=0, append=1)
+    low, high = uniformity_band(grid if cumulative else masses, num_simulations, level=0.9, cumulative=cumulative)
+    counts = np.random.default_rng(7).multinomial(num_simulations, masses, size=num_trials)
+    curves = (np.cumsum(counts, axis=1)[:, :-1] if cumulative else counts) / num_simulations
+    inside = np.mean(np.all((curves >= low) & (curves <= high), axis=1))
+    # counts are whole: the level is reached up to the jumps of the binomial distribution
+    assert 0.9 - 4 * (0.09 / num_trials) ** 0.5 - 0.01 < inside < 0.95
+    shifted = np.mean(np.all((curves >= low + 0.02) & (curves <= high - 0.02), axis=1))
+    assert shifted < 0.85
+
+
+def test_p_values_are_uniform():
+    rng = np.random.default_rng(2)
+    p_values = uniformity_p_value(rng.integers(0, L + 1, size=(200, 300)), L)
+    for level in (0.05, 0.2, 0.5):
+        np.testing.assert_allclose(np.mean(p_values <= level), level, atol=4 * (level * (1 - level) / 300) ** 0.5)
+
+
+def test_many_draws_are_looked_at_on_a_grid():
+    found = simulations(num_draws=999)
+    ranks = sbc_ranks(found)["theta"]
+    assert np.all(uniformity_p_value(ranks, 999) > TRUTH)
+    coverage = expected_coverage(found)["theta"]
+    assert len(coverage.nominal) <= 100
+    for depth in (1, 400):
+        nominal = 1 - 2 * depth / 1000
+        index = np.argmin(np.abs(coverage.nominal - nominal))
+        depth = round((1 - coverage.nominal[index]) * 500)
+        expected = np.mean((ranks >= depth) & (ranks <= 999 - depth), axis=0)
+        np.testing.assert_array_equal(coverage.empirical[:, index], expected)
+
+
+def test_figures_show_the_numbers():
+    found = CASES["too narrow"]
+    ranks = sbc_ranks(found)
+    _, (histogram, ecdf, regions, ball) = pyplot.subplots(1, 4)
+    assert plots.plot_rank_histogram(ranks["theta"][:, 0], L, num_bins=20, ax=histogram) is histogram
+    heights = [patch.get_height() for patch in histogram.patches]
+    np.testing.assert_allclose(heights, np.histogram(ranks["theta"][:, 0], np.arange(0, 101, 5))[0] * 20 / S)
+    plots.plot_rank_ecdf(ranks, L, ax=ecdf)
+    assert [line.get_label() for line in ecdf.get_lines()[:2]] == ["theta[0]", "theta[1]"]
+    x, y = ecdf.get_lines()[1].get_data()
+    np.testing.assert_allclose(y[30] + x[30], np.mean(ranks["theta"][:, 1] < 30))
+    coverage = expected_coverage(found)
+    plots.plot_coverage(coverage, ax=regions)
+    np.testing.assert_allclose(regions.get_lines()[1].get_ydata()[1:-1], coverage["theta"].empirical[1])
+    plots.plot_coverage(tarp(jax.random.key(0), found), ax=ball)
+    assert ball.get_legend() is None
+    new = plots.plot_rank_histogram(ranks["theta"][:, 0], L)  # a figure of its own
+    assert new is not histogram
+    assert len(new.patches) == 25  # of 4 ranks each
+    uneven = plots.plot_rank_histogram(np.arange(0, 97), 96, num_bins=5)  # each rank once, in bins of 19 and 20
+    np.testing.assert_allclose([patch.get_height() for patch in uneven.patches], np.ones(5))
+    pyplot.close("all")
+
+
+FEW = {"z": np.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Simulations(FEW, {"w": np.zeros((3, 9))}), r"same names, but hold \['z'\] and \['w'\]"),
+        (lambda: Simulations(FEW, {"z": np.zeros((4, 9))}), r"'z' has shapes \(3,\) and \(4, 9\)"),
+        (lambda: Simulations(FEW, {"z": np.full((3, 9), np.nan)}), r"draws\['z'\] is empty or holds NaN"),
+        (
+            lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, log_density_truth=np.zeros(3)),
+            r"must have shapes \(\(3,\), \(3, 9\)\), but got \(\(3,\), \(\)\)",
+        ),
+        (lambda: hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))})), "need log_density_truth"),
+        (
+            lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 9))}), region="tail"),
+            "must be 'central' or 'hpd', but got 'tail'",
+        ),
+        (
+            lambda: tarp_ranks(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(2)}),
+            r"references must have the names and shapes .*\(3,\)}, but got .*\(2,\)",
+        ),
+        (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but .* values 0, ..., 12"),
+        (lambda: uniformity_band([0.5, 0.2], 10), "increasing sequence"),
+        (lambda: uniformity_band([0.5, 0.2], 10, cumulative=False), "masses of bins with sum 1"),
+        (lambda: uniformity_band([0.5], 10, level=95), "level must lie between 0 and 1.*but got 95"),
+        (lambda: plots.plot_rank_histogram(np.zeros((3, 2)), 9), r"ranks of one scalar.*\(3, 2\)"),
+    ],
+)
+def test_refuses_what_does_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,199 @@
+"""A run as ArviZ's data: the same groups for every form of the model, and a log-likelihood that loo can use."""
+
+import warnings
+from types import SimpleNamespace
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.handlers import reparam
+from numpyro.infer import MCMC, NUTS, Predictive
+from scipy import stats
+
+from numpyro_wide import ReprioriseReadout, collapse_readout, repriorise
+from numpyro_wide.diagnostics import to_arviz
+from numpyro_wide.mcmc import PreconditionedCrankNicolson
+from tests.models import small_data
+
+X, Y = small_data(8)
+Y = np.concatenate([Y, Y**2 - 1], axis=1)
+X_TEST = np.linspace(-1, 1, 3, dtype="f")[:, None]
+WIDTH = 4
+
+
+def network(x, y=None):
+    """Two outputs, a latent noise, a name with a slash, a function among the sites, and a factor."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
+    hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(3 * x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH, 2]).to_event(2))
+    function = numpyro.deterministic("function", features @ w + 0.2)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(function, sigma).to_event(1), obs=y)
+    numpyro.factor("shrinkage", -0.1 * jnp.sum(hidden**2))
+
+
+REPRIORISED = repriorise(network, readout="w", features="features", targets="y", noise_scale="sigma")
+COLLAPSED = collapse_readout(network, readout="w", features="features", observed="y")
+FIELDS = ("num_grad", "accept_prob", "energy_error", "step_size")
+KERNELS = {
+    "repriorised": (lambda: NUTS(REPRIORISED, max_tree_depth=2), REPRIORISED, ("num_steps", "accept_prob", "z_grad")),
+    "collapsed": (lambda: PreconditionedCrankNicolson(COLLAPSED), COLLAPSED, FIELDS),
+}
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def run(request):
+    kernel, model, fields = KERNELS[request.param]
+    mcmc = MCMC(kernel(), num_warmup=200, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(0), X, Y, extra_fields=("potential_energy", *fields))
+    idata = to_arviz(
+        mcmc,
+        model,
+        X,
+        Y,
+        predictions=(X_TEST,),
+        posterior_predictive=True,
+        coords={"output": ["sine", "square"], "rows": 10 * np.arange(8)},
+        dims={"y": ["rows", "output"], "w": ["unit", "output"]},
+        pred_coords={"rows": [7, 8, 9]},
+    )
+    return SimpleNamespace(name=request.param, mcmc=mcmc, model=model, fields=fields, idata=idata)
+
+
+def stub(draws, model=network):
+    """A finished run with these draws, as far as to_arviz looks at it."""
+    return SimpleNamespace(
+        sampler=SimpleNamespace(model=model),
+        get_samples=lambda group_by_chain: draws,
+        get_extra_fields=lambda group_by_chain: {},
+    )
+
+
+def prior_draws(model=network, *args):
+    draws = Predictive(model, num_samples=6)(jax.random.key(1), X, *args)
+    return {k: v.reshape(2, 3, *v.shape[1:]) for k, v in draws.items() if k not in ("y", "shrinkage")}
+
+
+def function_of(posterior, x):
+    hidden, w = np.asarray(posterior["net.hidden"]), np.asarray(posterior["w"])
+    return np.tanh(3 * x @ hidden) @ w + 0.2
+
+
+def test_the_posterior_holds_the_weights_and_nothing_of_the_sampler_s(run):
+    posterior = run.idata["posterior"]
+    expected = {"sigma", "net.hidden", "w"} | ({"function"} if run.name == "repriorised" else set())
+    assert set(posterior.data_vars) == expected
+    assert posterior["w"].dims == ("chain", "draw", "unit", "output")
+    assert posterior["net.hidden"].dims == ("chain", "draw", "net.hidden_dim_0", "net.hidden_dim_1")
+    assert posterior["output"].values.tolist() == ["sine", "square"]
+    samples = run.mcmc.get_samples(group_by_chain=True)
+    np.testing.assert_array_equal(posterior["net.hidden"], samples["net/hidden"])
+
+
+def test_the_log_likelihood_is_by_observation_and_of_the_posterior_s_draws(run):
+    posterior, values = run.idata["posterior"], run.idata["log_likelihood"]["y"]
+    assert list(run.idata["log_likelihood"].data_vars) == ["y"]  # the factor is no observation
+    assert values.dims == ("chain", "draw", "rows") and values["rows"].values.tolist() == list(range(0, 80, 10))
+    sigma = np.asarray(posterior["sigma"])[..., None, None]
+    expected = stats.norm.logpdf(Y, function_of(posterior, X), sigma).sum(-1)
+    np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # so few draws cannot give good weights
+        loo = az.loo(run.idata)
+    elpd = loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo  # ArviZ 1.x, or 0.x
+    assert loo.n_data_points == 8 and elpd < expected.mean((0, 1)).sum()
+
+
+def test_readouts_of_a_collapsed_model_fit_the_data(run):
+    """Readouts are draws given the data: their function is as close to the data as sigma says."""
+    posterior = run.idata["posterior"]
+    errors = (Y - function_of(posterior, X)) / np.asarray(posterior["sigma"])[..., None, None]
+    assert 0.5 < np.mean(errors**2) < 1.5
+
+
+def test_predictions_are_at_other_inputs_and_with_noise(run):
+    predictions = run.idata["predictions"]["y"]
+    assert predictions.dims == ("chain", "draw", "rows", "output") and predictions["rows"].values.tolist() == [7, 8, 9]
+    sigma = np.asarray(run.idata["posterior"]["sigma"])[..., None, None]
+    for group, x in {"predictions": X_TEST, "posterior_predictive": X}.items():
+        noise = (np.asarray(run.idata[group]["y"]) - function_of(run.idata["posterior"], x)) / sigma
+        # 240 and 640 draws of N(0, 1)
+        assert abs(noise.mean()) < 0.3 and 0.8 < noise.std() < 1.2
+    np.testing.assert_array_equal(run.idata["observed_data"]["y"], Y)
+
+
+def test_sample_stats_hold_every_extra_field_under_arviz_s_name(run):
+    found = run.idata["sample_stats"]
+    fields = run.mcmc.get_extra_fields(group_by_chain=True)
+    names = {"lp", "acceptance_rate"}
+    if run.name == "repriorised":
+        names |= {"diverging", "n_steps", "tree_depth", "z_grad.sigma", "z_grad.net.hidden", "z_grad.w_base"}
+        np.testing.assert_array_equal(found["z_grad.w_base"], fields["z_grad"]["w_base"])
+        np.testing.assert_array_equal(2 ** found["tree_depth"] > found["n_steps"], True)
+    else:
+        names |= {"num_grad", "energy_error", "step_size"}
+    assert set(found.data_vars) == names
+    np.testing.assert_array_equal(found["lp"], -fields["potential_energy"])
+    np.testing.assert_array_equal(found["acceptance_rate"], fields["accept_prob"])
+
+
+def test_include_and_drop():
+    draws = prior_draws()
+    idata = to_arviz(stub(draws), network, X, Y, include="features", drop=["w", "function"], log_likelihood=False)
+    assert set(idata["posterior"].data_vars) == {"sigma", "net.hidden", "features"}
+    del draws["features"]  # as a wrapped model stores them
+    wrapped = stub({**draws, "w_base": draws["w"]}, REPRIORISED)
+    idata = to_arviz(wrapped, REPRIORISED, X, Y, include=["features", "w_base"], log_likelihood=False)
+    assert set(idata["posterior"].data_vars) == {"sigma", "net.hidden", "features", "w", "w_base", "function"}
+    np.testing.assert_allclose(
+        idata["posterior"]["features"], np.tanh(3 * X @ np.asarray(draws["net/hidden"])), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_a_readout_repriorised_inside_the_model():
+    def inside(x, y=None):
+        hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
+        features = jnp.tanh(3 * x @ hidden)
+        with reparam(config={"w": ReprioriseReadout(features, y, 0.3)}):
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH, 2]).to_event(2))
+        numpyro.sample("y", dist.Normal(features @ w + 0.2, 0.3), obs=y)
+
+    draws = prior_draws(inside, Y)
+    idata = to_arviz(stub(draws, inside), inside, X, Y, predictions={"x": X_TEST})
+    assert set(idata["posterior"].data_vars) == {"net.hidden", "w"}
+    expected = stats.norm.logpdf(Y, function_of(idata["posterior"], X), 0.3)
+    np.testing.assert_allclose(idata["log_likelihood"]["y"], expected, rtol=1e-3, atol=1e-3)
+    # The posterior's readout, not one from the prior: the noise is all that differs from its function.
+    noise = np.asarray(idata["predictions"]["y"]) - function_of(idata["posterior"], X_TEST)
+    assert 0.2 < noise.std() < 0.4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": ["featurs"]}, "include names 'featurs', which is neither stored nor a site.*'features'"),
+        ({"return_sites": ["f"], "predictions": (X,)}, "return_sites names 'f', which the model does not have.*'y'"),
+        ({"dims": {"w": ["a", "b", "c"]}}, r"dims names 3 dimensions of site 'w', \['a', 'b', 'c'\], but it has 2"),
+        ({"coords": {"row": range(8)}}, "coords names 'row', which is no dimension; the dimensions are .*'rows'"),
+    ],
+)
+def test_wrong_names_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        to_arviz(stub(prior_draws()), network, X, Y, log_likelihood=False, **options)
+
+
+def test_draws_that_were_not_stored_are_asked_for():
+    draws = prior_draws()
+    del draws["w"]
+    with pytest.raises(ValueError, match=r"draws of all latent sites, but 'w' is not stored.*log_likelihood=False"):
+        to_arviz(stub(draws), network, X, Y)
+    assert "net.hidden" in to_arviz(stub(draws), network, X, Y, log_likelihood=False)["posterior"]
+    with pytest.raises(ValueError, match=r"the name 'net/hidden' is written 'net.hidden' for ArviZ"):
+        to_arviz(stub({"net.hidden": draws["sigma"], **draws}), network, X, Y, log_likelihood=False)
+    with pytest.raises(TypeError, match=r"drop must be names of sites, but got \[3\]"):
+        to_arviz(stub(draws), network, X, Y, drop=[3])

@@ -1,0 +1,147 @@
+"""Effective sample size and R-hat against their definitions, closed forms, NumPyro's and ArviZ's."""
+
+import arviz as az
+import jax
+import numpy as np
+import pytest
+from numpyro.diagnostics import autocorrelation as numpyro_autocorrelation
+from scipy.signal import lfilter
+
+from numpyro_wide.diagnostics import (
+    _chains,
+    autocorrelation,
+    effective_sample_size,
+    project,
+    projected_ess,
+    rhat_squared,
+)
+
+
+def ar1(correlation, num_chains, num_draws, columns=(), seed=0):
+    """Stationary draws x_{t+1} = ρ x_t + √(1 − ρ²) ξ, (chain, draw, *columns), mean 3 and variance 4."""
+    noise = np.random.default_rng(seed).normal(size=(num_chains, num_draws, *columns))
+    noise[:, 1:] *= np.sqrt(1 - correlation**2)
+    return 3.0 + 2.0 * lfilter([1.0], [1.0, -correlation], noise, axis=1)
+
+
+def equation_7(draws):
+    """One dimension (chain, draw), by the sums that are written in the paper."""
+    num_chains, num_draws = draws.shape
+    deviations = draws - draws.mean()
+    total = 0.0
+    for lag in range(1, num_draws):
+        rho = np.mean(deviations[:, :-lag] * deviations[:, lag:]) / np.mean(deviations**2)
+        if rho < 0:
+            break
+        total += (1 - lag / num_draws) * rho
+    return num_chains * num_draws / (1 + 2 * total)
+
+
+@pytest.mark.parametrize("correlation", [-0.5, 0.0, 0.7, 0.97])
+def test_ess_is_equation_7(correlation):
+    draws = ar1(correlation, 3, 157, (2, 4))
+    expected = np.apply_along_axis(lambda column: equation_7(column.reshape(3, 157)), 0, draws.reshape(3 * 157, 2, 4))
+    np.testing.assert_allclose(effective_sample_size(draws), expected, rtol=1e-10)
+
+
+def test_ess_does_not_depend_on_how_columns_are_blocked(monkeypatch):
+    draws = ar1(0.5, 2, 50, (7,))
+    whole = effective_sample_size(draws)
+    monkeypatch.setattr(_chains, "_BLOCK", 250)
+    np.testing.assert_array_equal(effective_sample_size(draws), whole)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_ess_of_an_autoregression(correlation):
+    """(1 − ρ) / (1 + ρ) of the draws; stopping at the first negative autocorrelation costs a little."""
+    num_draws = 40_000
+    ess = effective_sample_size(ar1(correlation, 4, num_draws, (20,)), per_step=True)
+    expected = (1 - correlation) / (1 + correlation)
+    np.testing.assert_allclose(ess.mean(), expected, rtol=0.03)
+    np.testing.assert_allclose(ess, expected, rtol=0.15)
+
+
+@pytest.mark.parametrize("correlation", [0.3, 0.9])
+def test_ess_agrees_with_arviz(correlation):
+    """Both estimate the same size, of the mean; they differ in where they stop."""
+    draws = ar1(correlation, 4, 20_000, (10,))
+    arviz = np.asarray(az.ess({"x": draws}, method="mean")["x"])
+    ratios = effective_sample_size(draws) / arviz
+    assert abs(ratios.mean() - 1) < 0.02 and np.abs(ratios - 1).max() < 0.08
+
+
+def test_ess_of_antithetic_draws_is_capped():
+    """Where ArviZ counts a negative correlation as a gain, the sum of equation 7 is empty."""
+    assert effective_sample_size(ar1(-0.6, 1, 1000)) == 1000.0
+
+
+def test_ess_falls_when_chains_disagree():
+    draws = ar1(0.3, 2, 1000)
+    assert effective_sample_size(draws + np.array([[-5.0], [5.0]])) < 0.01 * effective_sample_size(draws)
+
+
+def test_ess_per_step_and_per_gradient():
+    draws, num_grad = ar1(0.5, 2, 100), np.arange(200).reshape(2, 100)
+    ess = effective_sample_size(draws)
+    np.testing.assert_allclose(effective_sample_size(draws, per_step=True), ess / 200)
+    np.testing.assert_allclose(effective_sample_size(draws, num_grad=num_grad), ess / num_grad.sum())
+    np.testing.assert_allclose(effective_sample_size(draws, num_grad=50), ess / 50)
+
+
+def test_autocorrelation_is_numpyro_s_for_one_chain():
+    draws = ar1(0.8, 1, 333, (3,))
+    expected = numpyro_autocorrelation(draws[0], bias=False)
+    np.testing.assert_allclose(autocorrelation(draws), expected, atol=1e-12)
+    np.testing.assert_allclose(autocorrelation(draws, max_lag=10), expected[:11], atol=1e-12)
+
+
+def test_float32_draws_far_from_zero():
+    draws = (ar1(0.9, 2, 2000) + 1e4).astype(np.float32)
+    np.testing.assert_allclose(effective_sample_size(draws), equation_7(draws.astype(float)), rtol=1e-6)
+    np.testing.assert_allclose(rhat_squared(draws), rhat_squared(draws.astype(float)), rtol=1e-9)
+
+
+def test_rhat_squared_and_arviz_s_rhat():
+    num_chains, num_draws = 5, 60
+    draws = ar1(0.9, num_chains, num_draws, (4,))
+    classical = np.asarray(az.rhat({"x": draws}, method="identity")["x"]) ** 2
+    between = classical - (num_draws - 1) / num_draws
+    expected = 1 + (num_chains - 1) / num_chains * num_draws / (num_draws - 1) * between
+    np.testing.assert_allclose(rhat_squared(draws), expected, rtol=1e-10)
+
+
+def test_rhat_squared_is_all_variance_over_the_variance_within():
+    draws = ar1(0.9, 3, 40, (2, 3))
+    np.testing.assert_allclose(rhat_squared(draws), draws.var((0, 1)) / draws.var(1).mean(0), rtol=1e-10)
+
+
+def test_constant_draws_have_no_ess_and_no_rhat():
+    draws = np.full((2, 10, 2), 0.1, np.float32)
+    assert np.isnan(effective_sample_size(draws)).all() and np.isnan(rhat_squared(draws)).all()
+    draws[1] = 0.2
+    assert (rhat_squared(draws) == np.inf).all()
+
+
+def test_projected_ess_gives_mean_least_and_largest_of_both_estimators():
+    samples = {"a": ar1(0.9, 2, 500, (3, 5)), "b": ar1(0.1, 2, 500, (4,), seed=1)}
+    key = jax.random.key(0)
+    projections = np.asarray(project(samples, key, num_projections=20))
+    arviz = np.asarray(az.ess({"x": projections})["x"])
+    own = effective_sample_size(projections)
+    for method, ess in {"bulk": arviz, "autocorrelation": own}.items():
+        found = projected_ess(samples, key, num_projections=20, method=method)
+        assert list(found) == ["mean", "min", "max"]
+        np.testing.assert_allclose(list(found.values()), [ess.mean(), ess.min(), ess.max()])
+    assert own.min() < own.mean() < own.max()
+
+
+@pytest.mark.parametrize("function", [effective_sample_size, rhat_squared, autocorrelation])
+@pytest.mark.parametrize("shape", [(100,), (2, 1, 3)])
+def test_draws_without_chains_are_refused(function, shape):
+    with pytest.raises(ValueError, match=r"\(chain, draw, ...\) with at least two draws, but got .*group_by_chain"):
+        function(np.zeros(shape))
+
+
+def test_two_normalisations_are_refused():
+    with pytest.raises(ValueError, match="per_step or per gradient, not both"):
+        effective_sample_size(ar1(0.5, 2, 100), per_step=True, num_grad=10)

@@ -1,0 +1,122 @@
+"""The distance from the wide limit, against closed forms, quadrature and its rate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.handlers import condition
+from scipy import integrate, stats
+
+from numpyro_wide import collapse_readout, repriorise
+from numpyro_wide.diagnostics import _width, wide_enough
+from tests.models import network, small_data
+
+KEY = jax.random.key(0)
+X = np.linspace(-1.5, 1.5, 5, dtype="f")[:, None]
+Y = np.sin(2 * X[:, 0]) + 0.3
+
+
+def erf_network(x, y=None, *, width):
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, width]).to_event(2))
+    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([width]).to_event(1))
+    features = numpyro.deterministic("features", jax.lax.erf(x @ hidden + bias) / width**0.5)
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([width]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+
+def collapsed(width):
+    model = lambda x, y=None: erf_network(x, y, width=width)  # noqa: E731
+    return collapse_readout(model, readout="w", features="features", observed="y")
+
+
+def linear_in_the_hidden_weight(y=None):
+    """y = h w + noise: the evidence given h is N(0, h² + σ²)."""
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1))
+    features = numpyro.deterministic("features", jnp.full((1, 1), hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
+
+
+def test_every_number_against_quadrature():
+    model = collapse_readout(linear_in_the_hidden_weight, readout="w", features="features", observed="y")
+    row = wide_enough(KEY, model, np.array([2.0], "f"), num_draws=20_000, batch_size=20_000).rows["model"]
+
+    def evidence(h):
+        return stats.norm.pdf(2.0, 0, np.sqrt(h**2 + 0.25))
+
+    def mean(function):
+        return integrate.quad(lambda h: function(h) * stats.norm.pdf(h), -8, 8)[0]
+
+    grid = np.linspace(0, 8, 4001)
+    density = stats.norm.pdf(grid)
+    smaller = density @ np.minimum.outer(evidence(grid), evidence(grid)) @ density / density.sum() ** 2
+    average = mean(evidence)
+    gap = np.log(average) - mean(lambda h: np.log(evidence(h)))
+    assert abs(row.gap - gap) < 4.5 * row.gap_error < 0.1 * gap
+    np.testing.assert_allclose(row.accept_prob, smaller / average, rtol=0.02)
+    np.testing.assert_allclose(row.log_evidence, np.log(average), atol=0.03)
+    np.testing.assert_allclose(row.sample_size, average**2 / mean(lambda h: evidence(h) ** 2), rtol=0.02)
+
+
+def test_constant_features_are_the_limit():
+    def model(y=None):
+        numpyro.sample("hidden", dist.Normal(0, 1).expand([3]).to_event(1))
+        features = numpyro.deterministic("features", jnp.arange(10.0).reshape(5, 2))
+        w = numpyro.sample("w", dist.Normal(0.5, 2).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
+
+    wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.5)
+    report = wide_enough(KEY, wrapped, Y, num_draws=200)
+    row = report.rows["model"]
+    assert row.accept_prob > 0.9999 and row.pareto_k == -np.inf
+    np.testing.assert_allclose([row.gap, row.sample_size], [0, 1], atol=1e-6)
+    assert "at the limit: wide_limit_draws will do" in str(report) and np.isnan(report.slope)
+    covariance = 4 * np.arange(10.0).reshape(5, 2) @ np.arange(10.0).reshape(5, 2).T + 0.25 * np.eye(5)
+    mean = 0.5 * np.arange(10.0).reshape(5, 2).sum(1)
+    np.testing.assert_allclose(row.log_evidence, stats.multivariate_normal.logpdf(Y, mean, covariance), rtol=1e-4)
+
+
+def test_the_gap_falls_like_one_over_width():
+    widths = (32, 128, 512)
+    report = wide_enough(KEY, {width: collapsed(width) for width in widths}, X, Y, num_draws=4000, batch_size=500)
+    gaps = [report.rows[width].gap for width in widths]
+    # A tenth of each gap is the noise at most: 0.1 / log(16) in the slope.
+    assert all(report.rows[width].gap_error < 0.1 * gap for width, gap in zip(widths, gaps, strict=True))
+    assert abs(report.slope + 1) < 0.2
+    probabilities = [report.rows[width].accept_prob for width in widths]
+    assert sorted(probabilities) == probabilities and probabilities[-1] > 0.8
+    printed = str(report)
+    assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["32", "128", "512"]
+    assert f"power {report.slope:.2f}" in printed
+
+
+def test_the_repriorised_and_the_collapsed_form_agree():
+    """The same hidden weights, if the same keys reach their sites; φ drops out of a repriorised model's weight."""
+    x, y = small_data()
+    model = condition(network, {"sigma": 0.3})
+    forms = {
+        "repriorised": repriorise(model, readout="w", features="features", targets="y", noise_scale="sigma"),
+        "collapsed": collapse_readout(model, readout="w", features="features", observed="y"),
+    }
+    keys = jax.random.split(KEY, 50)
+    weights = {name: _width._log_weights(form, keys, 1, (x, y), {}) for name, form in forms.items()}
+    assert np.ptp(weights["collapsed"]) > 1
+    np.testing.assert_allclose(weights["repriorised"], weights["collapsed"], rtol=1e-4)
+
+
+def test_pareto_k_of_weights_with_a_pareto_tail():
+    weights = np.random.default_rng(0).pareto(1 / 0.5, size=4000) + 1
+    row = _width._row(np.log(weights))
+    assert abs(row.pareto_k - 0.5) < 0.15
+    assert _width._row(4 * np.log(weights)).advice == "far: run a chain"
+
+
+def test_mistakes_are_refused():
+    with pytest.raises(ValueError, match="observes nothing with these arguments; pass the observations too.*'hidden'"):
+        wide_enough(KEY, collapsed(4), X)
+    with pytest.raises(ValueError, match="num_draws must be at least 100"):
+        wide_enough(KEY, collapsed(4), X, Y, num_draws=10)
+    with pytest.raises(ValueError, match="no draw has a finite weight"):
+        _width._row(np.full(100, np.nan))

@@ -1,0 +1,200 @@
+"""Natural parameters against SciPy, and the convexity that they are for."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from numpyro.distributions import biject_to
+
+from numpyro_wide import natural
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+class Case(NamedTuple):
+    family: Callable
+    size: int
+    log_density: Callable  # (eta, value) -> SciPy's log density of one value
+    values: np.ndarray  # in the support, asymmetric
+
+
+def loc_scale(eta):
+    variance = -0.5 / eta[1]
+    return eta[0] * variance, variance**0.5
+
+
+def multivariate_normal(eta, value):
+    precision = -np.array([[2 * eta[2], eta[3]], [eta[3], 2 * eta[4]]])
+    covariance = np.linalg.inv(precision)
+    return scipy.stats.multivariate_normal(covariance @ eta[:2], covariance).logpdf(value)
+
+
+def log_normal(eta, value):
+    loc, scale = loc_scale(eta)
+    return scipy.stats.lognorm(scale, scale=np.exp(loc)).logpdf(value)
+
+
+def von_mises(eta, value):
+    return scipy.stats.vonmises(np.hypot(*eta), loc=np.arctan2(eta[1], eta[0])).logpdf(value)
+
+
+CASES = [
+    Case(natural.Normal, 2, lambda eta, v: scipy.stats.norm(*loc_scale(eta)).logpdf(v), np.array([-0.7, 2.3, 4.0])),
+    Case(natural.LogNormal, 2, log_normal, np.array([0.2, 1.7, 4.0])),
+    Case(natural.MultivariateNormal, 5, multivariate_normal, np.array([[-0.7, 1.0], [2.0, 2.3], [0.1, -3.0]])),
+    Case(natural.VonMises, 2, von_mises, np.array([-3.0, 0.4, 2.0])),
+    Case(
+        natural.Gamma,
+        2,
+        lambda eta, v: scipy.stats.gamma(eta[0] + 1, scale=-1 / eta[1]).logpdf(v),
+        np.array([0.2, 1.7, 4.0]),
+    ),
+    Case(natural.Exponential, 1, lambda eta, v: scipy.stats.expon(scale=-1 / eta[0]).logpdf(v), np.array([0.2, 4.0])),
+    Case(
+        natural.Beta, 2, lambda eta, v: scipy.stats.beta(eta[0] + 1, eta[1] + 1).logpdf(v), np.array([0.05, 0.6, 0.9])
+    ),
+    Case(
+        natural.Dirichlet,
+        3,
+        lambda eta, v: scipy.stats.dirichlet(eta + 1).logpdf(v),
+        np.array([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.05, 0.9, 0.05]]),
+    ),
+    Case(
+        natural.Bernoulli,
+        1,
+        lambda eta, v: scipy.stats.bernoulli(1 / (1 + np.exp(-eta[0]))).logpmf(v),
+        np.array([0, 1, 1]),
+    ),
+    Case(natural.Categorical, 3, lambda eta, v: eta[v] - np.log(np.sum(np.exp(eta))), np.array([0, 2, 1, 2])),
+    Case(natural.Poisson, 1, lambda eta, v: scipy.stats.poisson(np.exp(eta[0])).logpmf(v), np.array([0, 3, 7])),
+]
+families = pytest.mark.parametrize("case", CASES, ids=lambda case: case.family.__name__)
+NUM_SEGMENTS, NUM_POINTS = 40, 9
+
+
+def points_on_segments(starts, ends):
+    """Points on the segments between rows of two arrays, (segments, points, size)."""
+    weights = np.linspace(0.0, 1.0, NUM_POINTS)[:, None]
+    return np.asarray(starts)[:, None] + weights * (np.asarray(ends) - np.asarray(starts))[:, None]
+
+
+def random_points(case):
+    """Points of segments between random natural parameters, (segments, points, size)."""
+    real = 1.5 * np.random.default_rng(0).normal(0.3, 1.0, (2, NUM_SEGMENTS, case.size))
+    return points_on_segments(*jax.jit(lambda real: biject_to(natural.domain(case.family))(real))(real))
+
+
+def is_strictly_convex(log_densities):
+    """Whether the loss −mean log q has positive second differences on all segments, by more than rounding."""
+    losses = -np.mean(np.asarray(log_densities).reshape(NUM_SEGMENTS, NUM_POINTS, -1), axis=-1)
+    return bool(np.all(np.diff(losses, 2, axis=1) > 1e-12 * np.max(np.abs(losses))))
+
+
+@families
+def test_densities_gradients_and_convexity(x64, case):
+    """Against SciPy and differences of it; convexity in η of E_p[−log q(θ; η)], p the values (Lemma 1)."""
+    points = random_points(case)
+    etas = points.reshape(-1, case.size)
+    log_density = lambda eta, values: case.family(eta).log_prob(values)  # noqa: E731
+
+    @jax.jit
+    def evaluate(etas, values):
+        both = lambda eta: (log_density(eta, values), jax.jacrev(log_density)(eta, values))  # noqa: E731
+        return jax.vmap(both)(etas)
+
+    log_densities, scores = evaluate(etas, case.values)
+    assert is_strictly_convex(log_densities)
+    oracle = lambda eta: np.array([case.log_density(eta, value) for value in case.values])  # noqa: E731
+    for index in (0, 100, -1):
+        eta = etas[index]
+        np.testing.assert_allclose(log_densities[index], oracle(eta), rtol=1e-10, atol=1e-12)
+        for actual, direction in zip(scores[index].T, 1e-5 * np.eye(case.size), strict=True):
+            expected = (oracle(eta + direction) - oracle(eta - direction)) / 2e-5
+            np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+    values = case.values.astype(np.float32) if case.values.dtype == float else case.values
+    single = evaluate(etas.astype(np.float32), values)
+    assert single[1].dtype == jnp.float32
+    exact = evaluate(etas.astype(np.float32).astype(float), values.astype(case.values.dtype))
+    near = np.max(np.abs(exact[0]), axis=1) < 50  # far out in the tails a nearly singular precision amplifies rounding
+    np.testing.assert_allclose(single[0][near], exact[0][near], rtol=2e-5, atol=5e-5)
+    np.testing.assert_allclose(single[1][near], exact[1][near], rtol=1e-4, atol=1e-4)
+
+
+@families
+def test_batches_shifts_parameters_and_maps(x64, case):
+    real = jnp.asarray(np.random.default_rng(5).normal(0.3, 1.0, (2, 3, case.size)))
+    shift, value = jnp.linspace(-1.0, 1.0, case.size), jnp.asarray(case.values[1])
+
+    @jax.jit  # the distributions are pytrees
+    def everything(real):
+        transform = biject_to(natural.domain(case.family))
+        etas = transform(real)
+        jacobians = jax.vmap(jax.vmap(jax.jacfwd(transform)))(real)
+        log_det = transform.log_abs_det_jacobian(real, etas), jnp.linalg.slogdet(jacobians)[1]
+        return etas, case.family(etas - shift, shift=shift), transform.inv(etas), log_det
+
+    etas, batch, back, log_det = everything(real)
+    assert batch.batch_shape == (2, 3)
+    np.testing.assert_allclose(back, real, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(*log_det, atol=1e-10)
+    assert np.all(natural.domain(case.family)(etas))
+    log_density = jax.jit(lambda eta: case.family(eta).log_prob(value))
+    one_by_one = [[log_density(eta) for eta in row] for row in etas]
+    np.testing.assert_allclose(batch.log_prob(value), one_by_one, rtol=1e-10)
+    found = natural.parameters(batch)
+    if case.family is natural.Categorical:  # of which only differences are known
+        found, etas = found - found[..., :1], etas - etas[..., :1]
+    np.testing.assert_allclose(found, etas, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("log_density", "coordinates"),
+    [
+        (lambda m: dist.Normal(m[0], jnp.exp(m[1])).log_prob(jnp.array([-0.7, 2.3])), "loc and log scale"),
+        (lambda m: dist.Normal(m[0], jnp.abs(m[1]) + 0.1).log_prob(jnp.array([-0.7, 2.3])), "loc and scale"),
+        (lambda m: dist.VonMises(m[0], jnp.exp(m[1])).log_prob(jnp.array([-3.0, 0.4, 2.0])), "loc and concentration"),
+        (lambda m: dist.Gamma(jnp.exp(m[0]), 1 / jnp.exp(m[1])).log_prob(jnp.array([0.2, 4.0])), "shape and scale"),
+    ],
+)
+def test_by_means_and_scales_it_is_not_convex(x64, log_density, coordinates):
+    points = points_on_segments(*(1.5 * np.random.default_rng(0).normal(0.3, 1.0, (2, NUM_SEGMENTS, 2))))
+    assert not is_strictly_convex(jax.jit(jax.vmap(jax.vmap(log_density)))(points))
+
+
+def test_closed_divergences_of_numpyro_apply(x64):
+    p, q = (natural.Normal(jnp.array(eta)) for eta in ([1.0, -2.0], [-0.5, -0.3]))
+    expected = np.log(q.scale / p.scale) + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance) - 0.5
+    np.testing.assert_allclose(dist.kl_divergence(p, q), expected, rtol=1e-12)
+
+
+def test_the_rate_of_a_poisson_may_underflow():
+    evaluate = jax.jit(jax.value_and_grad(lambda eta: natural.Poisson(eta).log_prob(2)))
+    log_prob, score = evaluate(jnp.array([-200.0]))
+    np.testing.assert_allclose(log_prob, -400 - np.log(2), rtol=1e-6)
+    np.testing.assert_array_equal(score, [2.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: natural.Normal(jnp.zeros(3)), r"Normal takes its 2 natural parameters along the last .*\(3,\)"),
+        (lambda: natural.Bernoulli(0.0), r"Bernoulli takes its 1 natural parameter along .*\(\).*\[\.\.\., None\]"),
+        (lambda: natural.Categorical(0.0), r"Categorical takes its natural parameters along .*\(\)"),
+        (lambda: natural.MultivariateNormal(jnp.zeros(4)), r"D\(D \+ 3\)/2 natural parameters.*got shape \(4,\)"),
+        (lambda: natural.Normal(jnp.zeros(2)), r"outside their space .*\[0. 0.\]. Give a `shift`"),
+        (lambda: natural.Gamma(jnp.array([-1.5, -1.0])), "natural.Gamma got natural parameters outside"),
+        (lambda: natural.Beta(jnp.array([[0.0, 0.0], [0.0, -1.0]])), r"first \[ 0. -1.\]"),
+        (lambda: natural.MultivariateNormal(jnp.array([0.0, 0.0, -0.5, 2.0, -0.5])), "outside their space"),
+        (lambda: natural.VonMises(jnp.array([jnp.nan, 0.0])), "outside their space"),
+        (lambda: natural.domain(dist.Normal), "natural.Bernoulli, natural.Beta, .*Normal"),
+        (lambda: natural.parameters(dist.Cauchy()), "families of numpyro_wide.natural, but got Cauchy"),
+    ],
+)
+def test_refuses_what_does_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,244 @@
+"""Networks inside NumPyro models: one flat site, NumPyro's own random modules, and every handler of the package."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen, nnx
+from flax.nnx.bridge import ToNNX
+from jax.flatten_util import ravel_pytree
+from numpyro.contrib.module import random_flax_module, random_nnx_module
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
+
+from numpyro_wide import (
+    ReadoutPredictive,
+    collapse_readout,
+    guide_draws,
+    linear_gaussian,
+    repriorise,
+    wide_limit_draws,
+)
+from numpyro_wide.nn import FCN, NTKConv, bnn, random_network, unflatten
+
+RNG = np.random.default_rng(0)
+X, X_NEW = RNG.normal(size=(12, 3)).astype("f"), RNG.normal(size=(5, 3)).astype("f")
+Y = (np.sin(2 * X[:, :2]) + 0.4).astype("f")
+NETWORK = FCN(2, 9, "erf", b_std=0.3, readout_b_std=0.2)
+NOISE = 0.3
+
+
+class Affine(nnx.Module):
+    """An NNX module of a user's own, with a key for dropout."""
+
+    def __init__(self, num_inputs, num_outputs, *, rngs):
+        self.kernel = nnx.Param(jnp.zeros((num_inputs, num_outputs)))
+        self.bias = nnx.Param(jnp.zeros((num_outputs,)))
+        self.dropout = nnx.Dropout(0.0, deterministic=True, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(x @ self.kernel + self.bias)
+
+
+def as_nnx():
+    return ToNNX(NETWORK, rngs=nnx.Rngs(0)).lazy_init(X)
+
+
+def wrap(model, noise_scale=NOISE):
+    return (
+        repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise_scale),
+        collapse_readout(model, readout="readout", features="features", observed="y"),
+    )
+
+
+def values_of(model, *args, **data):
+    sites = trace(substitute(seed(model, jax.random.key(3)), data=data)).get_trace(*args)
+    return {name: site["value"] for name, site in sites.items() if site["type"] != "plate"}
+
+
+@pytest.mark.parametrize("module", [NETWORK, as_nnx()], ids=["linen", "nnx"])
+def test_one_site_holds_all_parameters_in_the_order_of_ravel_pytree(module):
+    sites = trace(seed(lambda: random_network("net", module, X)(X), jax.random.key(0))).get_trace()
+    flat = sites["net"]["value"]
+    params = unflatten(flat, module, X)
+    assert set(sites) == {"net"}
+    np.testing.assert_array_equal(ravel_pytree(params)[0], flat)
+    plain = nnx.to_pure_dict(params) if module is not NETWORK else params
+    expected = NETWORK.apply({"params": plain}, X)
+    with seed(rng_seed=0), substitute(data={"net": flat}):
+        np.testing.assert_allclose(random_network("net", module, X)(X), expected, rtol=1e-5)
+    by_draw = unflatten(jnp.stack([flat, 2 * flat])[None], module, X)
+    jax.tree.map(lambda many, one: np.testing.assert_array_equal(many[0, 1], 2 * one), by_draw, params)
+
+
+def test_prior_is_standard_normal():
+    model = lambda: random_network("net", FCN(2, 40), X)  # noqa: E731
+    site = trace(seed(model, jax.random.key(0))).get_trace()["net"]
+    value = np.asarray(site["value"], float)
+    assert site["fn"].log_prob(value) == pytest.approx(-0.5 * np.sum(value**2 + np.log(2 * np.pi)), rel=1e-5)
+    assert abs(value.mean()) < 4 / value.size**0.5
+    assert abs(value.var() - 1) < 4 * (2 / value.size) ** 0.5
+
+
+def test_random_modules_of_numpyro_give_the_same_network():
+    flat = jax.random.normal(jax.random.key(0), (4 * 9 + 10 * 9,))
+    params = unflatten(flat, NETWORK, X)
+    features = random_features = NETWORK.apply({"params": params}, X)
+
+    def flax_model():
+        return random_flax_module("net", NETWORK, dist.Normal(), input_shape=(1, 3))(X)
+
+    def nnx_model():
+        return random_nnx_module("net", as_nnx(), dist.Normal())(X)
+
+    data = {f"net/{layer}.{name}": value for layer, part in params.items() for name, value in part.items()}
+    for model in (flax_model, nnx_model):
+        with seed(rng_seed=0), substitute(data=data):
+            random_features = model()
+        np.testing.assert_allclose(random_features, features, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_outputs", [2, None], ids=["matrix", "vector"])
+def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
+    y = Y if num_outputs else Y[:, 0]
+    model = bnn(NETWORK, num_outputs, NOISE)
+    repriorised, collapsed = wrap(model)
+    drawn = values_of(repriorised, X, y)
+    hidden, phi = drawn["hidden"], drawn["readout_base"]
+    features = NETWORK.apply({"params": unflatten(hidden, NETWORK, X)}, X)
+    log_prior = dist.Normal(0, 1).log_prob(hidden).sum()
+    evidence = linear_gaussian.log_evidence(features, y, NOISE)
+    got = log_density(collapsed, (X, y), {}, {"hidden": hidden})[0]
+    np.testing.assert_allclose(got, log_prior + evidence, rtol=1e-5)
+    got = log_density(repriorised, (X, y), {}, {"hidden": hidden, "readout_base": phi})[0]
+    np.testing.assert_allclose(got, log_prior + evidence + dist.Normal(0, 1).log_prob(phi).sum(), rtol=1e-4)
+    np.testing.assert_allclose(
+        drawn["readout"], linear_gaussian.readout_map(features, y, phi, NOISE)[0], rtol=1e-3, atol=1e-4
+    )
+
+
+def test_bnn_from_fit_to_prediction():
+    """A latent noise, SVI on the repriorised model, predictions without targets."""
+    model = bnn(NETWORK, 2, dist.HalfNormal(0.5))
+    repriorised, _ = wrap(model, "noise")
+    guide = AutoNormal(repriorised)
+    fit = SVI(repriorised, guide, numpyro.optim.Adam(0.02), Trace_ELBO()).run(
+        jax.random.key(0), 300, X, Y, progress_bar=False
+    )
+    assert fit.losses[-50:].mean() < fit.losses[:50].mean() - 5
+    draws = guide_draws(jax.random.key(1), repriorised, guide, fit.params, 200, X, Y)
+    predictions = Predictive(model, draws)(jax.random.key(2), X)
+    assert predictions["y"].shape == (200, 12, 2)
+    assert np.sqrt(np.mean((predictions["y"].mean(0) - Y) ** 2)) < 0.5 * Y.std()
+
+
+def test_bnn_with_an_nnx_module_and_images():
+    nnx_model = bnn(Affine(3, 7, rngs=nnx.Rngs(0)), 2, NOISE)
+    drawn = values_of(nnx_model, X, Y)
+    kernel, bias = drawn["hidden"][7:].reshape(3, 7), drawn["hidden"][:7]
+    np.testing.assert_allclose(drawn["features"], X @ kernel + bias, rtol=1e-4, atol=1e-5)
+    _, collapsed = wrap(nnx_model)
+    np.testing.assert_allclose(
+        log_density(collapsed, (X, Y), {}, {"hidden": drawn["hidden"]})[0],
+        dist.Normal(0, 1).log_prob(drawn["hidden"]).sum() + linear_gaussian.log_evidence(drawn["features"], Y, NOISE),
+        rtol=1e-5,
+    )
+    # Grey levels as bytes are numbers like any others.
+    grey = np.random.default_rng(0).integers(0, 255, (2, 3, 3), np.uint8)
+    sites = values_of(bnn(FCN(1, 4), None, NOISE), grey)
+    np.testing.assert_array_equal(sites["y"], values_of(bnn(FCN(1, 4), None, NOISE), grey.astype("f"))["y"])
+
+
+def standard_bnn(width=8):
+    """The standard parametrisation: the scales in the priors, not in the network."""
+
+    def features_net(x):
+        weights = numpyro.sample("hidden", dist.Normal(0, 1.3 / 3**0.5).expand([3 * width]).to_event(1))
+        return jnp.tanh(x @ weights.reshape(3, width))
+
+    return bnn(features_net, 2, NOISE, readout_scale=width**-0.5)
+
+
+def test_standard_parametrisation_gives_the_same_under_every_handler():
+    width = 8
+    ntk, standard = bnn(FCN(1, width, jnp.tanh, w_std=1.3, readout_w_std=1.0), 2, NOISE), standard_bnn(width)
+    scale = {"hidden": 1.3 / 3**0.5, "readout": width**-0.5, "readout_base": 1.0}
+    (ntk_repriorised, ntk_collapsed), (repriorised, collapsed) = wrap(ntk), wrap(standard)
+
+    draws = wide_limit_draws(jax.random.key(0), ntk_repriorised, 6, X, Y)
+    standard_draws = wide_limit_draws(jax.random.key(0), repriorised, 6, X, Y)
+    for name, value in draws.items():
+        np.testing.assert_allclose(standard_draws[name], scale[name] * value, rtol=1e-3, atol=1e-4)
+
+    one = {name: value[0] for name, value in draws.items() if name != "readout"}
+    standard_one = {name: value[0] for name, value in standard_draws.items() if name != "readout"}
+    change_of_variables = 3 * width * np.log(scale["hidden"])
+    for ours, theirs, sites in (
+        (repriorised, ntk_repriorised, ("hidden", "readout_base")),
+        (collapsed, ntk_collapsed, ("hidden",)),
+    ):
+        density = log_density(ours, (X, Y), {}, {name: standard_one[name] for name in sites})[0]
+        expected = log_density(theirs, (X, Y), {}, {name: one[name] for name in sites})[0]
+        np.testing.assert_allclose(density + change_of_variables, expected, rtol=1e-4)
+
+    predictions = Predictive(ntk, draws)(jax.random.key(1), X_NEW)["y"]
+    np.testing.assert_allclose(
+        Predictive(standard, standard_draws)(jax.random.key(1), X_NEW)["y"], predictions, atol=1e-3
+    )
+
+    hidden, standard_hidden = {"hidden": draws["hidden"]}, {"hidden": standard_draws["hidden"]}
+    exact = ReadoutPredictive(ntk_collapsed, hidden, (X, Y))(jax.random.key(2), X_NEW)
+    standard_exact = ReadoutPredictive(collapsed, standard_hidden, (X, Y))(jax.random.key(2), X_NEW)
+    for name, value in exact.items():
+        np.testing.assert_allclose(standard_exact[name], value, rtol=1e-3, atol=1e-3)
+
+    def guide(x, y=None):
+        for name, value in standard_one.items():
+            numpyro.sample(name, dist.Delta(value, event_dim=value.ndim))
+
+    guided = guide_draws(jax.random.key(3), repriorised, guide, {}, 1, X, Y)
+    np.testing.assert_allclose(guided["readout"][0], standard_draws["readout"][0], rtol=1e-4, atol=1e-5)
+
+
+class WithBatchNorm(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=True)(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: random_network("net", "FCN", X),
+            TypeError,
+            "module must be a flax.linen or flax.nnx module, but is a str",
+        ),
+        (lambda: random_network("net", NETWORK), ValueError, "FCN needs example inputs"),
+        (
+            lambda: random_network("net", WithBatchNorm(), X),
+            ValueError,
+            "has state besides its parameters, batch_stats",
+        ),
+        (
+            lambda: random_network("net", nnx.BatchNorm(3, rngs=nnx.Rngs(0)), X),
+            ValueError,
+            "BatchNorm has state besides its parameters, BatchStat",
+        ),
+        (lambda: random_network("net", FCN(0, 3), X), ValueError, "FCN has no parameters"),
+        (lambda: unflatten(jnp.ones(5), NETWORK, X), ValueError, r"shape \(..., 126\), .* but got \(5,\)"),
+        (lambda: bnn(3, 2, NOISE), TypeError, "features_net must be a flax module or a function .* is a int"),
+        (lambda: bnn(NETWORK, 0, NOISE), ValueError, "num_outputs must be a whole number of at least 1"),
+        (lambda: bnn(NETWORK, 2, 0.0), ValueError, "noise must be positive"),
+        (lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1), ValueError, "readout_scale must be positive"),
+        (lambda: bnn(NETWORK, None, NOISE)(X, Y), ValueError, r"y must have shape \(12,\) .* num_outputs=None"),
+        (lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]), ValueError, r"must give a matrix \(n, d\)"),
+    ],
+)
+def test_what_models_refuse(make, error, message):
+    with seed(rng_seed=0), pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,172 @@
+"""The networks' prior: variance one at every width and depth, the wide limit's kernel, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+from scipy import integrate, stats
+
+from numpyro_wide.nn import CNN, FCN, NTKConv, NTKDense, WideResNet, unit_scale
+from numpyro_wide.wide_limit import fcn_kernel
+
+
+def unit_inputs(*shape, seed=0):
+    """Random inputs whose entries have mean square one in each row."""
+    x = np.random.default_rng(seed).normal(0.3, 1, size=shape)
+    return (x / np.sqrt((x**2).mean(axis=tuple(range(1, len(shape))), keepdims=True))).astype("f")
+
+
+def prior_variance(network, x, num_draws):
+    """The mean over inputs of the prior predictive variance, by averages over draws, and its standard error."""
+
+    @jax.jit
+    def by_draw(keys):
+        return jax.lax.map(lambda key: jnp.sum(network.init_with_output(key, x)[0] ** 2, axis=1).mean(), keys)
+
+    draws = np.asarray(by_draw(jax.random.split(jax.random.key(1), num_draws)))
+    return draws.mean(), draws.std() / num_draws**0.5
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("erf", lambda u: 2 * stats.norm.cdf(u * 2**0.5) - 1),
+        ("gelu", lambda u: u * stats.norm.cdf(u)),
+        ("relu", lambda u: max(u, 0.0)),
+        (jnp.tanh, np.tanh),
+    ],
+)
+def test_unit_scale_against_quadrature(activation, function):
+    second_moment = integrate.quad(lambda u: function(u) ** 2 * stats.norm.pdf(u), -12, 12, points=[0])[0]
+    assert unit_scale(activation, b_std=0.3) == pytest.approx(((1 - 0.09) / second_moment) ** 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("depth", "width"), [(0, 16), (1, 16), (3, 128), (10, 128)])
+def test_variance_of_the_fcn_is_one(depth, width):
+    # With rectifiers it is one in expectation at any width, not only in the limit.
+    variance, error = prior_variance(FCN(depth, width, "relu", b_std=0.3, readout_b_std=0.2), unit_inputs(5, 7), 400)
+    assert error < 0.1
+    assert abs(variance - 1) < 3.5 * error + 1e-5
+
+
+@pytest.mark.parametrize("activation", ["gelu", jnp.tanh])
+def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
+    for depth in (1, 6):
+        variance, error = prior_variance(FCN(depth, 256, activation, b_std=0.1), unit_inputs(5, 7), 60)
+        assert abs(variance - 1) < 0.05 + 3 * error
+        assert error < 0.06
+
+
+@pytest.mark.parametrize(("depth", "width"), [(1, 4), (4, 32)])
+def test_variance_of_the_cnn_is_one(depth, width):
+    network = CNN(depth, width, "relu", b_std=0.3, readout_b_std=0.5)
+    variance, error = prior_variance(network, unit_inputs(1, 4, 4, 3), 400)
+    assert error < 0.1
+    assert abs(variance - 1) < 3.5 * error
+
+
+def test_variance_of_the_residual_network_is_one():
+    network = WideResNet(2, 16, "relu", c=0.5, readout_b_std=0.1, pooling="flatten")
+    variance, error = prior_variance(network, unit_inputs(1, 2, 2, 3), 400)
+    assert error < 0.12
+    assert abs(variance - 1) < 3.5 * error
+
+
+def test_variance_of_the_residual_network_with_gelu_on_uniform_images():
+    # Where all pixels are equal, averaging over them changes nothing.
+    variance, error = prior_variance(WideResNet(1, 16), np.ones((1, 2, 2, 3), "f"), 400)
+    assert abs(variance - 1) < 0.05 + 3 * error
+    assert error < 0.12
+
+
+def test_features_tend_to_the_kernel_of_the_wide_limit():
+    x = unit_inputs(4, 5)
+    widths, errors = [64, 256, 1024], []
+    for width in widths:
+        network = FCN(2, width, "erf", w_std=1.3, b_std=0.2, readout_w_std=0.9, readout_b_std=0.1)
+        nngp, _ = fcn_kernel(network.depth, network.activation, **network.scales())(x)
+
+        def error(key, network=network, nngp=nngp):
+            features = network.init_with_output(key, x)[0]
+            return jnp.mean((features @ features.T - nngp) ** 2)
+
+        draws = jax.jit(lambda keys, error=error: jax.lax.map(error, keys))(jax.random.split(jax.random.key(0), 40))
+        errors.append(float(draws.mean()) ** 0.5)
+    slope = np.polyfit(np.log(widths), np.log(errors), 1)[0]
+    assert abs(slope + 0.5) < 0.1
+    assert errors[-1] < 0.03
+
+
+def test_kernel_of_the_limit_takes_the_scales_that_keep_the_variance():
+    network = FCN(4, 10, "gelu", b_std=0.1, readout_b_std=0.3)
+    nngp, _ = fcn_kernel(4, "gelu", **network.scales())(unit_inputs(3, 6))
+    np.testing.assert_allclose(np.diag(nngp), 1, rtol=1e-5)
+
+
+def test_convolution_against_a_sum_over_offsets():
+    x, layer = unit_inputs(2, 5, 4, 3), NTKConv(2, kernel_size=(3, 2), w_std=1.7, b_std=0.4)
+    rng = np.random.default_rng(2)
+    kernel, bias = rng.normal(size=(3, 2, 3, 2)), rng.normal(size=2)
+    expected = sum(
+        np.roll(x, (1 - row, -column), axis=(1, 2)) @ kernel[row, column] for row in range(3) for column in range(2)
+    )
+    got = layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
+    np.testing.assert_allclose(got, 1.7 / 18**0.5 * expected + 0.4 * bias, atol=1e-5)
+    # Zeros outside of the image are what flax's own layer pads with.
+    same = NTKConv(2, strides=(2, 2), padding="SAME").apply({"params": {"kernel": np.ones((3, 3, 3, 2))}}, x)
+    reference = linen.Conv(2, (3, 3), strides=(2, 2), use_bias=False)
+    np.testing.assert_allclose(
+        same, reference.apply({"params": {"kernel": np.ones((3, 3, 3, 2))}}, x) / 27**0.5, atol=1e-5
+    )
+
+
+def test_residual_network_is_that_of_the_paper():
+    x = np.zeros((1, 8, 8, 3), "f")
+    network = WideResNet(3, 128, w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1)
+    features, variables = jax.eval_shape(network.init_with_output, jax.random.key(0), x)
+    shapes = {name: layer["kernel"].shape for name, layer in variables["params"].items()}
+    layers = [name for name in shapes if not name.endswith("skip")]
+    assert len(layers) + 1 == 20  # and the readout
+    assert features.shape == (1, 4 * 128 + 1)
+    assert shapes["group_0_block_2_second"] == (3, 3, 128, 128)
+    assert shapes["group_1_block_0_first"] == (3, 3, 128, 256)
+    assert shapes["group_2_block_0_skip"] == (1, 1, 256, 512)
+    assert sum(name.endswith("skip") for name in shapes) == 2
+
+
+def test_residual_sums_are_scaled_by_their_index():
+    """With residual branches of zero, what is left of the stem is the product of the skips' factors."""
+    x, network = unit_inputs(1, 4, 4, 3), WideResNet(1, 2, "identity", c=1.0, readout_w_std=1.0)
+    shapes = jax.eval_shape(network.init, jax.random.key(0), x)["params"]
+    variables = jax.tree.map(lambda leaf: np.zeros(leaf.shape, "f"), shapes)
+    variables["stem"]["kernel"] = np.random.default_rng(0).normal(size=(3, 3, 3, 2))
+    for name in ("group_1_block_0_skip", "group_2_block_0_skip"):
+        variables[name]["kernel"] = np.eye(*shapes[name]["kernel"].shape[2:])[None, None]
+    stem = NTKConv(2).apply({"params": variables["stem"]}, x)
+    # 1/2 · 2/3 · 3/4; the projections divide by the roots of their 2 and 4 channels, the readout by that of its 8.
+    expected = (1 / 4) ** 0.5 * np.asarray(stem)[:, ::4, ::4].mean((1, 2)) / (2 * 4 * 8) ** 0.5
+    np.testing.assert_allclose(network.apply({"params": variables}, x)[:, :2], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "x", "message"),
+    [
+        (FCN(2, 3, "swish"), np.ones((2, 3)), "activation must be one of 'erf', 'gelu'.* but got 'swish'"),
+        (FCN(-1, 3), np.ones((2, 3)), "depth must be a whole number of at least 0, but got -1"),
+        (FCN(1, 0), np.ones((2, 3)), "width must be a whole number of at least 1, but got 0"),
+        (FCN(2, 3, w_std=(1.0,) * 3), np.ones((2, 3)), r"w_std must be a number or have shape \(2,\)"),
+        (FCN(2, 3, w_std=-1.0), np.ones((2, 3)), "w_std must not be negative"),
+        (FCN(2, 3, b_std=1.5), np.ones((2, 3)), "b_std must be at least 0 and below 1"),
+        (FCN(2, 3, lambda u: 0 * u), np.ones((2, 3)), "positive second moment"),
+        (NTKDense(2.5), np.ones((2, 3)), "features must be a whole number"),
+        (NTKConv(2, padding="ZERO"), np.ones((1, 4, 4, 1)), "padding must be one of 'CIRCULAR', 'SAME', 'VALID'"),
+        (CNN(1, 2), np.ones((4, 28, 28)), r"images \(n, height, width, channels\), but got shape \(4, 28, 28\)"),
+        (CNN(1, 2, pooling="max"), np.ones((1, 4, 4, 1)), "pooling must be one of 'flatten', 'mean', but got 'max'"),
+        (WideResNet(1, 2, c=-1.0), np.ones((1, 4, 4, 1)), "c must not be negative"),
+        (WideResNet(0, 2), np.ones((1, 4, 4, 1)), "num_blocks must be a whole number"),
+    ],
+)
+def test_what_networks_refuse(network, x, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(network.init, jax.random.key(0), x)

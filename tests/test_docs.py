@@ -1,0 +1,66 @@
+"""The documentation names everything that is public, and every example."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import numpyro_wide
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+ROOMS = [name for name in numpyro_wide.__all__ if hasattr(getattr(numpyro_wide, name), "__all__")]
+DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?", re.MULTILINE)
+
+
+def public_names(module):
+    """Names in ``__all__``, or what a module without one defines."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"
+    ]
+
+
+def documented():
+    """Identities of all objects that autodoc is asked for."""
+    found = set()
+    for page in (DOCS / "api").glob("*.md"):
+        for kind, target, members in (match.groups() for match in DIRECTIVE.finditer(page.read_text())):
+            if kind == "module":
+                module = import_module(target)
+                listed = [] if members is None else [name.strip() for name in members.split(",") if name.strip()]
+                names = public_names(module) if members is not None and not listed else listed
+                found |= {id(getattr(module, name)) for name in names}
+            else:
+                module_name, _, name = target.rpartition(".")
+                found.add(id(getattr(import_module(module_name), name)))
+    return found
+
+
+@pytest.mark.parametrize("room", [None, *ROOMS])
+def test_every_public_name_is_on_the_api_pages(room):
+    module = numpyro_wide if room is None else getattr(numpyro_wide, room)
+    names = [name for name in public_names(module) if not isinstance(getattr(module, name), ModuleType)]
+    found = documented()
+    assert [name for name in names if id(getattr(module, name)) not in found] == []
+
+
+def test_every_example_is_in_the_gallery():
+    gallery = (DOCS / "gallery.md").read_text()
+    missing = [path.name for path in (ROOT / "examples").glob("*.py") if f"python examples/{path.name}" not in gallery]
+    assert missing == []
+
+
+def test_figures_are_small():
+    assert [path.name for path in (DOCS / "figures").glob("*") if path.stat().st_size > 200_000] == []
+
+
+def test_every_page_that_is_referred_to_exists():
+    for page in [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} refers to {link}"
