@@ -28,7 +28,7 @@ demo: $(VENV)/.examples-installed
 	$(BIN)/python examples/repriorised_bnn.py
 
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-all: test test-newer
 
@@ -40,7 +40,7 @@ test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
 
 coverage: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -28,9 +28,9 @@ def x64() -> Iterator[None]:
 
 
 @pytest.fixture
-def quick_compilation() -> Iterator[None]:
-    """Leave out XLA's optimisations, for tests that compile many programs and hardly run them."""
+def full_optimisation() -> Iterator[None]:
+    """Compile as for users, for tests about exact bits, and for those whose runs are longer than their compilation."""
     before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

@@ -102,8 +102,8 @@ class Run:
                 state, new_losses = self._train(state, length, capacity)
                 losses = np.concatenate([losses, np.asarray(new_losses)])
                 done += length
-                if options.held_out and (origin + done) % options.evaluate_every == 0:
-                    state = state._replace(held_out=self._look(state))
+                if state.held_out is not None and options.held_out and (origin + done) % options.evaluate_every == 0:
+                    state = state._replace(held_out=self._look(state, state.held_out))
                 is_last = done == num_steps or self._is_patience_lost(state)
                 if options.checkpoint and (is_last or done % options.checkpoint_every == 0):
                     _checkpoint.save(options.checkpoint, self._record(state, losses))
@@ -129,10 +129,9 @@ class Run:
         none = jnp.zeros(0, jnp.int32)
         return HeldOut(none, jnp.zeros(0), self.objective.get_params(state), jnp.asarray(jnp.inf), state.step)
 
-    def _look(self, state: AmortizedState) -> HeldOut:
+    def _look(self, state: AmortizedState, before: HeldOut) -> HeldOut:
         """Evaluate the held-out simulations."""
-        before, params = state.held_out, self.objective.get_params(state)
-        assert before is not None
+        params = self.objective.get_params(state)
         loss = self.programs.held_out_loss(
             params, state.rng_key, self.arrays, fixed=self.fixed, num_simulations=self.options.held_out
         )

@@ -38,8 +38,7 @@ def plot_ess_by_width(
     for (label, by_width), marker in zip(ess.items(), _markers(ess), strict=True):
         widths = sorted(by_width)
         mean, least, largest = np.transpose([_summary(by_width[width]) for width in widths])
-        (line,) = ax.plot(widths, mean, marker=marker, markersize=4, label=label)
-        ax.fill_between(widths, least, largest, color=line.get_color(), alpha=0.2, linewidth=0)
+        _line_and_band(ax, widths, mean, least, largest, marker=marker, markersize=4, label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(all_widths, [str(width) for width in all_widths])
@@ -82,10 +81,8 @@ def plot_rhat_by_steps(
             )
         counts = np.unique(np.geomspace(5, array.shape[1], num_points).round().astype(int))
         excess = [rhat_squared(array[:, :count]).ravel() - 1 for count in counts]
-        steps = thinning * counts
-        (line,) = ax.plot(steps, [np.mean(values) for values in excess], label=label)
-        largest = [np.max(values) for values in excess]
-        ax.fill_between(steps, [np.mean(v) for v in excess], largest, color=line.get_color(), alpha=0.2, linewidth=0)
+        mean, largest = np.transpose([(np.mean(values), np.max(values)) for values in excess])
+        _line_and_band(ax, thinning * counts, mean, mean, largest, label=label)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set(xlabel="steps", ylabel=r"$\hat R^2 - 1$")
@@ -120,8 +117,7 @@ def plot_autocorrelation(
         correlation = autocorrelation(values, max_lag=max_lag)
         correlation = correlation.reshape(len(correlation), -1)
         lags = thinning * np.arange(len(correlation))
-        (line,) = ax.plot(lags, correlation.mean(1), label=label)
-        ax.fill_between(lags, correlation.min(1), correlation.max(1), color=line.get_color(), alpha=0.2, linewidth=0)
+        _line_and_band(ax, lags, correlation.mean(1), correlation.min(1), correlation.max(1), label=label)
     ax.set(xlabel="lag, steps", ylabel="autocorrelation", xlim=(0, None), ylim=(None, 1))
     ax.legend()
     return ax
@@ -133,6 +129,11 @@ def _axes(ax: Any) -> Any:
     import matplotlib.pyplot as plt  # heavy, and chooses a backend
 
     return plt.subplots(figsize=(5, 3.5), layout="constrained")[1]
+
+
+def _line_and_band(ax: Any, x: ArrayLike, mean: ArrayLike, least: ArrayLike, largest: ArrayLike, **style: Any) -> None:
+    (line,) = ax.plot(x, mean, **style)
+    ax.fill_between(x, least, largest, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 def _markers(labels: Iterable[str]) -> list[str]:

@@ -15,7 +15,6 @@ from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 positive = dist.constraints.positive
 
 

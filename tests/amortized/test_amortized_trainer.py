@@ -71,7 +71,6 @@ def test_interrupted_run_resumes_from_its_checkpoint(uninterrupted, tmp_path, mo
     assert_same(tuple(trainer().run(KEY, 150, checkpoint=path, **options)), tuple(uninterrupted))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_checkpoint_of_another_run_is_refused(tmp_path):
     def several_slopes(observed_values):
         slope = numpyro.param("slope", jnp.ones(2))
@@ -90,7 +89,6 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
         trainer(guide=several_slopes).run(KEY, 2, progress_bar=False, checkpoint=path)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_run_is_a_loop_of_updates():
     training = trainer()
     result = training.run(KEY, 5, progress_bar=False)
@@ -110,7 +108,6 @@ def test_run_is_a_loop_of_updates():
 @pytest.mark.parametrize(
     "optim", [numpyro.optim.Adam(0.05), optimizers.adam(0.05), numpyro.optim.ClippedAdam(0.05)], ids=type
 )
-@pytest.mark.usefixtures("quick_compilation")
 def test_optimisers_of_all_libraries_agree(optim):
     expected = trainer(optax.adam(0.05)).run(KEY, 4, progress_bar=False).params
     for name, value in trainer(optim).run(KEY, 4, progress_bar=False).params.items():
@@ -127,7 +124,6 @@ def test_progress_bar_shows_losses_and_changes_nothing(capsys, uninterrupted):
     assert "150/150" in shown and "skipped" not in shown
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_steps_that_are_not_finite_are_skipped_and_counted(capsys):
     training = trainer(model=failing_model, batch_size=4)
     result = training.run(KEY, 200)
@@ -146,7 +142,6 @@ def test_steps_that_are_not_finite_are_skipped_and_counted(capsys):
     assert np.isnan(training.get_params(poisoned)["slope"])
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_infinite_gradient_of_a_finite_loss_is_skipped():
     def guide(observed_values):
         root = jnp.sqrt(numpyro.param("root", 0.0))  # of infinite slope where it starts
@@ -157,7 +152,6 @@ def test_infinite_gradient_of_a_finite_loss_is_skipped():
     assert float(result.params["root"]) == 0
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_held_out_loss_and_early_stopping():
     """A rate that grows until training falls apart: the best parameters are those of before."""
     rising = optax.exponential_decay(0.003, 100, 2.0)
@@ -179,7 +173,6 @@ def test_held_out_loss_and_early_stopping():
     assert len(again.losses) == 0
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_runs_are_vectorised_over_keys():
     training = trainer()
     keys = jax.random.split(KEY, 2)
@@ -187,7 +180,6 @@ def test_runs_are_vectorised_over_keys():
     np.testing.assert_allclose(losses[1], training.run(keys[1], 70, progress_bar=False).losses, rtol=1e-3)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_initial_parameters_are_taken():
     training = trainer()
     params = {"slope": 0.4, "intercept": jnp.array(0.1), "scale": 0.6}
@@ -196,7 +188,6 @@ def test_initial_parameters_are_taken():
         assert float(value) == pytest.approx(float(params[name]), rel=1e-6)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_arguments_that_change_are_seen():
     """Arrays are traced; other arguments make a new program."""
 

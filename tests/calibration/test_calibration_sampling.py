@@ -12,7 +12,6 @@ from numpyro.infer import NUTS, BarkerMH
 
 from numpyro_wide.calibration import expected_coverage, from_guide, from_mcmc, sbc_ranks, tarp, uniformity_p_value
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 X = np.array([0.5, -1.0, 2.0], np.float32)
 
 

@@ -13,8 +13,6 @@ from numpyro.distributions import biject_to
 
 from numpyro_wide import natural
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 class Case(NamedTuple):
     family: Callable

@@ -8,7 +8,6 @@ import scipy.special
 
 from numpyro_wide import natural
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 CONCENTRATIONS = (1e-6, 1e-3, 0.3, 0.4999, 0.5001, 2.0, 29.9, 30.1, 1e3, 1e4, 1e6)
 LOC = 1.2
 

@@ -10,7 +10,6 @@ from flax import linen
 from numpyro_wide import nn
 from numpyro_wide.wide_limit import empirical_ntk, linearize
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 WIDTHS = (32, 128, 512)
 NUM_SEEDS = 48
 

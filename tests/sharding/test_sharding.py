@@ -23,7 +23,7 @@ def start(num_devices, *arguments):
     settings = {
         "PYTHONPATH": str(WORKER.parents[2]),
         "OPENBLAS_NUM_THREADS": "1",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}",
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",
         "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",

@@ -9,7 +9,6 @@ from jax.flatten_util import ravel_pytree
 from numpyro_wide.wide_limit import linearize, ntk_map
 from numpyro_wide.wide_limit.ntk_reparam import log_det_series
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 NOISE = 0.3
 
 
