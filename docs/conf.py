@@ -11,6 +11,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 napoleon_use_ivar = True  # attributes of named tuples are documented once
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
+math_eqref_format = "eq. {number}"  # as docstrings cite papers
 exclude_patterns = ["_build"]
 html_theme = "furo"
 autodoc_member_order = "bysource"

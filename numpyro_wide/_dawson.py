@@ -1,4 +1,4 @@
-r"""Dawson's integral in the form that the log-uniform penalty needs.
+r"""Dawson's integral in the form that the log-uniform penalty needs (Mathematics, :eq:`dawson`).
 
 With $D_+(x) = e^{-x^2}\int_0^x e^{t^2}dt$ and $x = \sqrt u$, the two functions here are
 

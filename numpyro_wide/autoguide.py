@@ -158,8 +158,8 @@ class AutoDegenerateNormal(AutoContinuous):
 
     The joint of all sites, unconstrained and flattened, is ``DegenerateNormal(loc, basis, scale)`` with
     orthonormal columns. Against a Gaussian posterior its quasi-KL optimum is that posterior's principal
-    components (Hron 2018, Prop. 6). Parameters are ``auto_loc``, ``auto_scale`` and ``auto_basis``, whose
-    QR factor is the basis.
+    components (Hron 2018, Prop. 6; Mathematics, :eq:`degenerate`). Parameters are ``auto_loc``,
+    ``auto_scale`` and ``auto_basis``, whose QR factor is the basis.
 
     Args:
         model: The model.

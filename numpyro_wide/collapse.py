@@ -37,8 +37,8 @@ def collapse_certificate(
 
     where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a
     wide network fitted in this way ignores the data. The paper prints unit variances, for which this is
-    its equation 92; the same proof gives the general form. With several outputs C sums over all of them
-    and the bound holds for each.
+    its equation 92 (Mathematics, :eq:`certificate`); the same proof gives the general form. With several
+    outputs C sums over all of them and the bound holds for each.
 
     Args:
         inputs: Training inputs, (n, D).

@@ -49,17 +49,18 @@ def quasi_kl(
     rng_key: jax.Array | None = None,
     num_samples: int = 1000,
 ) -> jax.Array:
-    r"""Quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9).
+    r"""Quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9; Mathematics, :eq:`qkl`).
 
     Here q is the density of Q with respect to the natural measure of its support S and p the Lebesgue
     density of P. Where Q has a Lebesgue density this is the KL divergence. Otherwise it is the limit of
-    the KL of Q blurred by N(0, I/m), once the constant $\tfrac12(D - K)\log(2\pi e/m)$ is added for
-    a support of dimension K (Theorems 4 and 5). It is bounded below by $-\log\int_S p\,dm_S$, not by 0.
+    the KL of Q blurred by N(0, I/m), once a constant that depends on dimensions alone is added (Theorems
+    4 and 5; :eq:`qkl-limit`). It is bounded below by $-\log\int_S p\,dm_S$, not by 0.
 
-    Closed forms: the singular distributions of this package against ``Normal`` and ``MultivariateNormal``,
-    ``BernoulliDropout`` against anything, ``Normal`` against ``ImproperLogUniform`` (up to a constant),
-    and whatever NumPyro's ``kl_divergence`` knows. Otherwise it is estimated from draws of q. An
-    elementwise prior, such as ``Normal(0, 1)``, is taken as a product over the entries of q's event.
+    Closed forms: the singular distributions of this package against ``Normal`` and ``MultivariateNormal``
+    (such as :eq:`degenerate`), ``BernoulliDropout`` against anything (such as :eq:`bernoulli`), ``Normal``
+    against ``ImproperLogUniform`` (up to a constant; :eq:`dawson`), and whatever NumPyro's
+    ``kl_divergence`` knows. Otherwise it is estimated from draws of q. An elementwise prior, such as
+    ``Normal(0, 1)``, is taken as a product over the entries of q's event.
 
     Args:
         q: The approximation.
@@ -193,8 +194,7 @@ def _normal_log_uniform(q: dist.Normal, p: ImproperLogUniform) -> jax.Array:
 def log_uniform_kl(loc: Any, scale: Any) -> jax.Array:
     r"""KL of N(loc, scale²) from the improper prior $C/|w|$, without its constant (Hron 2018, Prop. 2).
 
-    With $u = \mu^2/2\sigma^2$ it is
-    $\tfrac12(\log 2 + e^{-u}\sum_k \frac{u^k}{k!}\psi(\tfrac12 + k))$, which grows with u from
+    It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
     $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, 1 at u
     = 0, with Dawson's integral. Such a penalty is not a divergence between distributions: the prior has no
     mass to normalise, and what it yields is penalised maximum likelihood.

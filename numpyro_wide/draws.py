@@ -21,9 +21,10 @@ def wide_limit_draws(
     r"""Draw from the wide-limit approximation to the posterior.
 
     Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
-    (Hron 2022, Prop. 2.2): no Markov chain. With a Gaussian likelihood the readout is exact given the hidden weights,
-    and what is left out is how far the data move those from their prior, which vanishes as the network widens
-    (Thm. 2.1). That holds for weights: a latent noise or prior scale keeps its prior here at any width, so fix those.
+    (Hron 2022, Prop. 2.2; Mathematics, :eq:`map`): no Markov chain. With a Gaussian likelihood the readout is exact
+    given the hidden weights, and what is left out is how far the data move those from their prior, which vanishes as
+    the network widens (Thm. 2.1; :eq:`gap`). That holds for weights: a latent noise or prior scale keeps its prior here
+    at any width, so fix those.
 
     Args:
         rng_key: a PRNG key.

@@ -32,10 +32,10 @@ def repriorise(
 ) -> Any:
     r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, eq. 3).
 
-    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout`` as a deterministic
-    site, so that its draws are draws of the weights. The posterior is that of the model as it was. The features site
-    is for the handler alone and is not recorded. Called with ``targets=None`` (or without targets, where None is the
-    default) the wrapped model is the model as it was.
+    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
+    (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that
+    of the model as it was (:eq:`joint`). The features site is for the handler alone and is not recorded. Called with
+    ``targets=None`` (or without targets, where None is the default) the wrapped model is the model as it was.
 
     Warning:
         Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
@@ -116,13 +116,14 @@ def collapse_readout(
     r"""Integrate the readout out of a model with a Gaussian likelihood, exactly.
 
     The wrapped model has no readout site; its observed site follows the marginal
-    $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5), and all other
-    sites are as they were. Loc and noise are read off the model's own Normal, so offsets, heteroscedastic and latent
-    noise need no further argument. Where the observed site is not observed, the wrapped model is the model as it
-    was. Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no
-    readout, and ``Predictive`` would draw it from its prior. With ``{**draws, readout: predictive.readout(key)}`` they
-    are draws of the plain model, for ``Predictive``, ``log_likelihood`` by observation and ``arviz.loo``, none of which
-    a joint marginal can give.
+    $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5; Mathematics,
+    :eq:`evidence`), the likelihood of the hidden weights (:eq:`identity`), and all other sites are as they were. Loc
+    and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
+    argument. Where the observed site is not observed, the wrapped model is the model as it was. Get readouts and
+    predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no readout, and
+    ``Predictive`` would draw it from its prior. With ``{**draws, readout: predictive.readout(key)}`` they are draws of
+    the plain model, for ``Predictive``, ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint
+    marginal can give.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
     be used in no other distribution. Both are checked with two runs of the model the first time that it is called

@@ -19,8 +19,9 @@ Samples = dict[str, Array]
 class ReadoutPredictive:
     r"""Exact readout draws and predictions from draws of a collapsed model.
 
-    Given the hidden weights, the readout is Gaussian (Hron 2022, eq. 2): its draws are independent and exact, and
-    predictions integrate over it in closed form (Rao-Blackwell), one Gaussian for each draw of the hidden weights.
+    Given the hidden weights, the readout is Gaussian (Hron 2022, eq. 2; Mathematics, :eq:`posterior`): its draws are
+    independent and exact, and predictions integrate over it in closed form (Rao-Blackwell; :eq:`predictive`), one
+    Gaussian for each draw of the hidden weights.
 
     For all else that a plain model's draws serve, ``{**posterior_samples, <readout>: predictive.readout(key)}`` are
     draws of the plain model.

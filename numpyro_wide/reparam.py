@@ -19,7 +19,7 @@ from numpyro_wide._conjugate import check_no_nan, check_readout_shape, normal_pa
 
 
 class ReadoutTransform(Transform):
-    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, eq. 3).
+    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, eq. 3; :eq:`map`).
 
     Args:
         features: shape (n, d).
@@ -124,9 +124,10 @@ class ReprioriseReadout(Reparam):
     r"""Repriorise a readout: sample $\phi$ in its place, whose posterior tends to N(0, I) as the network widens.
 
     The readout $W$ becomes a deterministic function of the new site ``<name>_base`` and of all that the features
-    depend on, $W = \mu + A \phi$ (Hron 2022, eq. 3). The new site's distribution is the readout's prior pulled back
-    through the map, so the model's joint distribution is unchanged, whatever its likelihood: a likelihood other than
-    Gaussian with these targets and this noise makes the posterior of $\phi$ less simple, never wrong.
+    depend on, $W = \mu + A \phi$ (Hron 2022, eq. 3; Mathematics, :eq:`map`). The new site's distribution is the
+    readout's prior pulled back through the map (:eq:`joint`), so the model's joint distribution is unchanged, whatever
+    its likelihood: a likelihood other than Gaussian with these targets and this noise makes the posterior of $\phi$
+    less simple, never wrong.
 
     With ``targets=None``, the readout is left alone, so that one model serves for fitting and for prediction. Predict
     with draws of the readout site itself and without targets: shown other inputs *with* targets, the map would

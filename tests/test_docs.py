@@ -1,5 +1,6 @@
 """The documentation names everything that is public, and every example."""
 
+import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_every_example_is_in_the_gallery():
     gallery = (DOCS / "gallery.md").read_text()
     missing = [path.name for path in (ROOT / "examples").glob("*.py") if f"python examples/{path.name}" not in gallery]
     assert missing == []
+
+
+def test_docstrings_cite_every_equation_and_no_other():
+    labels = set(re.findall(r"^\$\$ \(([\w-]+)\)$", (DOCS / "mathematics.md").read_text(), re.MULTILINE))
+    cited = set()
+    for path in (ROOT / "numpyro_wide").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                cited |= set(re.findall(r":eq:`([^`]*)`", ast.get_docstring(node) or ""))
+    assert labels and cited == labels
 
 
 def test_figures_are_small():

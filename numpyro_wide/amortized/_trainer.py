@@ -21,7 +21,7 @@ from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState
 class AmortizedForwardKL:
     r"""Trains a guide for every possible observation at once, on simulations of the model alone.
 
-    Minimises the expected forward KL divergence (McNamara 2025, eq. 1)
+    Minimises the expected forward KL divergence (McNamara 2025, eq. 1; Mathematics, :eq:`forward`)
 
     .. math:: E_{p(x)} \mathrm{KL}(p(\theta|x) \,\|\, q_\phi(\theta|x))
               = -E_{p(\theta, x)} \log q_\phi(\theta|x) + \mathrm{const}.
@@ -29,7 +29,7 @@ class AmortizedForwardKL:
     Every step simulates ``batch_size`` fresh pairs of latents and observations from the model and follows the gradient
     of the guide's log density of these latents: unbiased (Prop. 5), with no likelihood evaluated and no
     reparametrised draw, so that latents may be discrete and the model may be a mere simulator. With a wide network and
-    an exponential family in natural parameters, training converges to the global optimum (Theorem 4).
+    an exponential family in natural parameters (:eq:`family`), training converges to the global optimum (Theorem 4).
 
     The model, called without data, simulates every site. The guide is written for *one* simulated data set; the
     trainer vmaps it, under the axis name ``"simulations"``. It has sample sites for the latents that it covers, of the

@@ -8,7 +8,7 @@ _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
-    r"""Effective sample size of every dimension (Hron 2022, eq. 7).
+    r"""Effective sample size of every dimension (Hron 2022, eq. 7; Mathematics, :eq:`ess`).
 
     With $M$ chains of $S$ draws and the autocorrelations $\hat\rho_k$ about the mean of all chains,
 
@@ -60,8 +60,9 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
     r"""$\hat R^2$ of every dimension (Hron 2022, eq. 6): all variance over the mean variance within a chain.
 
-    1 where the chains agree; the variances are those of the draws at hand, without a correction for their number.
-    With $M$ chains of $S$ draws, the classical $\hat R$ (ArviZ's ``rhat(method="identity")``) is related to it by
+    1 where the chains agree; the variances are those of the draws at hand, without a correction for their number
+    (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$ (ArviZ's
+    ``rhat(method="identity")``) is related to it by
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
 
     Args:

@@ -11,7 +11,7 @@ from numpyro.util import not_jax_tracer
 
 
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
-    r"""Expected calibration error: how far confidence is from accuracy (Huix 2022, E.3).
+    r"""Expected calibration error: how far confidence is from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
     $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over bins of equal width of the largest
     probability, [b/B, (b+1)/B), the last of which holds 1 as well. Of a mixture of predictions, by draws of a

@@ -86,13 +86,15 @@ def wide_enough(
     r"""Tell how far the posterior of $\phi$ is from its wide limit N(0, I), without a Markov chain.
 
     Draws hidden weights from their prior, and base sites from N(0, I), and looks at the ratio $w$ of the posterior's
-    density (not normalised) to that of the draws. In the limit $w$ is constant (Hron 2022, Thm. 2.1); with a Gaussian
-    likelihood $w$ is the evidence $N(Y; 0, \Psi\Psi^\top + \sigma^2 I)$ given the hidden weights.
+    density (not normalised) to that of the draws. In the limit $w$ is constant (Hron 2022, Thm. 2.1; Mathematics,
+    :eq:`gap`); with a Gaussian likelihood $w$ is the evidence $N(Y; 0, \Psi\Psi^\top + \sigma^2 I)$ given the hidden
+    weights.
 
-    A collapsed model gives $w$ with the most digits. For a repriorised one the likelihood may be any; in
-    single precision its terms lose about 1e-7 of their size. For a model as it was, $\phi$ is $\theta$, and the report
-    tells how far the posterior is from the prior (Prop. 2.3). The limit is one of weights: fix a latent noise or prior
-    scale, by :class:`numpyro.handlers.condition` say, or the report tells how much the data say about it.
+    A collapsed model gives $w$ with the most digits (:eq:`identity`). For a repriorised one the likelihood may be any;
+    in single precision its terms lose about 1e-7 of their size. For a model as it was, $\phi$ is $\theta$, and the
+    report tells how far the posterior is from the prior (Prop. 2.3; :eq:`plain-limit`). The limit is one of weights:
+    fix a latent noise or prior scale, by :class:`numpyro.handlers.condition` say, or the report tells how much the data
+    say about it.
 
     Args:
         rng_key: a PRNG key.

@@ -33,8 +33,9 @@ def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[jax.Array, jax.A
 class BernoulliDropout(SingularDistribution):
     r"""Bernoulli dropout of a row: $p\,\delta_0 + (1-p)\,\delta_\theta$ (Hron 2018, section 4.1).
 
-    The density is with respect to counting measure. Rows of a weight matrix are its batch: a matrix (R, D)
-    gives R independent rows of event size D.
+    The density is with respect to counting measure; the quasi-KL from a Normal prior is that of
+    Mathematics, :eq:`bernoulli`. Rows of a weight matrix are its batch: a matrix (R, D) gives R independent
+    rows of event size D.
 
     Args:
         rows: The row when it is kept, shape (..., D), not zero.
@@ -120,7 +121,7 @@ class GaussianDropout(SingularDistribution):
     r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ for the row.
 
     It lives on the line through 0 and the row, where its density is $N(s; 1,
-    \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1).
+    \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; Mathematics, :eq:`gaussian-dropout`).
 
     Args:
         rows: The row before the noise, shape (..., D), not zero.

@@ -18,7 +18,8 @@ class ReadoutMarginal(Distribution):
 
     $N(\text{loc}, \Psi \operatorname{diag}(\text{prior\_scale}^2) \Psi^\top + \text{noise\_scale}^2)$, independent over
     outputs: what :func:`~numpyro_wide.collapse_readout` puts in the place of the model's Normal. Its log density is
-    the evidence (Hron 2022, eq. 5), with :func:`~numpyro_wide.linear_gaussian.log_evidence`'s closed-form gradient.
+    the evidence (Hron 2022, eq. 5; Mathematics, :eq:`evidence`), with
+    :func:`~numpyro_wide.linear_gaussian.log_evidence`'s closed-form gradient.
 
     Args:
         features: $\Psi$, shape (n, d).

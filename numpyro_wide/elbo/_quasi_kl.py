@@ -21,11 +21,12 @@ class TraceQKL(ELBO):
 
     .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
 
-    It is the loss for guides that live on points, lines or planes, such as ``AutoDropout``, and equals the
-    mean-field ELBO for guides that have a density. Site by site it uses the closed forms of
-    :func:`~numpyro_wide.divergence.quasi_kl`, and the draw at hand where there is none. Its gradient
-    follows the draws, so a discrete parameter such as a dropout rate needs a relaxed draw. As with any
-    mean-field ELBO, the parents of a site in the model must not depend on it in the guide.
+    with the divergence of Mathematics, :eq:`qkl`. It is the loss for guides that live on points, lines or
+    planes, such as ``AutoDropout``, and equals the mean-field ELBO for guides that have a density. Site by
+    site it uses the closed forms of :func:`~numpyro_wide.divergence.quasi_kl`, and the draw at hand where
+    there is none. Its gradient follows the draws, so a discrete parameter such as a dropout rate needs a
+    relaxed draw. As with any mean-field ELBO, the parents of a site in the model must not depend on it in
+    the guide.
 
     Args:
         num_particles: Draws of the guide for each evaluation.

@@ -37,11 +37,11 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     .. math:: \mathrm{ELBO}_\eta = \sum_{i=1}^p E_q \log L(y_i|x_i, w) - \eta\,\mathrm{KL}(q\|P_0),
               \qquad \eta = \tau\,p/N
 
-    with p observations and N neurons. At η = 1 the guide of a wide network falls back to its prior (Coker
-    2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance as N grows, for an output
-    scaled by 1/N. With an output scaled by 1/√N only the hidden layers need tempering: give ``eta`` by
-    site. For η ≠ 1 the optimum approximates a cold or warm posterior, so its spread is no longer the
-    model's own uncertainty.
+    with p observations and N neurons (Mathematics, :eq:`tempered`). At η = 1 the guide of a wide network
+    falls back to its prior (Coker 2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance
+    as N grows, for an output scaled by 1/N. With an output scaled by 1/√N only the hidden layers need
+    tempering: give ``eta`` by site. For η ≠ 1 the optimum approximates a cold or warm posterior, so its
+    spread is no longer the model's own uncertainty.
 
     In minibatches by ``plate(..., subsample_size=...)`` the likelihood is scaled to all p observations, by
     NumPyro, and the KL of global weights is not scaled. Analytic KL divergences are used where NumPyro has

@@ -7,8 +7,8 @@ K = \Psi \Psi^\top + \sigma^2 I,$$
 
 with $W$ of shape (d, k). Targets and readout may also be vectors, of shapes (n,) and (d,). ``noise_scale`` is
 $\sigma$; it broadcasts against the targets, so that it can be a scalar, one number a row (n, 1), one an output
-(k,), or a full (n, k) array. A scalar or a number a row costs one factorisation for all outputs; noise, or a prior
-scale, that varies over outputs costs one for each.
+(k,), or a full (n, k) array. A scalar or a number a row (Mathematics, :eq:`rows`) costs one factorisation for all
+outputs; noise, or a prior scale, that varies over outputs costs one for each.
 """
 
 from numpyro_wide.linear_gaussian._evidence import log_evidence as log_evidence

@@ -24,9 +24,9 @@ def log_evidence(
     r"""Log density of the targets with the readout integrated out.
 
     $\log N(Y; \Psi\,\text{loc}, \Psi \operatorname{diag}(\text{scale}^2) \Psi^\top + \sigma^2 I)$, summed over the
-    columns of $Y$ (Hron 2022, eq. 5, whose exponent lacks its minus sign). The derivative is in closed form,
-    $\partial / \partial \Psi = (\alpha \alpha^\top - k K^{-1}) \Psi$ with $\alpha = K^{-1} Y$, from the factor at
-    hand; it costs one inverse of the smaller Gram matrix and works in forward and reverse mode.
+    columns of $Y$ (Hron 2022, eq. 5, whose exponent lacks its minus sign; Mathematics, :eq:`evidence`). The derivative
+    is in closed form (:eq:`gradient`), from the factor at hand; it costs one inverse of the smaller Gram matrix and
+    works in forward and reverse mode.
 
     The quadratic form is evaluated as $\|Y - \Psi \mu\|^2 / \sigma^2 + \|\mu\|^2$ at the posterior mean $\mu$, its
     minimum, where errors of $\mu$ enter squared: differences between neighbouring states keep their digits in

@@ -1,4 +1,4 @@
-"""The repriorisation map and its inverse (Hron 2022, eq. 3)."""
+"""The repriorisation map and its inverse (Hron 2022, eq. 3; Mathematics, :eq:`map`)."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -33,9 +33,9 @@ def readout_map(
     r"""Map a repriorised readout to readout weights.
 
     $W = \text{loc} + \text{scale} \circ (\mu + A \phi)$ with $A A^\top = \Sigma = (I + \lambda^{-1} \Psi^\top
-    \Psi)^{-1}$ and $\mu = \lambda^{-1} \Sigma \Psi^\top Y$ (Hron 2022, eqs. 2 and 3). With $\lambda = \sigma^2$,
-    $\phi \sim N(0, I)$ makes $W$ a draw from the readout's posterior given the features. As $\lambda \to \infty$ the
-    map tends to $\text{loc} + \text{scale} \circ \phi$, the standard parametrisation.
+    \Psi)^{-1}$ and $\mu = \lambda^{-1} \Sigma \Psi^\top Y$ (Hron 2022, eqs. 2 and 3; Mathematics, :eq:`map`). With
+    $\lambda = \sigma^2$, $\phi \sim N(0, I)$ makes $W$ a draw from the readout's posterior given the features. As
+    $\lambda \to \infty$ the map tends to $\text{loc} + \text{scale} \circ \phi$, the standard parametrisation.
 
     Args:
         features: $\Psi$, shape (n, d).
@@ -47,7 +47,8 @@ def readout_map(
             that a larger one takes its place: the map stays a bijection with the log-determinant returned.
         variant: "feature" (Cholesky of a (d, d) matrix), "data" (eigenvectors of an (n, n) matrix),
             "data-cholesky" (Cholesky of an (n, n) matrix), or "auto": "feature" if d ≤ n, else "data-cholesky".
-            They differ by a rotation of $\phi$. "data" has first derivatives only.
+            They differ by a rotation of $\phi$ (Mathematics, :eq:`feature`, :eq:`data` and :eq:`data-cholesky`). "data"
+            has first derivatives only.
         prior_loc: mean of the readout's prior; broadcasts against ``phi``.
         prior_scale: standard deviation of the readout's prior; broadcasts against ``phi``.
 

@@ -29,8 +29,8 @@ def readout_posterior(
 ) -> tuple[Array, Array]:
     r"""Mean and covariance of the readout given the features and targets.
 
-    $\Sigma = (I + \sigma^{-2} \Psi^\top \Psi)^{-1}$ and $\mu = \sigma^{-2} \Sigma \Psi^\top Y$ (Hron 2022, eq. 2) for
-    a standard normal prior.
+    $\Sigma = (I + \sigma^{-2} \Psi^\top \Psi)^{-1}$ and $\mu = \sigma^{-2} \Sigma \Psi^\top Y$ (Hron 2022, eq. 2;
+    Mathematics, :eq:`posterior`) for a standard normal prior.
 
     Args:
         features: $\Psi$, shape (n, d).
@@ -139,8 +139,9 @@ def readout_predictive(
 ) -> tuple[Array, Array]:
     r"""Mean and variance of $\Psi_* W$ at new rows, with the readout integrated over its posterior.
 
-    The variance of a row $\psi$ is $\|\psi - \Psi^\top c\|^2 + \sigma^2 \|c\|^2$ with $c = K^{-1} \Psi \psi$: a sum
-    of squares, which cannot turn negative by rounding. It is that of the noise-free function.
+    The moments of Mathematics, :eq:`predictive`. The variance of a row $\psi$ is computed as
+    $\|\psi - \Psi^\top c\|^2 + \sigma^2 \|c\|^2$ with $c = K^{-1} \Psi \psi$: a sum of squares, which cannot turn
+    negative by rounding. It is that of the noise-free function.
 
     Args:
         test_features: $\Psi_*$, shape (m, d).

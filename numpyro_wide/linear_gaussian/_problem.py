@@ -58,7 +58,7 @@ def standardise(
     prior_loc: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
 ) -> Problem:
-    """Moves the prior's loc and scale, and noise that varies over rows, into features and targets."""
+    """Moves the prior's loc and scale, and noise that varies over rows (:eq:`rows`), into features and targets."""
     features, targets = as_float(features, targets)
     check_data(features, targets)
     readout_shape = (features.shape[1], *targets.shape[1:])

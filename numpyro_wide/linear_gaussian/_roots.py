@@ -1,7 +1,8 @@
 r"""Roots $A$ of the readout's posterior covariance $\Sigma = (I + \lambda^{-1} \Psi^\top \Psi)^{-1} = A A^\top$.
 
 Any root gives a map $W = \mu + A \phi$ that turns a standard normal $\phi$ into the readout's conditional
-posterior (Hron 2022, eq. 3). The three differ by a rotation of $\phi$: densities agree, draws do not.
+posterior (Hron 2022, eq. 3; Mathematics, :eq:`map`). The three differ by a rotation of $\phi$:
+densities agree, draws do not.
 """
 
 from typing import NamedTuple, Protocol
@@ -27,7 +28,7 @@ class Root(Protocol):
 
 
 class FeatureRoot(NamedTuple):
-    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2): O(nd² + d³)."""
+    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
 
     features: Array
     regulariser: Array
@@ -52,8 +53,8 @@ class FeatureRoot(NamedTuple):
 class DataCholeskyRoot(NamedTuple):
     r"""Cholesky factor of $K = \Psi \Psi^\top + \lambda I = L L^\top$: O(n²d + n³).
 
-    The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$, with inverse
-    $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
+    The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$
+    (:eq:`data-cholesky`), with inverse $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
     """
 
     features: Array
@@ -71,7 +72,7 @@ class DataCholeskyRoot(NamedTuple):
 
 
 class DataRoot(NamedTuple):
-    r"""The symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022, App. B).
+    r"""The symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022, App. B; :eq:`data`).
 
     $A = I - \Psi^\top f(K) \Psi$ with $f(x) = (\sqrt{x} (\sqrt\lambda + \sqrt{x}))^{-1}$, and
     $A^{-1} = I + \Psi^\top g(K) \Psi$ with $g(x) = (\sqrt\lambda (\sqrt\lambda + \sqrt{x}))^{-1}$.

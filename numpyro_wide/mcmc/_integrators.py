@@ -1,7 +1,7 @@
 """Pure steps of the kernels: functions of arrays, without randomness, state or acceptance.
 
 Positions, momenta and gradients are pytrees of one structure. U is the potential, and Φ = U − ½‖x‖² the
-potential relative to N(0, I), so that ∇Φ = ∇U − x.
+potential relative to N(0, I) (:eq:`relative`), so that ∇Φ = ∇U − x.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def rotate(position: PyTree, velocity: PyTree, angle: jax.Array) -> tuple[PyTree
 def split_trajectory(
     evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array, num_steps: int | jax.Array
 ) -> tuple[Point, PyTree]:
-    """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I).
+    """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I) (:eq:`split`).
 
     An odd number of rotations makes leapfrogs: half a kick, a rotation, half a kick (Beskos et al. 2011; Shahbaba
     et al. 2014). An even number is taken two and two, with kicks of 0.21178, 0.57644 and 0.21178 of the pair, which
@@ -96,12 +96,12 @@ def split_trajectory(
 
 
 def crank_nicolson(position: PyTree, noise: PyTree, step_size: jax.Array) -> PyTree:
-    """Propose √(1 − β²) x + β ξ, which is reversible under N(0, I) (Cotter et al. 2013)."""
+    """Propose √(1 − β²) x + β ξ, which is reversible under N(0, I) (Cotter et al. 2013; :eq:`pcn`)."""
     return refresh_momentum(noise, position, step_size)
 
 
 def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: jax.Array) -> PyTree:
-    """Propose x' with (2 + δ) x' = (2 − δ) x − 2δ ∇Φ(x) + √(8δ) ξ (Cotter et al. 2013)."""
+    """Propose x' with (2 + δ) x' = (2 − δ) x − 2δ ∇Φ(x) + √(8δ) ξ (Cotter et al. 2013; :eq:`pcnl`)."""
     denominator = 2 + step_size
     decay, drift = (2 - step_size) / denominator, 2 * step_size / denominator
     spread = jnp.sqrt(8 * step_size) / denominator

@@ -18,7 +18,7 @@ from numpyro_wide.mcmc._tree import PyTree, half_square_difference, normal_like
 class UnderdampedLangevin(MetropolisKernel):
     r"""Langevin dynamics with momentum: refresh a part of it, then take one leapfrog step.
 
-    With damping $\beta$, step $\epsilon$ and $\xi \sim N(0, I)$,
+    With damping $\beta$, step $\epsilon$ and $\xi \sim N(0, I)$ (Mathematics, :eq:`langevin`),
 
     .. math::
         m \leftarrow \sqrt{1 - \beta}\, m + \sqrt{\beta}\, \xi, \qquad

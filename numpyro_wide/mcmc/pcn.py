@@ -15,7 +15,8 @@ from numpyro_wide.mcmc._tree import PyTree, normal_like
 class PreconditionedCrankNicolson(MetropolisKernel):
     r"""Metropolis sampler whose proposal leaves N(0, I) invariant.
 
-    With step $\beta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose
+    With step $\beta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose (Mathematics, :eq:`relative` and
+    :eq:`pcn`)
 
     .. math::
         \phi' = \sqrt{1 - \beta^2}\, \phi + \beta \xi, \qquad

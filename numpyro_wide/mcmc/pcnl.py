@@ -20,7 +20,8 @@ from numpyro_wide.mcmc._tree import PyTree, normal_like
 class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     r"""Metropolis sampler that steps along the gradient and leaves N(0, I) invariant where there is none.
 
-    With step $\delta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose
+    With step $\delta$, $\xi \sim N(0, I)$ and $\Phi = U - \tfrac12\|\phi\|^2$, propose (Mathematics, :eq:`relative` and
+    :eq:`pcnl`)
 
     .. math::
         (2 + \delta)\, \phi' = (2 - \delta)\, \phi - 2\delta\, \nabla\Phi(\phi) + \sqrt{8\delta}\, \xi,

@@ -20,10 +20,10 @@ class SplitHMC(MetropolisKernel):
 
     With $\Phi = U - \tfrac12\|\phi\|^2$ the energy is $\tfrac12\|\phi\|^2 + \Phi(\phi) +
     \tfrac12\|v\|^2$. A trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with exact
-    rotations of $(\phi, v)$ by the angle $h$, and is accepted by its error in the energy. The Gaussian part has no
-    discretisation error, so the step does not shrink with the dimension, and where $\nabla\Phi \to 0$ a single
-    rotation is an independent draw. An even number of rotations is taken in pairs, by the two-stage integrator of
-    Blanes et al. 2014, an odd one as leapfrogs.
+    rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the energy.
+    The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
+    $\nabla\Phi \to 0$ a single rotation is an independent draw. An even number of rotations is taken in pairs, by the
+    two-stage integrator of Blanes et al. 2014, an odd one as leapfrogs.
 
     The step size is the angle $h$ of one rotation, the cost of a trajectory one gradient a rotation. With
     ``num_steps="auto"`` a trajectory turns by ``trajectory_angle`` and has as many rotations as the adapted angle asks

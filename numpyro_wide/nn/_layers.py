@@ -20,7 +20,7 @@ def standard_normal_init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 class NTKDense(linen.Module):
     r"""Affine layer $\sigma_w / \sqrt{m}\, h W + \sigma_b b$ for inputs h (…, m), all parameters N(0, 1).
 
-    The NTK parametrisation of Hron 2022, §1.1. Without ``b_std`` there is no bias parameter.
+    The NTK parametrisation of Hron 2022, §1.1 (Mathematics, :eq:`layer`). Without ``b_std`` there is no bias parameter.
 
     Attributes:
         features: number of outputs.

@@ -14,7 +14,7 @@ class ScaledReLU(linen.Module):
     r"""Two-layer network in the NTK parametrisation whose output starts at zero (McNamara 2025, Appendix C).
 
     $f_i(x) = p^{-1/2} \sum_{j \le p} a_{ij} \max(0, x^\top w_j)$ with $w_j \sim N(0, I)$ and a = 0 at the
-    start, both trained. As the width p grows, its tangent kernel at the start tends to
+    start, both trained (Mathematics, :eq:`encoder`). As the width p grows, its tangent kernel at the start tends to
     $\delta_{kl} E[\max(0, x^\top w) \max(0, x'^\top w)]$ (their Lemma 9), and stays there during training. No
     biases: append a constant to x for one.
 

@@ -27,13 +27,14 @@ def fcn_kernel(
 ) -> Kernel:
     r"""Kernels of a fully connected network as its hidden layers become infinitely wide.
 
-    The network is in the NTK parametrisation, all its weights and biases N(0, 1): a layer with m inputs h
-    maps them to ``w_std`` / √m · W h + ``b_std`` · b, the readout does so with its own two scales. With
-    $\kappa^0 = x^\top x' / d_{in}$ the NNGP kernel of layer l + 1 is
+    The network is in the NTK parametrisation (Mathematics, :eq:`layer`), all its weights and biases
+    N(0, 1): a layer with m inputs h maps them to ``w_std`` / √m · W h + ``b_std`` · b, the readout does so
+    with its own two scales. With $\kappa^0 = x^\top x' / d_{in}$ the NNGP kernel of layer l + 1 is
     $K^{l+1} = \sigma_w^2 \kappa^l + \sigma_b^2$ where $\kappa^l = E[\varphi(u) \varphi(v)]$,
     (u, v) ~ N(0, K^l) (Lee 2018, eq. 5; Matthews 2018), and the tangent kernel is
     $\Theta^{l+1} = K^{l+1} + \sigma_w^2 E[\varphi'(u) \varphi'(v)] \Theta^l$, Θ¹ = K¹
-    (Jacot 2018, Theorem 1). Both are those of one output; several outputs are independent of each other.
+    (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`). Both are those of one output; several outputs are
+    independent of each other.
 
     The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
     kernel has a cusp (equal inputs), the derivative is the mean of its two sides.
@@ -122,7 +123,7 @@ def _recursion(
     layers: Layers,
     dual: Dual,
 ) -> tuple[jax.Array, jax.Array]:
-    """Carry the scaled inner products (n1, n2) of the inputs through all layers.
+    """Carry the scaled inner products (n1, n2) of the inputs through all layers (:eq:`kernels`).
 
     ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
     """
