@@ -32,7 +32,9 @@ def measure(form: str, block_size: str) -> None:
         "collapsed": collapse_readout(plain, readout="readout", features="features", observed="y"),
         "repriorised": repriorise(plain, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
     }[form]
-    values = {"hidden": jax.random.normal(jax.random.key(0), (NUM_INPUTS * WIDTH + (DEPTH - 1) * WIDTH**2,))}
+    rows = [NUM_INPUTS, *[WIDTH] * (DEPTH - 1)]
+    kernels = jnp.split(jax.random.normal(jax.random.key(0), (sum(rows), WIDTH)), np.cumsum(rows)[:-1])
+    values = {f"hidden.hidden_{layer}.kernel": kernel for layer, kernel in enumerate(kernels)}
     if form == "repriorised":
         values["readout_base"] = jax.random.normal(jax.random.key(1), (WIDTH, NUM_OUTPUTS))
     gradient = jax.jit(jax.value_and_grad(lambda values, x, y: log_density(model, (x, y), {}, values)[0]))

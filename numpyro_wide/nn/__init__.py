@@ -14,8 +14,8 @@ from numpyro_wide.nn._fully_connected import FCN as FCN
 from numpyro_wide.nn._layers import NTKConv as NTKConv
 from numpyro_wide.nn._layers import NTKDense as NTKDense
 from numpyro_wide.nn._models import bnn as bnn
+from numpyro_wide.nn._random import network_parameters as network_parameters
 from numpyro_wide.nn._random import random_network as random_network
-from numpyro_wide.nn._random import unflatten as unflatten
 from numpyro_wide.nn._row_blocks import by_row_blocks as by_row_blocks
 from numpyro_wide.nn._scaled_relu import ScaledReLU as ScaledReLU
 from numpyro_wide.nn._scaled_relu import linearised_twin as linearised_twin
@@ -33,7 +33,7 @@ __all__ = [
     "by_row_blocks",
     "inverse_time_schedule",
     "linearised_twin",
+    "network_parameters",
     "random_network",
-    "unflatten",
     "unit_scale",
 ]

@@ -26,9 +26,9 @@ def bnn(
 ) -> Callable[..., None]:
     r"""A Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for every handler of this package.
 
-    Its sites, in their order: "noise" if it is latent; "hidden", all parameters of ``features_net`` as one standard
-    normal vector (:func:`random_network`); "features", (n, d); "readout", standard normal, (d, k), or (d,) without
-    ``num_outputs``; and "y" in the plate "rows". So, in full::
+    Its sites, in their order: "noise" if it is latent; "hidden.…", one standard normal site for each parameter of
+    ``features_net`` (:func:`random_network`), such as "hidden.hidden_0.kernel"; "features", (n, d); "readout", standard
+    normal, (d, k), or (d,) without ``num_outputs``; and "y" in the plate "rows". So, in full::
 
         repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise)  # latent: "noise"
         collapse_readout(model, readout="readout", features="features", observed="y")

@@ -1,26 +1,27 @@
-"""Networks with a standard normal prior over all their parameters, as one site of a NumPyro model."""
+"""Networks with a standard normal prior over all their parameters, each of which is a site of a NumPyro model."""
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from flax import linen, nnx
+from jax.tree_util import GetAttrKey, keystr
+
+from numpyro_wide._conjugate import listing
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
-    r"""A network with a standard normal prior over all its parameters, which are one vector, the site ``name``.
+    r"""A network with a standard normal prior over all its parameters, each of which is a site.
 
-    What ``random_flax_module(name, module, dist.Normal(), ...)`` and ``random_nnx_module(...)`` give as a site for each
-    parameter, under names such as "net/layer.kernel" that ArviZ 1.x refuses. One vector is also the fastest. Get the
-    parameters back from its draws with :func:`unflatten`.
+    A parameter's site is called ``name`` and its path in the module, joined by "." (ArviZ 1.x refuses "/"), and has its
+    shape: diagnostics read layer by layer, and :class:`~numpyro_wide.mcmc.SplitHMC` learns what the units of a layer
+    share. Get the module's parameters back from draws with :func:`network_parameters`.
 
     Args:
-        name: of the site.
+        name: what the names of the sites begin with.
         module: a ``flax.linen`` module, or one of ``flax.nnx``, whose parameters' values are not used.
         *args: example inputs for a linen module, which takes its parameters' shapes from them; a batch will do.
 
@@ -29,72 +30,72 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
 
     Raises:
         TypeError: if ``module`` is not a flax module.
-        ValueError: if the module has no parameters, or state besides them, such as the averages of batch
-            normalisation; or is a linen module without example inputs.
+        ValueError: if the module has no parameters, or two that would share a name, or state besides them, such as the
+            averages of batch normalisation; or is a linen module without example inputs.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> from numpyro.handlers import seed, trace
         >>> from numpyro_wide.nn import FCN, random_network
         >>> def model(x, y=None):
-        ...     network = random_network("hidden", FCN(depth=2, width=30), x)
+        ...     network = random_network("net", FCN(depth=2, width=30), x)
         ...     features = numpyro.deterministic("features", network(x))
         ...     readout = numpyro.sample("readout", dist.Normal(0, 1).expand([30]).to_event(1))
         ...     numpyro.sample("y", dist.Normal(features @ readout, 0.1).to_event(1), obs=y)
         >>> sites = trace(seed(model, jax.random.key(0))).get_trace(jnp.ones((5, 3)))
-        >>> {name: site["value"].shape for name, site in sites.items()}
-        {'hidden': (990,), 'features': (5, 30), 'readout': (30,), 'y': (5,)}
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("net.")}
+        {'net.hidden_0.kernel': (3, 30), 'net.hidden_1.kernel': (30, 30)}
     """
-    shapes = _parameter_shapes(module, *args)
-    flat = numpyro.sample(name, dist.Normal(0, 1).expand([shapes.size]).to_event(1))
-    return shapes.network(shapes.unflatten(flat))
+    shapes, network = _of_module(module, args)
+    values = [
+        numpyro.sample(site, dist.Normal(0, 1).expand(shape).to_event(len(shape)))
+        for site, shape in _sites(name, module, shapes).items()
+    ]
+    return network(jax.tree.unflatten(jax.tree.structure(shapes), values))
 
 
-def unflatten(flat: jax.Array, module: Any, *args: Any) -> Any:
-    """The parameters of a module, from the vector that :func:`random_network` samples.
+def network_parameters(draws: Mapping[str, jax.Array], name: str, module: Any, *args: Any) -> Any:
+    """The parameters of a module, from draws of the sites that :func:`random_network` gives it.
 
     Args:
-        flat: (..., number of parameters), any number of leading axes, such as those of chains and draws.
-        module: as given to :func:`random_network`.
+        draws: by name of the site, with any number of leading axes, such as those of chains and draws; what
+            ``mcmc.get_samples()`` gives. Sites of other names are ignored.
+        name: as given to :func:`random_network`.
+        module: likewise.
         *args: likewise.
 
     Returns:
-        The parameters as the module has them, each with the leading axes of ``flat``: for a linen module a dictionary,
+        The parameters as the module has them, each with the leading axes of its draws: for a linen module a dictionary,
         for ``module.apply({"params": ...}, x)``; for an NNX module its state.
 
     Raises:
         TypeError: if ``module`` is not a flax module.
-        ValueError: as :func:`random_network` does, and if the vector has another length.
+        ValueError: as :func:`random_network` does, and if a site is missing or has another shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide.nn import NTKDense, unflatten
-        >>> unflatten(jnp.arange(8.0), NTKDense(2, b_std=0.1), jnp.ones((1, 3)))["bias"]
-        Array([0., 1.], dtype=float32)
+        >>> from numpyro_wide.nn import NTKDense, network_parameters
+        >>> draws = {"net.kernel": jnp.ones((20, 3, 2)), "net.bias": jnp.zeros((20, 2)), "readout": jnp.ones((20, 2))}
+        >>> params = network_parameters(draws, "net", NTKDense(2, b_std=0.1), jnp.ones((1, 3)))
+        >>> {name: values.shape for name, values in params.items()}
+        {'bias': (20, 2), 'kernel': (20, 3, 2)}
     """
-    shapes = _parameter_shapes(module, *args)
-    flat = jnp.asarray(flat)
-    if flat.ndim == 0 or flat.shape[-1] != shapes.size:
-        raise ValueError(f"flat must have shape (..., {shapes.size}), the module's parameters, but got {flat.shape}.")
-    return shapes.unflatten(flat)
-
-
-class _ParameterShapes(NamedTuple):
-    """The shapes of a module's parameters, and what makes a function of the module and its parameters."""
-
-    shapes: list[tuple[int, ...]]
-    structure: Any
-    network: Callable[[Any], Callable[..., Any]]
-
-    @property
-    def size(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    def unflatten(self, flat: jax.Array) -> Any:
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-        parts = jnp.split(flat, ends[:-1], axis=-1)
-        leaves = [part.reshape(flat.shape[:-1] + shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        return jax.tree.unflatten(self.structure, leaves)
+    shapes, _ = _of_module(module, args)
+    sites = _sites(name, module, shapes)
+    missing = [site for site in sites if site not in draws]
+    if missing:
+        raise ValueError(
+            f"draws must hold every parameter of {type(module).__name__}, but {listing(missing)} is missing; it has "
+            f"{listing(draws)}. Pass the name and the module that random_network was given."
+        )
+    values = [jnp.asarray(draws[site]) for site in sites]
+    for (site, shape), value in zip(sites.items(), values, strict=True):
+        if value.shape[max(0, value.ndim - len(shape)) :] != shape:
+            raise ValueError(
+                f"draws[{site!r}] must have shape (..., {', '.join(map(str, shape))}), but has {value.shape}; pass the "
+                "module and example inputs that random_network was given."
+            )
+    return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
 
 def is_module(candidate: Any) -> bool:
@@ -102,17 +103,33 @@ def is_module(candidate: Any) -> bool:
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
-def _parameter_shapes(module: Any, *args: Any) -> _ParameterShapes:
+def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
+    """Parameters that have shapes, in the module's own structure, and what makes a network of others like them."""
     if isinstance(module, linen.Module):
         parameters, network = _of_linen(module, args)
     elif isinstance(module, nnx.Module):
         parameters, network = _of_nnx(module)
     else:
         raise TypeError(f"module must be a flax.linen or flax.nnx module, but is a {type(module).__name__}.")
-    leaves, structure = jax.tree.flatten(parameters)
-    if not leaves:
+    if not jax.tree.leaves(parameters):
         raise ValueError(f"the module {type(module).__name__} has no parameters to put a prior on.")
-    return _ParameterShapes([tuple(leaf.shape) for leaf in leaves], structure, network)
+    return parameters, network
+
+
+def _sites(name: str, module: Any, parameters: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters' sites, in the order of the leaves."""
+    sites: dict[str, tuple[int, ...]] = {}
+    for path, leaf in jax.tree.leaves_with_path(parameters):
+        # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.
+        keys = tuple(key for key in path if key != GetAttrKey("value"))
+        site = f"{name}.{keystr(keys, simple=True, separator='.')}"
+        if site in sites:
+            raise ValueError(
+                f"two parameters of the module {type(module).__name__} would both be the site {site!r}; rename one of "
+                'them, or the layer that holds it, without "." in its name.'
+            )
+        sites[site] = tuple(leaf.shape)
+    return sites
 
 
 def _of_linen(module: linen.Module, args: tuple) -> tuple[Any, Callable]:

@@ -1,4 +1,4 @@
-"""Networks inside NumPyro models: one flat site, NumPyro's own random modules, and every handler of the package."""
+"""Networks inside NumPyro models: a site for each parameter, NumPyro's random modules, every handler of the package."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ import numpyro.distributions as dist
 import pytest
 from flax import linen, nnx
 from flax.nnx.bridge import ToNNX
-from jax.flatten_util import ravel_pytree
 from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import SVI, Predictive, Trace_ELBO
@@ -23,7 +22,7 @@ from numpyro_wide import (
     repriorise,
     wide_limit_draws,
 )
-from numpyro_wide.nn import FCN, NTKConv, bnn, random_network, unflatten
+from numpyro_wide.nn import FCN, NTKConv, bnn, network_parameters, random_network
 
 RNG = np.random.default_rng(0)
 X, X_NEW = RNG.normal(size=(12, 3)).astype("f"), RNG.normal(size=(5, 3)).astype("f")
@@ -60,33 +59,67 @@ def values_of(model, *args, **data):
     return {name: site["value"] for name, site in sites.items() if site["type"] != "plate"}
 
 
+def sites_of(draws, prefix="hidden"):
+    """The network's share of the draws."""
+    return {name: values for name, values in draws.items() if name.startswith(prefix + ".")}
+
+
+def log_prior(draws):
+    return sum(dist.Normal(0, 1).log_prob(value).sum() for value in draws.values())
+
+
 @pytest.mark.parametrize("module", [NETWORK, as_nnx()], ids=["linen", "nnx"])
-def test_one_site_holds_all_parameters_in_the_order_of_ravel_pytree(module):
-    sites = trace(seed(lambda: random_network("net", module, X)(X), jax.random.key(0))).get_trace()
-    flat = sites["net"]["value"]
-    params = unflatten(flat, module, X)
-    assert set(sites) == {"net"}
-    np.testing.assert_array_equal(ravel_pytree(params)[0], flat)
-    plain = nnx.to_pure_dict(params) if module is not NETWORK else params
-    expected = NETWORK.apply({"params": plain}, X)
-    with seed(rng_seed=0), substitute(data={"net": flat}):
-        np.testing.assert_allclose(random_network("net", module, X)(X), expected, rtol=1e-5)
-    by_draw = unflatten(jnp.stack([flat, 2 * flat])[None], module, X)
-    jax.tree.map(lambda many, one: np.testing.assert_array_equal(many[0, 1], 2 * one), by_draw, params)
+def test_every_parameter_is_a_site_of_its_own(module):
+    draws = values_of(lambda: random_network("net", module, X)(X))
+    assert {name: value.shape for name, value in draws.items()} == {
+        "net.hidden_0.kernel": (3, 9),
+        "net.hidden_0.bias": (9,),
+        "net.hidden_1.kernel": (9, 9),
+        "net.hidden_1.bias": (9,),
+    }
+    expected = {
+        layer: {kind: draws[f"net.{layer}.{kind}"] for kind in ("kernel", "bias")} for layer in ("hidden_0", "hidden_1")
+    }
+    plain = lambda params: params if module is NETWORK else nnx.to_pure_dict(params)  # noqa: E731
+    params = network_parameters({**draws, "readout": jnp.ones(9)}, "net", module, X)
+    jax.tree.map(np.testing.assert_array_equal, plain(params), expected)
+    with seed(rng_seed=0), substitute(data=draws):
+        features = random_network("net", module, X)(X)
+    np.testing.assert_allclose(features, NETWORK.apply({"params": expected}, X), rtol=1e-5)
+    by_draw = {name: jnp.stack([value, 2 * value])[None] for name, value in draws.items()}
+    by_draw = plain(network_parameters(by_draw, "net", module, X))
+    jax.tree.map(lambda many, one: np.testing.assert_array_equal(many[0, 1], 2 * one), by_draw, expected)
+
+
+def test_parameters_of_nested_layers_and_scalars():
+    class Layers(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.List([Affine(3, 2, rngs=nnx.Rngs(0)), Affine(2, 2, rngs=nnx.Rngs(0))])
+            self.value = nnx.Param(jnp.zeros(()))
+
+        def __call__(self, x):
+            return self.value * self.layers[1](self.layers[0](x))
+
+    draws = values_of(lambda: random_network("net", Layers(), X)(X))
+    a, b = draws["net.layers.0.kernel"], draws["net.layers.0.bias"]
+    c, d = draws["net.layers.1.kernel"], draws["net.layers.1.bias"]
+    with seed(rng_seed=0), substitute(data=draws):
+        features = random_network("net", Layers())(X)
+    np.testing.assert_allclose(features, draws["net.value"] * ((X @ a + b) @ c + d), rtol=1e-4, atol=1e-5)
 
 
 def test_prior_is_standard_normal():
     model = lambda: random_network("net", FCN(2, 40), X)  # noqa: E731
-    site = trace(seed(model, jax.random.key(0))).get_trace()["net"]
-    value = np.asarray(site["value"], float)
-    assert site["fn"].log_prob(value) == pytest.approx(-0.5 * np.sum(value**2 + np.log(2 * np.pi)), rel=1e-5)
-    assert abs(value.mean()) < 4 / value.size**0.5
-    assert abs(value.var() - 1) < 4 * (2 / value.size) ** 0.5
+    sites = trace(seed(model, jax.random.key(0))).get_trace()
+    values = np.concatenate([np.ravel(site["value"]) for site in sites.values()]).astype(float)
+    density = sum(site["fn"].log_prob(site["value"]) for site in sites.values())
+    assert density == pytest.approx(-0.5 * np.sum(values**2 + np.log(2 * np.pi)), rel=1e-5)
+    assert abs(values.mean()) < 4 / values.size**0.5
+    assert abs(values.var() - 1) < 4 * (2 / values.size) ** 0.5
 
 
 def test_random_modules_of_numpyro_give_the_same_network():
-    flat = jax.random.normal(jax.random.key(0), (4 * 9 + 10 * 9,))
-    params = unflatten(flat, NETWORK, X)
+    params = NETWORK.init(jax.random.key(0), X)["params"]
     features = random_features = NETWORK.apply({"params": params}, X)
 
     def flax_model():
@@ -108,14 +141,14 @@ def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     model = bnn(NETWORK, num_outputs, NOISE)
     repriorised, collapsed = wrap(model)
     drawn = values_of(repriorised, X, y)
-    hidden, phi = drawn["hidden"], drawn["readout_base"]
-    features = NETWORK.apply({"params": unflatten(hidden, NETWORK, X)}, X)
-    log_prior = dist.Normal(0, 1).log_prob(hidden).sum()
+    hidden, phi = sites_of(drawn), drawn["readout_base"]
+    features = NETWORK.apply({"params": network_parameters(drawn, "hidden", NETWORK, X)}, X)
     evidence = linear_gaussian.log_evidence(features, y, NOISE)
-    got = log_density(collapsed, (X, y), {}, {"hidden": hidden})[0]
-    np.testing.assert_allclose(got, log_prior + evidence, rtol=1e-5)
-    got = log_density(repriorised, (X, y), {}, {"hidden": hidden, "readout_base": phi})[0]
-    np.testing.assert_allclose(got, log_prior + evidence + dist.Normal(0, 1).log_prob(phi).sum(), rtol=1e-4)
+    got = log_density(collapsed, (X, y), {}, hidden)[0]
+    np.testing.assert_allclose(got, log_prior(hidden) + evidence, rtol=1e-5)
+    latent = {**hidden, "readout_base": phi}
+    got = log_density(repriorised, (X, y), {}, latent)[0]
+    np.testing.assert_allclose(got, log_prior(latent) + evidence, rtol=1e-4)
     np.testing.assert_allclose(
         drawn["readout"], linear_gaussian.readout_map(features, y, phi, NOISE)[0], rtol=1e-3, atol=1e-4
     )
@@ -139,12 +172,12 @@ def test_bnn_from_fit_to_prediction():
 def test_bnn_with_an_nnx_module_and_images():
     nnx_model = bnn(Affine(3, 7, rngs=nnx.Rngs(0)), 2, NOISE)
     drawn = values_of(nnx_model, X, Y)
-    kernel, bias = drawn["hidden"][7:].reshape(3, 7), drawn["hidden"][:7]
-    np.testing.assert_allclose(drawn["features"], X @ kernel + bias, rtol=1e-4, atol=1e-5)
+    expected = X @ drawn["hidden.kernel"] + drawn["hidden.bias"]
+    np.testing.assert_allclose(drawn["features"], expected, rtol=1e-4, atol=1e-5)
     _, collapsed = wrap(nnx_model)
     np.testing.assert_allclose(
-        log_density(collapsed, (X, Y), {}, {"hidden": drawn["hidden"]})[0],
-        dist.Normal(0, 1).log_prob(drawn["hidden"]).sum() + linear_gaussian.log_evidence(drawn["features"], Y, NOISE),
+        log_density(collapsed, (X, Y), {}, sites_of(drawn))[0],
+        log_prior(sites_of(drawn)) + linear_gaussian.log_evidence(drawn["features"], Y, NOISE),
         rtol=1e-5,
     )
     # Grey levels as bytes are numbers like any others.
@@ -157,8 +190,8 @@ def standard_bnn(width=8):
     """The standard parametrisation: the scales in the priors, not in the network."""
 
     def features_net(x):
-        weights = numpyro.sample("hidden", dist.Normal(0, 1.3 / 3**0.5).expand([3 * width]).to_event(1))
-        return jnp.tanh(x @ weights.reshape(3, width))
+        weights = numpyro.sample("hidden.hidden_0.kernel", dist.Normal(0, 1.3 / 3**0.5).expand([3, width]).to_event(2))
+        return jnp.tanh(x @ weights)
 
     return bnn(features_net, 2, NOISE, readout_scale=width**-0.5)
 
@@ -166,7 +199,8 @@ def standard_bnn(width=8):
 def test_standard_parametrisation_gives_the_same_under_every_handler():
     width = 8
     ntk, standard = bnn(FCN(1, width, jnp.tanh, w_std=1.3, readout_w_std=1.0), 2, NOISE), standard_bnn(width)
-    scale = {"hidden": 1.3 / 3**0.5, "readout": width**-0.5, "readout_base": 1.0}
+    kernel = "hidden.hidden_0.kernel"
+    scale = {kernel: 1.3 / 3**0.5, "readout": width**-0.5, "readout_base": 1.0}
     (ntk_repriorised, ntk_collapsed), (repriorised, collapsed) = wrap(ntk), wrap(standard)
 
     draws = wide_limit_draws(jax.random.key(0), ntk_repriorised, 6, X, Y)
@@ -176,10 +210,10 @@ def test_standard_parametrisation_gives_the_same_under_every_handler():
 
     one = {name: value[0] for name, value in draws.items() if name != "readout"}
     standard_one = {name: value[0] for name, value in standard_draws.items() if name != "readout"}
-    change_of_variables = 3 * width * np.log(scale["hidden"])
+    change_of_variables = 3 * width * np.log(scale[kernel])
     for ours, theirs, sites in (
-        (repriorised, ntk_repriorised, ("hidden", "readout_base")),
-        (collapsed, ntk_collapsed, ("hidden",)),
+        (repriorised, ntk_repriorised, (kernel, "readout_base")),
+        (collapsed, ntk_collapsed, (kernel,)),
     ):
         density = log_density(ours, (X, Y), {}, {name: standard_one[name] for name in sites})[0]
         expected = log_density(theirs, (X, Y), {}, {name: one[name] for name in sites})[0]
@@ -190,9 +224,8 @@ def test_standard_parametrisation_gives_the_same_under_every_handler():
         Predictive(standard, standard_draws)(jax.random.key(1), X_NEW)["y"], predictions, atol=1e-3
     )
 
-    hidden, standard_hidden = {"hidden": draws["hidden"]}, {"hidden": standard_draws["hidden"]}
-    exact = ReadoutPredictive(ntk_collapsed, hidden, (X, Y))(jax.random.key(2), X_NEW)
-    standard_exact = ReadoutPredictive(collapsed, standard_hidden, (X, Y))(jax.random.key(2), X_NEW)
+    exact = ReadoutPredictive(ntk_collapsed, sites_of(draws), (X, Y))(jax.random.key(2), X_NEW)
+    standard_exact = ReadoutPredictive(collapsed, sites_of(standard_draws), (X, Y))(jax.random.key(2), X_NEW)
     for name, value in exact.items():
         np.testing.assert_allclose(standard_exact[name], value, rtol=1e-3, atol=1e-3)
 
@@ -208,6 +241,12 @@ class WithBatchNorm(linen.Module):
     @linen.compact
     def __call__(self, x):
         return linen.BatchNorm(use_running_average=True)(x)
+
+
+class SameName(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(2, name="layer")(x) + self.param("layer.kernel", linen.initializers.zeros, (2,))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +269,26 @@ class WithBatchNorm(linen.Module):
             "BatchNorm has state besides its parameters, BatchStat",
         ),
         (lambda: random_network("net", FCN(0, 3), X), ValueError, "FCN has no parameters"),
-        (lambda: unflatten(jnp.ones(5), NETWORK, X), ValueError, r"shape \(..., 126\), .* but got \(5,\)"),
+        (
+            lambda: random_network("net", SameName(), X),
+            ValueError,
+            "two parameters of the module SameName would both be the site 'net.layer.kernel'; rename",
+        ),
+        (
+            lambda: network_parameters({"hidden.kernel": jnp.ones((3, 2))}, "net", linen.Dense(2), X),
+            ValueError,
+            "every parameter of Dense, but 'net.bias', 'net.kernel' is missing; it has 'hidden.kernel'. Pass the name",
+        ),
+        (
+            lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": jnp.ones((2, 3))}, "n", linen.Dense(2), X),
+            ValueError,
+            r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(2, 3\); pass the module",
+        ),
+        (
+            lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": 1.0}, "n", linen.Dense(2), X),
+            ValueError,
+            r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(\)",
+        ),
         (lambda: bnn(3, 2, NOISE), TypeError, "features_net must be a flax module or a function .* is a int"),
         (lambda: bnn(NETWORK, 0, NOISE), ValueError, "num_outputs must be a whole number of at least 1"),
         (lambda: bnn(NETWORK, 2, 0.0), ValueError, "noise must be positive"),

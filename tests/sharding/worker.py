@@ -47,7 +47,7 @@ def models():
 def density_and_gradient(model, inputs, with_collectives):
     """The log density, its gradient as a list, and the results of the compiled program's collectives."""
     values = {
-        "hidden": jax.random.normal(jax.random.key(0), (3 * WIDTH,)),
+        "hidden.hidden_0.kernel": jax.random.normal(jax.random.key(0), (3, WIDTH)),
         "readout_base": jax.random.normal(jax.random.key(1), (WIDTH, 2)),
     }
     if model is MODELS["collapsed"]:
@@ -67,7 +67,7 @@ def step(kernel, inputs):
     """How far one step of a kernel, without adaptation, moves the hidden weights."""
     start = kernel.init(jax.random.key(2), 0, None, inputs, {})
     end = jax.jit(kernel.sample)(start, inputs, {})
-    return (np.asarray(end.z["hidden"]) - np.asarray(start.z["hidden"])).tolist()
+    return (np.asarray(end.z["hidden.hidden_0.kernel"]) - np.asarray(start.z["hidden.hidden_0.kernel"])).tolist()
 
 
 MODELS = models()
