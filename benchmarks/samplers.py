@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC, NUTS, init_to_sample
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
 from benchmarks.gradients import digits, wrapped
@@ -51,7 +51,7 @@ def blackjax_chains(model: Callable, data: tuple) -> dict[str, Callable[[], Chai
     """NUTS, MALA and adjusted MCLMC, each tuned by BlackJAX's own adaptation where it has one."""
     import blackjax
 
-    info = initialize_model(jax.random.key(0), model, init_strategy=init_to_sample, model_args=data)
+    info = initialize_model(jax.random.key(0), model, model_args=data)
     position, key = info.param_info.z, jax.random.key(1)
 
     def log_density(z: dict) -> jax.Array:
@@ -114,15 +114,15 @@ def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], C
     """Every run of the table, by name."""
     collapsed = models["collapsed"]
     kernels: dict[str, tuple[Any, tuple]] = {
-        f"NumPyro NUTS, {form}": (NUTS(model, init_strategy=init_to_sample), (200, num_samples))
+        f"NumPyro NUTS, {form}": (NUTS(model), (200, num_samples))
         for (form, model), num_samples in zip(models.items(), (40, 80, 80), strict=True)
     }
-    ours = partial(SplitHMC, collapsed, init_strategy=init_to_sample)
+    ours = partial(SplitHMC, collapsed)
     kernels["SplitHMC, collapsed"] = ours(), (200, 400)
     kernels["SplitHMC, collapsed, N(0, I) kept"] = ours(adapt_reference=False), (200, 400)
     kernels["SplitHMC, collapsed, 2.5 radians"] = ours(trajectory_angle=2.5), (200, 400)
     for kernel in (UnderdampedLangevin, PreconditionedCrankNicolsonLangevin, PreconditionedCrankNicolson):
-        one_step = kernel(collapsed, init_strategy=init_to_sample)
+        one_step = kernel(collapsed)
         kernels[f"{kernel.__name__}, collapsed"] = one_step, (2000, 6000, 10)
     rows = {name: partial(numpyro_chain, kernel, data, *lengths) for name, (kernel, lengths) in kernels.items()}
     try:
@@ -153,7 +153,7 @@ def by_width() -> None:
     print("| width | gradients a draw | ESS / gradient |")
     print("|---|---|---|")
     for width in (64, 256, 1024, 4096):
-        kernel = SplitHMC(wrapped(1, width)["collapsed"], init_strategy=init_to_sample)
+        kernel = SplitHMC(wrapped(1, width)["collapsed"])
         chain = numpyro_chain(kernel, digits(32), 200, 300)
         cost = chain.num_gradients / len(chain.draws)
         print(f"| {width} | {cost:.1f} | {chain.ess_per_gradient():.3f} |", flush=True)

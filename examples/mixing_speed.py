@@ -22,7 +22,7 @@ import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, init_to_sample
+from numpyro.infer import MCMC, NUTS
 from tqdm.auto import tqdm
 
 import numpyro_wide
@@ -114,7 +114,7 @@ def run(cell: Cell, data: tuple[np.ndarray, np.ndarray], budget: int) -> Row:
     x, y = (part[: cell.num_train] for part in data)
     guess = GRADIENTS_AN_ITERATION.get(cell.kernel, 1)
     num_warmup = max(10, budget // 2 // guess)
-    kernel = KERNELS[cell.kernel](model_of(cell), init_strategy=init_to_sample)
+    kernel = KERNELS[cell.kernel](model_of(cell))
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=1, progress_bar=False)
     cost = "num_steps" if cell.kernel == "NUTS" else "num_grad"
     start = time.perf_counter()

@@ -129,6 +129,9 @@ class ReprioriseReadout(Reparam):
     its likelihood: a likelihood other than Gaussian with these targets and this noise makes the posterior of $\phi$
     less simple, never wrong.
 
+    Start chains with NumPyro's ``init_to_uniform``, its default: a draw from that prior, as of ``init_to_sample``, lies
+    so far out in the coordinates $\phi$ that float32 loses the energy's digits there.
+
     With ``targets=None``, the readout is left alone, so that one model serves for fitting and for prediction. Predict
     with draws of the readout site itself and without targets: shown other inputs *with* targets, the map would
     compute another readout from them.

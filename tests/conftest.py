@@ -25,12 +25,3 @@ def x64() -> Iterator[None]:
     """Run the test in float64."""
     with enable_x64(True):
         yield
-
-
-@pytest.fixture
-def full_optimisation() -> Iterator[None]:
-    """Compile as for users, for tests about exact bits, and for those whose runs are longer than their compilation."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

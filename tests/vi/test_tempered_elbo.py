@@ -101,7 +101,6 @@ def test_is_numpyros_program_at_eta_one(kind, options):
     assert program(given) == expected
 
 
-@pytest.mark.usefixtures("full_optimisation")
 @pytest.mark.parametrize("options", [{}, {"num_particles": 3}])
 def test_is_numpyros_bit_for_bit_at_eta_one(options):
     model, guide, params = GUIDES["written"]()
