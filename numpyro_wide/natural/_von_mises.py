@@ -69,12 +69,28 @@ class NaturalVonMises(dist.VonMises):
         squared_norm = jnp.sum(self.natural**2, axis=-1)
         is_small = squared_norm < _SMALL**2
         near_zero = jnp.sum(self.natural * point, axis=-1) - _log_bessel_series(squared_norm)
-        # η·T − κ as −½ κ |T − η/κ|²: the two terms are of the size of κ, and cancel.
         eta = jnp.where(is_small[..., None], jnp.array([1, 0], self.natural.dtype), self.natural)
-        concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
-        gap = jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
-        beyond = -0.5 * concentration * gap - _log_scaled_bessel(concentration)
+        beyond = _alignment(eta, point) - _log_scaled_bessel(jnp.sqrt(jnp.sum(eta**2, axis=-1)))
         return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
+
+
+@jax.custom_jvp
+def _alignment(eta: jax.Array, point: jax.Array) -> jax.Array:
+    """η·T − κ for a unit vector T, as −½ κ |T − η/κ|²: the two terms are of the size of κ, and cancel."""
+    concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
+    return -0.5 * concentration * jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
+
+
+@_alignment.defjvp
+def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    """T − η/κ along η is −½ |T − η/κ|², which the difference would lose in the rounding of two unit vectors."""
+    (eta, point), (d_eta, d_point) = primals, tangents
+    mode = eta / jnp.sqrt(jnp.sum(eta**2, axis=-1, keepdims=True))
+    across = jnp.stack([-mode[..., 1], mode[..., 0]], axis=-1)
+    sine = jnp.sum(across * point, axis=-1, keepdims=True)
+    gap = jnp.sum((point - mode) ** 2, axis=-1, keepdims=True)
+    tangent = jnp.sum((sine * across - 0.5 * gap * mode) * d_eta + eta * d_point, axis=-1)
+    return _alignment(eta, point), tangent
 
 
 def _norm(vector: jax.Array) -> jax.Array:

@@ -38,7 +38,7 @@ def plot_ess_by_width(
     for (label, by_width), marker in zip(ess.items(), _markers(ess), strict=True):
         widths = sorted(by_width)
         mean, least, largest = np.transpose([_summary(by_width[width]) for width in widths])
-        _line_and_band(ax, widths, mean, least, largest, marker=marker, markersize=4, label=label)
+        _line_and_band(ax, np.asarray(widths), mean, least, largest, marker=marker, markersize=4, label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(all_widths, [str(width) for width in all_widths])

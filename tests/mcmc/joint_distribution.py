@@ -119,9 +119,7 @@ def largest_z_score(kernel, problem, expected, rng_key, *, num_replicates=8192, 
         (state, data), accept_prob = jax.lax.scan(one_round, (state, data), rounds)
         return _moments(state.z, data), jnp.mean(accept_prob)
 
-    # In parts: XLA on two cores has been seen to wait for itself, for ever, in batches of 32,768.
-    run = jax.jit(lambda keys: jax.lax.map(replicate, keys, batch_size=min(4096, num_replicates)))
-    chained, accept_prob = run(jax.random.split(key_chains, num_replicates))
+    chained, accept_prob = jax.jit(jax.vmap(replicate))(jax.random.split(key_chains, num_replicates))
     error = jnp.sqrt(jnp.var(chained, 0) / len(chained) + jnp.var(expected, 0) / len(expected))
     scores = jnp.abs(jnp.mean(chained, 0) - jnp.mean(expected, 0)) / error
     return float(jnp.max(scores)), float(jnp.mean(accept_prob))
