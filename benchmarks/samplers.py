@@ -114,8 +114,8 @@ def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], C
     """Every run of the table, by name."""
     collapsed = models["collapsed"]
     kernels: dict[str, tuple[Any, tuple]] = {
-        f"NumPyro NUTS, {form}": (NUTS(model), (200, num_samples))
-        for (form, model), num_samples in zip(models.items(), (40, 80, 80), strict=True)
+        f"NumPyro NUTS, {form}": (NUTS(model), lengths)
+        for (form, model), lengths in zip(models.items(), ((100, 40), (200, 80), (200, 80)), strict=True)
     }
     ours = partial(SplitHMC, collapsed)
     kernels["SplitHMC, collapsed"] = ours(), (200, 400)
