@@ -115,7 +115,7 @@ def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], C
     collapsed = models["collapsed"]
     kernels: dict[str, tuple[Any, tuple]] = {
         f"NumPyro NUTS, {form}": (NUTS(model), lengths)
-        for (form, model), lengths in zip(models.items(), ((100, 40), (200, 80), (200, 80)), strict=True)
+        for (form, model), lengths in zip(models.items(), ((300, 300), (200, 200), (200, 200)), strict=True)
     }
     ours = partial(SplitHMC, collapsed)
     kernels["SplitHMC, collapsed"] = ours(), (200, 400)
