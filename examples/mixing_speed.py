@@ -256,7 +256,7 @@ def main() -> None:
             progress.set_description(f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}")
             rows[cell] = run(cell, data, options.budget)
             append_row(table, cell, rows[cell])
-            jax.clear_caches()  # no two cells share a program, and hundreds of them fill the memory
+            jax.clear_caches()  # no two cells share a program
 
     rows = {cell: rows[cell] for cell in cells}
     print("kernel        form         images  width  regulariser  ESS/gradient  gradients/draw  accepted  seconds")
