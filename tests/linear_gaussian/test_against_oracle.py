@@ -168,7 +168,10 @@ def check_gradient(function, *args):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     ("n", "d", "noise_shape"),
-    [(6, 4, ()), (4, 6, ()), (5, 5, ()), (6, 4, (6, 1)), (4, 6, (4, 1)), (4, 6, (2,)), (6, 4, (6, 2))],
+    [
+        *((6, 4, ()), (4, 6, ()), (5, 5, ()), (6, 4, (6, 1)), (4, 6, (4, 1)), (4, 6, (2,)), (6, 4, (6, 2))),
+        *((140, 131, ()), (131, 140, ())),  # triangular inverses in blocks
+    ],
 )
 def test_gradients_against_finite_differences(variant, n, d, noise_shape):
     case = oracle.random_case(n, d, 2, noise_shape, seed=6)

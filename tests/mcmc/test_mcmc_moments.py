@@ -4,9 +4,11 @@ import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from mcmc_cases import ADJUSTED, KERNELS, chain
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS, Gibbs
 from scipy.special import polygamma
 from scipy.stats import norm
 
@@ -103,3 +105,21 @@ def test_bias_of_the_unadjusted_sampler_falls_as_the_square_of_the_step():
     # 1000 chains in 100 dimensions, and 20 steps that are far from independent: an error of about 0.003.
     np.testing.assert_allclose(biases, 1 / (1 - steps**2 / 4) - 1, atol=0.011)
     assert 1.9 < np.log2(biases[2] / biases[0]) < 2.6
+
+
+def correlated():
+    a = numpyro.sample("a", dist.Normal(1.0, 1.0))
+    numpyro.sample("b", dist.Normal(1.0 + 0.8 * (a - 1.0), 0.6))
+
+
+@pytest.mark.parametrize("name", ["langevin", "pcn", "pcnl", "split"])
+def test_kernels_are_blocks_of_gibbs(name):
+    block = ADJUSTED[name](correlated, find_heuristic_step_size=False)
+    kernel = Gibbs([(block, ["a"]), (NUTS(correlated), ["b"])])
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=4000, num_chains=4, chain_method=jax.vmap, progress_bar=False)
+    mcmc.run(jax.random.key(0))
+    draws = mcmc.get_samples(group_by_chain=True)
+    a, b = draws["a"] - 1.0, draws["b"] - 1.0
+    moments = {"a": (a, 0.0), "b": (b, 0.0), "a²": (a**2, 1.0), "b²": (b**2, 1.0), "ab": (a * b, 0.8)}
+    for label, (values, truth) in moments.items():
+        check(values, truth, label)
