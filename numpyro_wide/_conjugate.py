@@ -23,9 +23,10 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     while isinstance(base, dist.Independent | dist.ExpandedDistribution):
         base = base.base_dist
     if not isinstance(base, dist.Normal):
+        remedy = " Leave out the rows that a mask would hide." if isinstance(base, dist.MaskedDistribution) else ""
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome), but its distribution "
-            f"is {type(base).__name__}."
+            f"is {type(base).__name__}.{remedy}"
         )
     return base.loc, base.scale
 
@@ -57,9 +58,11 @@ def check_readout_shape(site: str, shape: tuple[int, ...], features: Array, targ
         )
     expected = (features.shape[1], *targets_shape[1:])
     if tuple(shape) != expected:
+        one_column = len(shape) == 1 and targets_shape[1:] == (1,)
+        remedy = f"give targets of shape ({targets_shape[0]},)" if one_column else "give both the same columns"
         raise ValueError(
             f"readout {site!r} must have shape {expected} to go with features {features.shape} and targets "
-            f"{targets_shape}, but it has {tuple(shape)}."
+            f"{targets_shape}, but it has {tuple(shape)}; {remedy}, or change the readout."
         )
 
 
@@ -106,6 +109,21 @@ def refuse_base_without_targets(site: str, base_site: str) -> None:
             f"{base_site!r} is given, but the model is run without targets, where the readout {site!r} is drawn from "
             "its prior. Predict with draws of the readout itself: mcmc.get_samples() holds them, and for a guide "
             "guide_draws(...) gives them."
+        )
+
+
+def refuse_draws_without_readout(site: str, latent_sites: Iterable[str]) -> None:
+    """Without observations nothing is integrated out, and the readout would come from its prior without a word.
+
+    Raises:
+        ValueError: if a handler around the model, such as ``Predictive``'s, sets other latent sites without it.
+    """
+    given = [name for name in latent_sites if name != site and _is_given(name)]
+    if given and not _is_given(site):
+        raise ValueError(
+            f"a value of {listing(given)} is given, but the collapsed model is run without observations, where the "
+            f"readout {site!r} is drawn from its prior. Predict with ReadoutPredictive(model, draws, model_args), or "
+            "put the readout back with its method readout(key) and use the model without collapse_readout."
         )
 
 

@@ -97,31 +97,32 @@ class ReadoutSites(Messenger):
             raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(self.observed, "observed site", msg["fn"])
-        check_readout_shape(self.readout, self.readout_shape, self.features_value, shape)
-        self.loc = jnp.broadcast_to(loc, shape)
-        self.noise_scale = noise_scale
         self.value = msg["value"]
         if self.value is not None:
             self.value = msg["value"] = jnp.asarray(self.value)
             if self.value.shape != shape:
                 raise ValueError(
-                    f"the observations of site {self.observed!r} have shape {self.value.shape}, but its "
-                    f"distribution has {shape}; reshape one of them."
+                    f"the observations of site {self.observed!r} have shape {self.value.shape}, but its distribution "
+                    f"has {shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}; reshape "
+                    "one of them."
                 )
             check_no_nan(f"observed site {self.observed!r}", self.value)
             check_no_nan("features", self.features_value)
+        check_readout_shape(self.readout, self.readout_shape, self.features_value, shape)
+        self.loc = jnp.broadcast_to(loc, shape)
+        self.noise_scale = noise_scale
 
 
-def is_observed(fn: Callable, observed: str, args: tuple, kwargs: dict) -> bool:
-    """Whether a call of the model observes its site ``observed``, found by an abstract run.
+def sample_sites(fn: Callable, args: tuple, kwargs: dict) -> dict[str, bool]:
+    """The sample sites of a call of the model and whether each is observed, found by an abstract run.
 
     Of the handlers around the call, those that set values count; the run is hidden from all others.
     """
-    observations: dict[str, bool] = {}
+    is_observed: dict[str, bool] = {}
 
     def run() -> None:
         sites = trace(seed(fn, jax.random.key(0))).get_trace(*args, **kwargs)
-        observations.update({k: site["is_observed"] for k, site in sites.items() if site["type"] == "sample"})
+        is_observed.update({k: site["is_observed"] for k, site in sites.items() if site["type"] == "sample"})
 
     outside = list(_PYRO_STACK)
     _PYRO_STACK[:] = [handler for handler in outside if isinstance(handler, condition | substitute)]
@@ -129,12 +130,7 @@ def is_observed(fn: Callable, observed: str, args: tuple, kwargs: dict) -> bool:
         jax.eval_shape(run)
     finally:
         _PYRO_STACK[:] = outside
-    if observed not in observations:
-        raise ValueError(
-            f"observed names the sample site {observed!r}, which the model does not have; "
-            f"its sample sites are {listing(observations)}."
-        )
-    return observations[observed]
+    return is_observed
 
 
 def is_tracing() -> bool:

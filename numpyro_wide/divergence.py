@@ -60,7 +60,8 @@ def quasi_kl(
     (such as :eq:`degenerate`), ``BernoulliDropout`` against anything (such as :eq:`bernoulli`), ``Normal``
     against ``ImproperLogUniform`` (up to a constant; :eq:`dawson`), and whatever NumPyro's
     ``kl_divergence`` knows. Otherwise it is estimated from draws of q. An elementwise prior, such as
-    ``Normal(0, 1)``, is taken as a product over the entries of q's event.
+    ``Normal(0, 1)``, is taken as a product over the entries of q's event. What a mask of q hides, or the masks of both
+    together, is left out.
 
     Args:
         q: The approximation.
@@ -72,7 +73,7 @@ def quasi_kl(
         The divergence, of the batch shape of q.
 
     Raises:
-        ValueError: If the event of p has more dimensions than that of q, or other sizes.
+        ValueError: If the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
 
     Example:
         >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -137,6 +138,11 @@ def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
 
 
 def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
+    if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
+        raise ValueError(
+            "quasi_kl got a masked prior and a q without a mask, whose own density would be left out with the prior's; "
+            "mask the guide's site as well, to leave those entries out of the divergence."
+        )
     mask: Any = None
     for d in (q, p):
         if isinstance(d, dist.MaskedDistribution):

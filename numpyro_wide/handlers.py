@@ -10,8 +10,13 @@ from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.primitives import Messenger
 
-from numpyro_wide._conjugate import listing, refuse_base_without_targets, refuse_given_collapsed
-from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_observed, is_tracing
+from numpyro_wide._conjugate import (
+    listing,
+    refuse_base_without_targets,
+    refuse_draws_without_readout,
+    refuse_given_collapsed,
+)
+from numpyro_wide._readout_sites import ReadoutSites, check_conjugacy, is_tracing, sample_sites
 from numpyro_wide.distributions import ReadoutMarginal
 from numpyro_wide.linear_gaussian import check_variant
 from numpyro_wide.reparam import ReprioriseReadout
@@ -43,8 +48,9 @@ def repriorise(
         Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
         that is given the first without the second, and no targets, refuses to run.
 
-    The map needs all of the data: do not subsample them in a repriorised model, whose base site would mean another
-    readout for each minibatch.
+    The map needs all of the data: a repriorised model with subsampled rows, whose base site would mean another readout
+    for each minibatch, refuses to run. A ``scale`` handler around the wrapped model scales the density of the new
+    coordinates, log-determinant included: that is right where the guide is scaled as well, and no tempered posterior.
 
     Features, targets or noise that are not those of the likelihood leave the posterior as it is, but not its simple
     form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
@@ -70,7 +76,8 @@ def repriorise(
         TypeError: if ``fn`` or ``surrogate`` is not callable, a name is not a string, or neither a noise scale nor a
             surrogate is given.
         ValueError: here for an unknown variant, or if both are given; when the model runs, if an argument or site is
-            missing or comes too late, and as :class:`~numpyro_wide.ReprioriseReadout` does.
+            missing or comes too late, a plate is subsampled, the readout's prior is scaled, and as
+            :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -119,7 +126,8 @@ def collapse_readout(
     $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5; Mathematics,
     :eq:`evidence`), the likelihood of the hidden weights (:eq:`identity`), and all other sites are as they were. Loc
     and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
-    argument. Where the observed site is not observed, the wrapped model is the model as it was. Get readouts and
+    argument. Where the observed site is not observed, the wrapped model is the model as it was, and refuses values of
+    other sites without one of the readout, which would come from its prior. Get readouts and
     predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no readout, and
     ``Predictive`` would draw it from its prior. With ``{**draws, readout: predictive.readout(key)}`` they are draws of
     the plain model, for ``Predictive``, ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint
@@ -207,13 +215,14 @@ class RepriorisedModel:
         if self.targets not in arguments and not isinstance(arguments, defaultdict):
             raise ValueError(
                 f"targets names the argument {self.targets!r}, which the model does not have; "
-                f"its arguments are {listing(arguments)}."
+                f"its arguments are {listing(arguments)}. Make the targets an argument, or repriorise the readout "
+                "inside the model with ReprioriseReadout."
             )
         if arguments[self.targets] is None:
             refuse_base_without_targets(self.readout, f"{self.readout}_base")
             return self.fn(*args, **kwargs)
 
-        sites = _SiteValues(hidden=self.features)
+        sites = _SiteValues(hidden=self.features, base=f"{self.readout}_base")
         with sites, reparam(config=partial(self._reparam, arguments, sites)):
             result = self.fn(*args, **kwargs)
         if self.readout not in sites.values:
@@ -268,7 +277,14 @@ class CollapsedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
-        if not is_observed(self.fn, self.observed, args, kwargs):
+        is_observed = sample_sites(self.fn, args, kwargs)
+        if self.observed not in is_observed:
+            raise ValueError(
+                f"observed names the sample site {self.observed!r}, which the model does not have; "
+                f"its sample sites are {listing(is_observed)}."
+            )
+        if not is_observed[self.observed]:
+            refuse_draws_without_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
         refuse_given_collapsed(self.readout)
         if not self._is_checked and not is_tracing():
@@ -284,16 +300,28 @@ class CollapsedModel:
 
 
 class _SiteValues(Messenger):
-    """Keeps the values of all sites, and ``hidden`` from every handler outside."""
+    """Keeps the values of all sites, and ``hidden`` from every handler outside; refuses a part of the data."""
 
-    def __init__(self, hidden: str):
+    def __init__(self, hidden: str, base: str):
         self.hidden = hidden
+        self.base = base
         self._names: list[str | None] = []  # of the sites at hand, before a handler outside renames them
         self.values: dict[str, Any] = {}
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
         self._names.append(msg.get("name"))
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            size, subsample_size = msg["args"]
+            raise ValueError(
+                f"the plate {msg['name']!r} takes {subsample_size} of {size} rows, and a repriorised readout would be "
+                "another one for each minibatch; drop subsample_size, or use the model without repriorise."
+            )
+        if msg.get("name") == self.base and msg["scale"] is not None:
+            raise ValueError(
+                f"the prior of the readout that {self.base!r} stands for is scaled inside the model, and the map's "
+                "log-determinant would be scaled with it; take the readout out of the scale handler."
+            )
         if msg["type"] == "deterministic" and msg["name"] == self.hidden:
             msg["stop"] = True
 

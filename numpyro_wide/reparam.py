@@ -129,6 +129,9 @@ class ReprioriseReadout(Reparam):
     its likelihood: a likelihood other than Gaussian with these targets and this noise makes the posterior of $\phi$
     less simple, never wrong.
 
+    The readout's prior must not be in a ``scale`` handler, nor the rows in a subsampled plate: the log-determinant
+    would be scaled as well, and the map another one for each minibatch. :func:`~numpyro_wide.repriorise` checks that.
+
     Start chains with NumPyro's ``init_to_uniform``, its default: a draw from that prior, as of ``init_to_sample``, lies
     so far out in the coordinates $\phi$ that float32 loses the energy's digits there.
 

@@ -59,6 +59,12 @@ def test_other_functions_check_too():
         numpyro_wide.set_blas_threads(0)
 
 
+def test_a_negative_scale_under_jit_is_not_its_mirror_image():
+    features, targets = jnp.eye(3)[:, :2], jnp.ones(3)
+    assert jnp.isnan(jax.jit(lg.log_evidence)(features, targets, -0.5))
+    assert jnp.isfinite(jax.jit(lg.log_evidence)(features, targets, 0.5))
+
+
 @pytest.mark.parametrize(
     ("change", "targets", "message"),
     [
@@ -70,7 +76,7 @@ def test_other_functions_check_too():
         ({"noise_scale": -1.0}, Y, "noise_scale must be positive"),
         ({"regulariser": -1.0}, Y, "regulariser must be positive"),
         ({}, np.ones((5, 2)), r"targets must have shape \(6,\) or \(6, k\)"),
-        ({}, np.ones((6, 3)), r"readout 'w' must have shape \(4, 3\).*but it has \(4, 2\)"),
+        ({}, np.ones((6, 3)), r"readout 'w' must have shape \(4, 3\).*but it has \(4, 2\); give both the same columns"),
         ({}, np.where(np.eye(6, 2) > 0, np.nan, 1.0), "targets must not contain NaN, but 2 of its entries do"),
     ],
 )
@@ -102,6 +108,29 @@ def test_repriorised_readout_needs_a_normal_prior_and_the_full_plate():
 
     with pytest.raises(ValueError, match="'w' is in the subsampled plate 'd'; use the full plate"):
         run(subsampled, np.ones(6))
+
+
+def test_repriorised_model_needs_all_rows_and_an_unscaled_readout():
+    def in_minibatches(y=None):
+        with numpyro.plate("rows", 12, subsample_size=6):
+            linear()(y)
+
+    with pytest.raises(ValueError, match="plate 'rows' takes 6 of 12 rows.*drop subsample_size"):
+        run(repriorise(in_minibatches, **ARGUMENTS), Y)
+
+    def scaled_prior(y=None):
+        with numpyro.handlers.scale(scale=0.5):
+            linear()(y)
+
+    with pytest.raises(ValueError, match="the readout that 'w_base' stands for is scaled inside the model"):
+        run(repriorise(scaled_prior, **ARGUMENTS), Y)
+    # Around the wrapped model it is the user's business, as where a whole ELBO is divided by the number of rows.
+    run(numpyro.handlers.scale(repriorise(linear(), **ARGUMENTS), scale=0.5), Y)
+
+
+def test_column_of_targets_for_a_vector_readout():
+    with pytest.raises(ValueError, match=r"but it has \(4,\); give targets of shape \(6,\), or change the readout"):
+        run(repriorise(linear(k=None), **ARGUMENTS), Y[:, :1])
 
 
 def observed_by(make_site):
@@ -219,7 +248,9 @@ def test_types_of_arguments():
 
 
 def test_collapse_needs_observations_of_the_distributions_shape():
-    with pytest.raises(ValueError, match="observations of site 'y' have shape .6, 1., but its distribution has .6,.;"):
+    with pytest.raises(
+        ValueError, match="observations of site 'y' have shape .6, 1., but its distribution has .6,., from a mean"
+    ):
         run(collapse_readout(linear(k=None), **SITES), Y[:, :1])
 
 
@@ -231,6 +262,22 @@ def test_base_without_targets_is_refused():
         numpyro.infer.Predictive(wrapped, draws)(jax.random.key(0))
     complete = numpyro.infer.Predictive(wrapped, draws | {"w": jnp.ones((3, 4, 2))})(jax.random.key(0))
     assert complete["y"].shape == (3, 6, 2)
+
+
+def test_collapsed_weights_without_observations_are_refused():
+    """As when Predictive runs a collapsed model at new inputs: the readout would come from its prior."""
+
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        features = numpyro.deterministic("features", scale * x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    wrapped, draws = collapse_readout(model, **SITES), {"scale": jnp.ones(3)}
+    with pytest.raises(ValueError, match="value of 'scale' is given, .* 'w' is drawn from its prior.*Predictive"):
+        numpyro.infer.Predictive(wrapped, draws)(jax.random.key(0), np.ones((6, 4)))
+    complete = numpyro.infer.Predictive(wrapped, draws | {"w": jnp.ones((3, 4))})(jax.random.key(0), np.ones((6, 4)))
+    assert complete["y"].shape == (3, 6)
 
 
 def test_collapse_needs_a_latent_normal_readout():

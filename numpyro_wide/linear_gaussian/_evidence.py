@@ -38,12 +38,13 @@ def log_evidence(
         targets: $Y$, shape (n,) or (n, k).
         noise_scale: $\sigma$, positive; broadcasts against ``targets``.
         variant: "feature" works with (d, d) matrices, "data" and "data-cholesky" with (n, n) ones, through
-            eigenvectors and Cholesky factors; "auto" takes "feature" if d ≤ n, else "data-cholesky".
+            eigenvectors and Cholesky factors; "auto" takes "feature" if d ≤ n, else "data-cholesky". "data" has first
+            derivatives only.
         prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
         prior_scale: standard deviation of the readout's prior; broadcasts likewise.
 
     Returns:
-        The log evidence, a scalar.
+        The log evidence, a scalar; NaN under ``jit`` where the noise is not positive.
 
     Raises:
         ValueError: if shapes do not fit, the noise is not positive, or the variant is unknown.
@@ -56,7 +57,9 @@ def log_evidence(
     """
     check_positive("noise_scale", noise_scale)
     check_positive("prior_scale", prior_scale)
-    variance = jnp.asarray(noise_scale, jnp.result_type(features, targets, noise_scale, float)) ** 2
+    scale = jnp.asarray(noise_scale, jnp.result_type(features, targets, noise_scale, float))
+    # Under jit a negative scale is not refused; squared it would pass for its mirror image.
+    variance = jnp.where(scale > 0, scale, jnp.nan) ** 2
     problem = standardise(features, targets, variance, prior_loc, prior_scale)
     variant = resolve_variant(variant, *problem.features.shape[-2:])
 

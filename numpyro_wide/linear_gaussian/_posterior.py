@@ -41,7 +41,9 @@ def readout_posterior(
 
     Returns:
         The mean, (d,) or (d, k), and the covariance of one output's weights, (d, d); or (k, d, d) where noise or
-        prior scale vary over outputs, whose covariances then differ.
+        prior scale vary over outputs, whose covariances then differ. With d > n its error is that of the prior's
+        variance times the rounding, 1e-7 in float32: smaller variances are lost, and eigenvalues may be as far below
+        zero. Where they matter, use float64.
 
     Raises:
         ValueError: if shapes do not fit or the noise is not positive.

@@ -123,13 +123,18 @@ def _for_each_leaf(change, reference: tuple[Reference, ...], tree: PyTree) -> Py
     leaves, structure = jax.tree.flatten(tree)
     moved = []
     for ref, leaf in zip(reference, leaves, strict=True):
+        if leaf.size == 0:
+            moved.append(leaf)
+            continue
         rows = _rows(leaf)
         moved.append((rows + ref.basis @ change(ref, ref.basis.T @ rows)).reshape(leaf.shape))
     return jax.tree.unflatten(structure, moved)
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-    """Return a leaf as a matrix with one column a unit."""
+    """Return a leaf as a matrix with one column a unit; an empty leaf as a zero."""
+    if leaf.size == 0:
+        return jnp.zeros((1, 1), leaf.dtype)
     return leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
 
 

@@ -67,6 +67,15 @@ def test_progress_bar_shows_step_size_and_acceptance(name):
     assert "1.23e-02" in shown and "0.88" in shown
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_empty_arrays_in_a_position(name):
+    kernel = KERNELS[name](potential_fn=lambda z: 0.5 * jnp.sum(z["b"] ** 2))
+    first = {"a": jnp.zeros((0,)), "b": jnp.ones(2), "c": jnp.zeros((3, 0))}
+    last, draws = chain(kernel, kernel.init(jax.random.key(0), 25, first), 30, keep=lambda state: state.z["b"])
+    assert last.z["a"].shape == (0,) and last.z["c"].shape == (3, 0)
+    assert len(np.unique(draws)) > 10
+
+
 def test_a_second_run_is_fresh_and_a_resumed_one_continues_bit_for_bit(runs):
     name, mcmc = runs.name, runs.mcmc
     x, y = regression_data(1)

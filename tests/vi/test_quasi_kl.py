@@ -146,6 +146,8 @@ def test_batches_wrappers_and_masks(x64):
     np.testing.assert_allclose(quasi_kl(q, batch), per_row)
     mask = np.array([True, False, True, False])
     np.testing.assert_allclose(quasi_kl(q.mask(mask), dist.Normal(0.0, 2.0)), each * mask)
+    with pytest.raises(ValueError, match="masked prior and a q without a mask.*mask the guide's site as well"):
+        quasi_kl(dist.Normal(np.zeros(4), 0.5), dist.Normal(0.0, 2.0).mask(mask))
 
 
 def test_is_kl_where_there_is_a_density(x64):
