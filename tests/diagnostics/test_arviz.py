@@ -155,6 +155,14 @@ def test_include_and_drop():
     )
 
 
+def test_a_site_that_integrating_out_has_hidden_comes_back_with_the_readout():
+    draws = prior_draws()
+    stored = {name: draws[name] for name in ("sigma", "net/hidden")}
+    posterior = to_arviz(stub(stored, COLLAPSED), COLLAPSED, X, Y, include=["function"])["posterior"]
+    assert set(posterior.data_vars) == {"sigma", "net.hidden", "w", "function"}
+    np.testing.assert_allclose(posterior["function"], function_of(posterior, X), rtol=1e-3, atol=1e-4)
+
+
 def test_a_readout_repriorised_inside_the_model():
     def inside(x, y=None):
         hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
