@@ -94,7 +94,8 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     limit of the posterior.
 
     Args:
-        terms: From :func:`~numpyro_wide.elbo.elbo_terms`, of the fitted guide.
+        terms: From :func:`~numpyro_wide.elbo.elbo_terms`, of the fitted guide; of the looks of
+            :func:`~numpyro_wide.elbo.run_monitored`, the last is taken.
         tolerance: Nats per weight below which a site counts as collapsed. A weight whose standard
             deviation went from 1 to 0.87, or whose mean moved by 0.14 prior standard deviations, is worth
             0.01.
@@ -118,6 +119,7 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive nats per weight, got {tolerance}.")
+    terms = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) == 0 else leaf[-1], terms)
     per_weight = {name: float(terms.kl[name]) / count for name, count in terms.num_weights.items() if count}
     collapsed = {name: value for name, value in per_weight.items() if value < tolerance}
     if collapsed:

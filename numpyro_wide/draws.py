@@ -1,9 +1,10 @@
 """Draws of a repriorised model without a Markov chain: from the wide limit, or from a guide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array, random
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import Predictive
@@ -38,7 +39,8 @@ def wide_limit_draws(
         Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
 
     Raises:
-        ValueError: if no readout is repriorised in the run, as without targets.
+        TypeError: if ``num_samples`` is no whole number.
+        ValueError: if it is not positive, or no readout is repriorised in the run, as without targets.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -55,6 +57,7 @@ def wide_limit_draws(
         >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
         (20, 3)
     """
+    _check_num_samples(num_samples, "wide_limit_draws(rng_key, model, num_samples, x, y)")
 
     def single(key: Array) -> Samples:
         # Seed comes last: the innermost handler is asked first, and hands the key on.
@@ -93,7 +96,8 @@ def guide_draws(
         Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
 
     Raises:
-        ValueError: if no readout is repriorised in the run, as without targets.
+        TypeError: if ``params`` is no dictionary, or ``num_samples`` no whole number.
+        ValueError: if ``num_samples`` is not positive, or no readout is repriorised in the run, as without targets.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -115,6 +119,12 @@ def guide_draws(
         >>> Predictive(model, draws)(jax.random.key(2), jnp.zeros((3, 1)))["y"].shape
         (20, 3)
     """
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"params must be a dictionary of the guide's parameters, but is a {type(params).__name__}; of what svi.run "
+            "gave, pass the .params."
+        )
+    _check_num_samples(num_samples, "guide_draws(rng_key, model, guide, params, num_samples, x, y)")
     latents = Predictive(guide, params=params, num_samples=num_samples)(rng_key, *model_args, **model_kwargs)
 
     def single(draw: Samples) -> Samples:
@@ -123,6 +133,15 @@ def guide_draws(
         return _latent_and_readouts(sites)
 
     return jax.lax.map(single, latents)
+
+
+def _check_num_samples(num_samples: Any, order: str) -> None:
+    if not isinstance(num_samples, int | np.integer):
+        raise TypeError(
+            f"num_samples must be a whole number, but is a {type(num_samples).__name__}; the order is {order}."
+        )
+    if num_samples < 1:
+        raise ValueError(f"num_samples must be positive, but got {num_samples}.")
 
 
 class _StandardNormalBase(Messenger):

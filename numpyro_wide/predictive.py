@@ -1,5 +1,6 @@
 """Exact readout draws and predictions after the readout has been integrated out."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ class ReadoutPredictive:
             at the inputs of the fit and at those predicted for, within 64 million numbers each.
 
     Raises:
-        TypeError: if the model is not a collapsed one, the samples not a dictionary, or ``model_args`` not a tuple.
+        TypeError: if the model is not a collapsed one, the samples not a dictionary, ``model_args`` not a tuple, or not
+            what the model can be called with.
         ValueError: if a latent site has no draws, their numbers differ, or nothing is observed.
 
     Example:
@@ -84,9 +86,18 @@ class ReadoutPredictive:
         self.model_kwargs = dict(model_kwargs or {})
         self.samples = {name: jnp.asarray(draws) for name, draws in posterior_samples.items()}
         self.num_draws = _num_draws(self.samples)
-        shapes = self._check_training_run()
+        try:
+            self._shapes = self._check_training_run()
+        except TypeError as error:
+            mismatch = _call_mismatch(collapsed_model.fn, self.model_args, self.model_kwargs)
+            if mismatch is None:
+                raise
+            raise TypeError(
+                f"the model cannot be called with these model_args and model_kwargs: {mismatch}. Pass what it was "
+                "fitted on, observations included, such as model_args=(x, y)."
+            ) from error
         self.batch_size = batch_size
-        self._num_features = shapes.features.size
+        self._num_features = self._shapes.features.size
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites.
@@ -121,7 +132,8 @@ class ReadoutPredictive:
             (draws, m, k), and under the observed site's name draws with noise. The three have the same shape.
 
         Raises:
-            ValueError: if the inputs give features that do not fit those of the fit.
+            ValueError: if the inputs give features that do not fit those of the fit, or the noise is by row, and not
+                passed anew for other rows.
             FloatingPointError: if a prediction is not finite.
         """
 
@@ -143,8 +155,25 @@ class ReadoutPredictive:
             return {"mean": test.loc + mean, "variance": variance, self.model.observed: observed}
 
         first = {name: draws[0] for name, draws in self.samples.items()}
-        num_features = jax.eval_shape(lambda: self._run(first, args, kwargs)).features.size
-        return _finite("predictions", self._map(single, rng_key, max(num_features, self._num_features)))
+        sites = ReadoutSites(self.model)
+        try:
+            shapes = jax.eval_shape(lambda: run_at_draw(self.model, {**self.params, **first}, args, kwargs, sites))
+        except ValueError as error:
+            self._refuse_noise_of_other_rows(sites, error)
+            raise
+        return _finite("predictions", self._map(single, rng_key, max(shapes.features.size, self._num_features)))
+
+    def _refuse_noise_of_other_rows(self, sites: ReadoutSites, error: ValueError) -> None:
+        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
+        noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
+        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
+        features = getattr(sites, "features_value", None)
+        if is_by_row and features is not None and features.shape[0] != loc[0]:
+            raise ValueError(
+                f"the noise of observed site {self.model.observed!r} is by row, for the {loc[0]} rows of the fit, and "
+                f"the model fails at the {features.shape[0]} rows to predict; pass the noise of the new rows as an "
+                "argument of the model: a default value, or an array from outside of it, is the fit's."
+            ) from error
 
     def _deviation(self, key: Array, fit: "ReadoutRun") -> Array:
         """A draw of the readout less its prior mean."""
@@ -220,9 +249,14 @@ class ReadoutRun(NamedTuple):
     prior_scale: Array
 
 
-def run_at_draw(model: CollapsedModel, values: Mapping[str, Array], args: tuple, kwargs: dict) -> ReadoutRun:
-    """Run a collapsed model at values of its other sites and parameters, the readout at its prior mean."""
-    sites = ReadoutSites(model)
+def run_at_draw(
+    model: CollapsedModel, values: Mapping[str, Array], args: tuple, kwargs: dict, sites: ReadoutSites | None = None
+) -> ReadoutRun:
+    """Run a collapsed model at values of its other sites and parameters, the readout at its prior mean.
+
+    A caller's own ``sites`` tell it more: whether there were observations, and how far a run came that failed.
+    """
+    sites = ReadoutSites(model) if sites is None else sites
     # Nothing random is left in what is read off, yet plates and networks may ask for a key.
     with block(), seed(rng_seed=random.key(0)), substitute(data=dict(values)), sites:
         model.fn(*args, **kwargs)
@@ -230,6 +264,19 @@ def run_at_draw(model: CollapsedModel, values: Mapping[str, Array], args: tuple,
     residual = sites.loc if sites.value is None else sites.value - sites.loc
     prior_loc = jnp.broadcast_to(sites.prior_loc, sites.readout_shape)
     return ReadoutRun(sites.features_value, sites.loc, residual, sites.noise_scale, prior_loc, sites.prior_scale)
+
+
+def _call_mismatch(model: Callable, args: tuple, kwargs: dict) -> str | None:
+    """Why a model cannot be called with these arguments; None if it can, or there is no telling."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def _num_draws(samples: Samples) -> int:

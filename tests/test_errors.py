@@ -9,7 +9,14 @@ import pytest
 from numpyro.handlers import condition, reparam, seed, substitute, trace
 
 import numpyro_wide
-from numpyro_wide import ReadoutPredictive, ReprioriseReadout, collapse_readout, repriorise, wide_limit_draws
+from numpyro_wide import (
+    ReadoutPredictive,
+    ReprioriseReadout,
+    collapse_readout,
+    guide_draws,
+    repriorise,
+    wide_limit_draws,
+)
 from numpyro_wide import linear_gaussian as lg
 from tests.models import linear
 
@@ -314,9 +321,32 @@ def test_readout_predictive():
         predictive(jax.random.key(0), jnp.eye(4))
     with pytest.raises(ValueError, match="must have shape .* but has .3, 2.; flatten chains"):
         ReadoutPredictive(wrapped, {"scale": jnp.ones((3, 2))}, (x, y))
+    with pytest.raises(TypeError, match=r"cannot be called .*: missing a required argument: 'x'.*model_args=.x, y."):
+        ReadoutPredictive(wrapped, {"scale": jnp.ones(2)})
     broken = ReadoutPredictive(wrapped, {"scale": jnp.full(2, jnp.inf)}, (x, y))
     with pytest.raises(FloatingPointError, match="readouts are not all finite.*jax_enable_x64"):
         broken.readout(jax.random.key(0))
+
+
+def test_noise_by_row_is_that_of_the_fit():
+    """A default as long as the rows of the fit: JAX's own error at other rows names neither noise nor remedy."""
+    by_row = jnp.array([0.1, 0.2, 0.3])
+
+    def model(x, y=None, noise=by_row):
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
+
+    x = jnp.eye(3)
+    predictive = ReadoutPredictive(collapse_readout(model, **SITES), {"unused": jnp.ones(2)}, (x, jnp.ones(3)))
+    for num_rows in (1, 2):
+        with pytest.raises(
+            ValueError, match=f"noise .* 'y' is by row, for the 3 rows .* the {num_rows} rows to predict"
+        ):
+            predictive(jax.random.key(0), x[:num_rows])
+    with pytest.raises(ValueError, match="features with 2 columns, but the model was fitted with 3"):
+        predictive(jax.random.key(0), x[:, :2])  # a mistake of another kind
+    assert predictive(jax.random.key(0), x[:2], noise=jnp.ones(2))["y"].shape == (2, 2)
 
 
 def test_param_sites_need_their_values():
@@ -335,6 +365,25 @@ def test_param_sites_need_their_values():
     ]
     np.testing.assert_allclose(variances[0]["variance"], 0.01 / 1.01, rtol=1e-3)
     np.testing.assert_allclose(variances[1]["variance"], 0.5, rtol=1e-3)
+
+
+def test_draws_need_their_number_and_the_guide_s_parameters():
+    wrapped, y = repriorise(linear(), **ARGUMENTS), jnp.asarray(Y)
+    guide = numpyro.infer.autoguide.AutoNormal(wrapped)
+    fit = numpyro.infer.SVI(wrapped, guide, numpyro.optim.Adam(0.01), numpyro.infer.Trace_ELBO())
+    result = fit.run(jax.random.key(0), 1, y, progress_bar=False)
+    with pytest.raises(
+        TypeError, match=r"num_samples must be a whole number, but is a .*Array.*; the order is wide_limit"
+    ):
+        wide_limit_draws(jax.random.key(0), wrapped, y)
+    with pytest.raises(ValueError, match="num_samples must be positive, but got 0"):
+        wide_limit_draws(jax.random.key(0), wrapped, 0, y)
+    with pytest.raises(
+        TypeError, match=r"num_samples must be a whole number, but is a .*Array.*; the order is guide_draws"
+    ):
+        guide_draws(jax.random.key(0), wrapped, guide, result.params, y)
+    with pytest.raises(TypeError, match=r"params must be a dictionary .*, but is a SVIRunResult;.* pass the .params"):
+        guide_draws(jax.random.key(0), wrapped, guide, result, 3, y)
 
 
 def test_wide_limit_draws_without_targets():

@@ -71,8 +71,9 @@ def to_arviz(
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
 
     Raises:
-        ValueError: if a site to include does not exist, or draws that were not stored are needed: with
-            :func:`reduced`, turn ``log_likelihood`` off.
+        TypeError: if ``mcmc`` is no MCMC, the model not callable, or ``predictions`` neither a tuple nor a dictionary.
+        ValueError: if a site to include does not exist, observations are missing, or draws that were not stored are
+            needed: with :func:`reduced`, turn ``log_likelihood`` off.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -95,6 +96,16 @@ def to_arviz(
         >>> sorted(idata["posterior"].data_vars), idata["log_likelihood"]["y"].dims
         (['hidden', 'w'], ('chain', 'draw', 'rows'))
     """
+    if not hasattr(mcmc, "get_samples") or not callable(model):
+        raise TypeError(
+            "to_arviz needs an MCMC after its run, and then a model, a function, but got a "
+            f"{type(mcmc).__name__} and a {type(model).__name__}; the order is to_arviz(mcmc, model, x, y)."
+        )
+    if not isinstance(predictions, tuple | list | Mapping | None):
+        raise TypeError(
+            "predictions must be a tuple of the model's arguments at other inputs, or a dictionary of keywords, but is "
+            f"a {type(predictions).__name__}; pass a tuple, predictions=(x_new,)."
+        )
     rng_key = random.key(0) if rng_key is None else rng_key
     include, drop = _names("include", include), _names("drop", drop)
     run = _Run(mcmc, model, model_args, dict(model_kwargs or {}))
@@ -157,6 +168,12 @@ class _Run:
         """The stored draws, with a readout that was integrated out."""
         expected = [name for name in self.sites.latent if self.collapsed is None or name != self.collapsed.readout]
         missing = [name for name in expected if name not in self.stored]
+        is_unobserved = self.collapsed is not None and self.collapsed.observed in missing
+        if is_unobserved or (missing and is_needed and not self.sites.observed):
+            raise ValueError(
+                f"with these arguments {listing(missing)} is not observed, and the run holds no draws of it; pass what "
+                "mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
+            )
         if missing and is_needed:
             raise ValueError(
                 f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "

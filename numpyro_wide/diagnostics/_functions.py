@@ -8,6 +8,7 @@ from jax import Array
 from numpyro.handlers import seed, substitute, trace
 
 from numpyro_wide._conjugate import listing
+from numpyro_wide._readout_sites import ReadoutSites
 from numpyro_wide.handlers import CollapsedModel
 from numpyro_wide.linear_gaussian import readout_predictive
 from numpyro_wide.predictive import run_at_draw
@@ -83,7 +84,8 @@ def readout_function(
         A function of a draw, a dictionary of sites without the readout, for :func:`function_ess` and :func:`reduced`.
 
     Raises:
-        TypeError: if the model is not a collapsed one.
+        TypeError: if the model is not a collapsed one, or ``model_args`` not a tuple.
+        ValueError: of the function, if nothing is observed with ``model_args``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -105,9 +107,20 @@ def readout_function(
             f"collapsed_model must come from collapse_readout, but is a {type(collapsed_model).__name__}; "
             "site_function evaluates other models."
         )
+    if not isinstance(model_args, tuple | list):
+        raise TypeError(
+            f"model_args must be a tuple of what the model is fitted on, but got a {type(model_args).__name__}; the "
+            "order is readout_function(model, (x, y), x_new)."
+        )
 
     def function(draw: Draw) -> Array:
-        fit = run_at_draw(collapsed_model, draw, model_args, {})
+        sites = ReadoutSites(collapsed_model)
+        fit = run_at_draw(collapsed_model, draw, tuple(model_args), {}, sites)
+        if sites.value is None:
+            raise ValueError(
+                f"the observed site {collapsed_model.observed!r} is not observed with these model_args; pass what the "
+                "model is fitted on, observations included."
+            )
         test = run_at_draw(collapsed_model, draw, test_args, test_kwargs)
         mean, _ = readout_predictive(
             test.features, fit.features, fit.residual, fit.noise_scale, prior_scale=fit.prior_scale

@@ -108,6 +108,7 @@ def wide_enough(
         A report, to print, with the numbers in ``report.rows[width]``; the key of a single model is "model".
 
     Raises:
+        TypeError: if the key is none, or a model is not callable, such as a kernel.
         ValueError: if a model observes nothing with these arguments, ``num_draws`` is too small, or no draw has a
             finite weight.
 
@@ -127,9 +128,20 @@ def wide_enough(
         >>> report.rows[128].gap < report.rows[8].gap
         True
     """
+    if not isinstance(rng_key, Array | np.ndarray):
+        raise TypeError(
+            f"rng_key must be a PRNG key, such as jax.random.key(0), but is a {type(rng_key).__name__}; the order is "
+            "wide_enough(rng_key, model, x, y)."
+        )
+    by_width = dict(models) if isinstance(models, Mapping) else {"model": models}
+    for model in by_width.values():
+        if not callable(model):
+            raise TypeError(
+                f"models must be a model, a function, or a dictionary of several, but got a {type(model).__name__}; "
+                "pass the model itself, not a kernel."
+            )
     if num_draws < 100:
         raise ValueError(f"num_draws must be at least 100, for a tail to be seen, but is {num_draws}.")
-    by_width = dict(models) if isinstance(models, Mapping) else {"model": models}
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
         keys = random.split(random.fold_in(rng_key, index), num_draws)

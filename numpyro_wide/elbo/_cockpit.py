@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
 from numpyro.primitives import Messenger
 
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO
@@ -77,7 +78,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
 
     Args:
         svi: The trainer.
-        svi_state: Its state.
+        svi_state: Its state, ``svi.run(...).state``.
         *args: Arguments of model and guide.
         **kwargs: Keyword arguments of model and guide.
 
@@ -86,6 +87,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
 
     Raises:
         ValueError: If the loss cannot report sites.
+        TypeError: If the state is something else, such as the parameters.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -104,6 +106,11 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
         raise ValueError(
             f"elbo_terms needs a loss that can report its sites (with an attribute `sum_sites`), such as "
             f"TraceQKL or TemperedTraceMeanFieldELBO, got {type(loss).__name__}."
+        )
+    if not isinstance(svi_state, SVIState):
+        raise TypeError(
+            f"svi_state must be the state of SVI, as svi.init(...) or svi.run(...).state gives it, but is a "
+            f"{type(svi_state).__name__}; of a run or a fit pass its .state, not its .params."
         )
     params = {**svi.get_params(svi_state), **(svi_state.mutable_state or {})}
     by_site, sizes, observed = _evaluate(loss, svi, svi_state.rng_key, params, args, kwargs)
@@ -160,6 +167,7 @@ def run_monitored(
         The fit and its history.
 
     Raises:
+        TypeError: If ``num_steps`` or ``every`` is no whole number.
         ValueError: If ``every`` does not divide ``num_steps``.
 
     Example:
@@ -174,6 +182,12 @@ def run_monitored(
         >>> run.steps.tolist(), run.terms.kl["w"].shape
         ([10, 20], (2,))
     """
+    for name, value in (("num_steps", num_steps), ("every", every)):
+        if not isinstance(value, int | np.integer):
+            raise TypeError(
+                f"{name} must be a whole number, but is a {type(value).__name__}; the order is "
+                "run_monitored(svi, rng_key, num_steps, x, y, every=100)."
+            )
     if num_steps < 1 or every < 1 or num_steps % every:
         raise ValueError(f"num_steps must be a positive multiple of `every`, got {num_steps} and every={every}.")
 

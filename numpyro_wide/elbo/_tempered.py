@@ -9,6 +9,7 @@ from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
+from numpyro_wide._conjugate import listing
 from numpyro_wide.elbo._shared import check_positive, run_pair
 
 Eta = float | jax.Array | Mapping[str, Any] | Callable[[str], Any]
@@ -191,6 +192,12 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
 
 def _count_observations(model_trace: dict) -> int:
     """The full size of the plates around the observed sites; sites within the same plates count once."""
+    if not any(site["type"] == "sample" and site["is_observed"] for site in model_trace.values()):
+        raise ValueError(
+            "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites, but "
+            "the model observes nothing with these arguments; pass the observations too. Its sample sites are "
+            f"{listing(name for name, site in model_trace.items() if site['type'] == 'sample')}."
+        )
     sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}
     groups = {
         frozenset(frame.name for frame in site["cond_indep_stack"])

@@ -18,14 +18,17 @@ class FCN(linen.Module):
     outputs, at one at any depth, for inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
     ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``.
 
+    There are no biases by default, so that every function is zero at the origin, and with "erf" odd, at any width: give
+    ``b_std``, 0.5 say, where the targets are not like that.
+
     Attributes:
         depth: number of hidden layers, 0 for a linear model.
         width: units in each.
         activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
         w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for :func:`unit_scale`'s.
-        b_std: $\sigma_b$ of the hidden layers, a number.
+        b_std: $\sigma_b$ of the hidden layers, a number; 0, the default, is for no biases.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
-        readout_b_std: $\sigma_b$ of the readout, a number.
+        readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
 
     Raises:
         ValueError: when it is run, for an unknown activation, a depth or width out of range, or negative scales.
@@ -33,7 +36,7 @@ class FCN(linen.Module):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.nn import FCN
-        >>> network = FCN(depth=2, width=100, activation="erf", readout_b_std=0.1)
+        >>> network = FCN(depth=2, width=100, activation="erf", b_std=0.5, readout_b_std=0.1)
         >>> params = network.init(jax.random.key(0), jnp.ones((1, 3)))
         >>> network.apply(params, jnp.ones((5, 3))).shape
         (5, 101)

@@ -155,6 +155,14 @@ def test_include_and_drop():
     )
 
 
+def test_a_site_that_integrating_out_has_hidden_comes_back_with_the_readout():
+    draws = prior_draws()
+    stored = {name: draws[name] for name in ("sigma", "net/hidden")}
+    posterior = to_arviz(stub(stored, COLLAPSED), COLLAPSED, X, Y, include=["function"])["posterior"]
+    assert set(posterior.data_vars) == {"sigma", "net.hidden", "w", "function"}
+    np.testing.assert_allclose(posterior["function"], function_of(posterior, X), rtol=1e-3, atol=1e-4)
+
+
 def test_a_readout_repriorised_inside_the_model():
     def inside(x, y=None):
         hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
@@ -197,3 +205,22 @@ def test_draws_that_were_not_stored_are_asked_for():
         to_arviz(stub({"net.hidden": draws["sigma"], **draws}), network, X, Y, log_likelihood=False)
     with pytest.raises(TypeError, match=r"drop must be names of sites, but got \[3\]"):
         to_arviz(stub(draws), network, X, Y, drop=[3])
+
+
+@pytest.mark.parametrize("model", [network, COLLAPSED])
+def test_forgotten_observations_are_asked_for(model):
+    draws = prior_draws()
+    if model is COLLAPSED:
+        del draws["w"]
+    with pytest.raises(ValueError, match=r"with these arguments 'y' is not observed.*pass what mcmc.run got"):
+        to_arviz(stub(draws, model), model, X)
+
+
+def test_arguments_of_another_kind_or_order_are_refused():
+    mcmc = stub(prior_draws())
+    with pytest.raises(
+        TypeError, match=r"but got a function and a SimpleNamespace; the order is to_arviz\(mcmc, model"
+    ):
+        to_arviz(network, mcmc, X, Y)
+    with pytest.raises(TypeError, match=r"predictions must be a tuple .*, but is a ndarray; .* predictions=\(x_new,\)"):
+        to_arviz(mcmc, network, X, Y, predictions=X_TEST)

@@ -149,3 +149,13 @@ def test_a_site_function_refuses_a_draw_without_the_weights():
         site_function(network, "function", X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
     with pytest.raises(ValueError, match="site names 'f', which the model does not have; its sites are 'hidden'"):
         site_function(network, "f", X_TEST)({})
+
+
+def test_a_readout_function_refuses_arguments_without_the_observations():
+    x, y = small_data(10)
+    with pytest.raises(
+        TypeError, match=r"model_args must be a tuple .*, but got a ndarray; .*\(model, \(x, y\), x_new\)"
+    ):
+        readout_function(COLLAPSED, x, y)
+    with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
+        readout_function(COLLAPSED, (x,), X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})

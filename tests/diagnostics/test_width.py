@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import condition
+from numpyro.infer import NUTS
 from scipy import integrate, stats
 
 from numpyro_wide import collapse_readout, repriorise
@@ -116,6 +117,14 @@ def test_pareto_k_of_weights_with_a_pareto_tail():
 def test_mistakes_are_refused():
     with pytest.raises(ValueError, match="observes nothing with these arguments; pass the observations too.*'hidden'"):
         wide_enough(KEY, collapsed(4), X)
+    with pytest.raises(
+        TypeError, match=r"models must be a model.*, but got a NUTS; pass the model itself, not a kernel"
+    ):
+        wide_enough(KEY, NUTS(collapsed(4)), X, Y)
+    with pytest.raises(
+        TypeError, match=r"rng_key must be a PRNG key.*but is a CollapsedModel; the order is wide_enough"
+    ):
+        wide_enough(collapsed(4), X, Y)
     with pytest.raises(ValueError, match="num_draws must be at least 100"):
         wide_enough(KEY, collapsed(4), X, Y, num_draws=10)
     with pytest.raises(ValueError, match="no draw has a finite weight"):

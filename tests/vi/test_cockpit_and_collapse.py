@@ -73,6 +73,12 @@ def test_monitored_run_is_svis_run():
     assert run.terms.ratio["v"].shape == run.terms.total_ratio.shape == (3,)
     with pytest.raises(ValueError, match="multiple"):
         run_monitored(svi, jax.random.key(0), 25, X, Y, every=10)
+    with pytest.raises(
+        TypeError, match=r"num_steps must be a whole number, but is a .*Array.*; the order is run_monitored"
+    ):
+        run_monitored(svi, jax.random.key(0), X, Y, every=10)
+    with pytest.raises(TypeError, match=r"svi_state must be the state of SVI.*, but is a dict; .* pass its .state"):
+        elbo_terms(svi, run.params, X, Y)
 
 
 def test_terms_need_a_loss_with_sites():
@@ -129,5 +135,8 @@ def test_nats_per_weight():
     assert warn_if_on_prior(terms)["hidden"] == pytest.approx(0.4)
     with pytest.warns(CollapseWarning, match=r"at readout \(0.03\), in nats"):
         warn_if_on_prior(terms, tolerance=0.05)
+    looks = jax.tree.map(lambda leaf: jnp.stack([10 * jnp.asarray(leaf), jnp.asarray(leaf)]), terms)
+    looks = looks._replace(num_weights=jax.tree.map(lambda count: jnp.array([count, count]), terms.num_weights))
+    assert warn_if_on_prior(looks) == warn_if_on_prior(terms)  # the last look of a monitored run
     with pytest.raises(ValueError, match="tolerance"):
         warn_if_on_prior(terms, tolerance=0.0)

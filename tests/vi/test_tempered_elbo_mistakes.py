@@ -41,6 +41,8 @@ def test_mistakes_that_show_in_the_model():
     args = jax.random.key(0), params, bare, guide, 1.0
     with pytest.raises(ValueError, match="num_observations="):
         TemperedTraceMeanFieldELBO(num_neurons=10).loss(*args)
+    with pytest.raises(ValueError, match="observes nothing with these arguments; pass the observations.*'w', 'y'"):
+        TemperedTraceMeanFieldELBO(num_neurons=10).loss(*args[:-1], None)
     with pytest.raises(ValueError, match=r"\['u'\].*\['w'\]"):
         TemperedTraceMeanFieldELBO(eta={"u": 0.1}).loss(*args)
     with pytest.raises(ValueError, match="'w' must be a positive"):
