@@ -17,9 +17,9 @@ def erf(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]
 
     E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
     """
-    root = jnp.sqrt(_stretched_determinant(2 * a, 2 * b, 2 * c)[0])
+    root = _stretched_root(2 * a, 2 * b, 2 * c)[0]
     # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
-    return (2 / jnp.pi) * jnp.arctan2(2 * c, root), (4 / jnp.pi) / root
+    return (2 / jnp.pi) * jnp.arctan(2 * c / root), (4 / jnp.pi) / root
 
 
 def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -47,12 +47,12 @@ def gelu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array
     P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
     E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
     """
-    D, determinant = _stretched_determinant(a, b, c)
-    root = jnp.sqrt(D)
-    G = 1 / (2 * jnp.pi * root)
+    root, reduced = _stretched_root(a, b, c)
+    cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
-    P = 0.25 + jnp.arctan2(c, root) / (2 * jnp.pi)
-    return c * P + G * (determinant + c**2 * S), P + G * c * (S + 1 / D)
+    # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
+    P = jnp.arctan2(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
+    return c * P + (reduced + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
 
 def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,16 +60,22 @@ def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.A
     return c, jnp.ones_like(c)
 
 
-def _stretched_determinant(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(1 + a)(1 + b) − c² and ab − c², the first in a form that stays positive in float32."""
-    # In terms of differences it is exactly 0 at a = b = c, where ab − c² may leave rounding of order a²: a
-    # compiler fuses multiplication and addition. With the smaller variance as a factor no term exceeds ab.
+def _stretched_root(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """√D and (ab − c²) / √D with D = (1 + a)(1 + b) − c², the root in a form that stays positive in float32."""
+    # In terms of differences ab − c² is exactly 0 at a = b = |c|, where it may leave rounding of order a²: a compiler
+    # fuses multiplication and addition. With the smaller variance as a factor no term exceeds ab.
     low, high = jnp.where(a < b, a, b), jnp.where(a < b, b, a)
-    determinant = (high - c) * low + c * (low - c)
-    least = 1 + a + b  # the value of the first where the second is 0
-    # Off the diagonal, rounding could outweigh `least` for huge variances. The floor lies well below `least`,
+    size = jnp.where(c < 0, -c, c)  # not abs, whose slope of 0 at 0 would lose the second derivative there
+    # Over the larger variance, for products of two overflow in float32 from 1.8e19. The result does not depend on
+    # what one divides by.
+    unit = jax.lax.stop_gradient(jnp.maximum(high, 1))
+    least = (1 + a + b) / unit  # the value of D where ab = c²
+    determinant = (high - size) * (low / unit) + (size / unit) * (low - size)
+    # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
     # for at a tie `maximum` would halve the derivative, and c² = ab is the diagonal of every kernel.
-    return jnp.maximum(least + determinant, 0.5 * least), determinant
+    determinant = jnp.maximum(determinant, -0.5 * least)
+    root, scale = jnp.sqrt(least + determinant), jnp.sqrt(unit)
+    return scale * root, scale * (determinant / root)
 
 
 DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
