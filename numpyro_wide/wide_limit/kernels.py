@@ -15,9 +15,10 @@ from numpyro_wide.wide_limit._checks import (
     check_no_nan,
     check_not_negative,
 )
-from numpyro_wide.wide_limit._dual import DUALS, Dual
+from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
 
 Kernel = Callable[..., tuple[jax.Array, jax.Array]]
+Moments = list[tuple[jax.Array, jax.Array]]
 Layers = list[tuple[jax.Array, jax.Array]]  # variances of weights and biases, the readout last
 
 
@@ -105,32 +106,32 @@ def _kernels(
     layers: Layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
     dual = DUALS[activation]
     x1, x2 = inputs[0], inputs[-1]
-    variances = [_variances(jnp.mean(x**2, axis=1), layers, dual) for x in inputs]
+    moments = [_moments(jnp.mean(x**2, axis=1), layers, dual) for x in inputs]
 
     def rows(start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
         inner = jnp.matmul(take_rows(x1, start, size), x2.T, precision="highest") / x1.shape[1]
-        row_variances = [take_rows(variance, start, size) for variance in variances[0]]
+        row_moments = [(take_rows(square, start, size), take_rows(var, start, size)) for square, var in moments[0]]
         diagonal = (jnp.arange(size), start + jnp.arange(size)) if len(inputs) == 1 else None
-        return _recursion(inner, row_variances, variances[-1], diagonal, layers, dual)
+        return _recursion(inner, row_moments, moments[-1], diagonal, layers, dual)
 
     return in_row_blocks(rows, x1.shape[0], block_size)
 
 
-def _variances(norms: jax.Array, layers: Layers, dual: Dual) -> list[jax.Array]:
-    """Return the variance (n,) of each hidden layer's preactivations."""
-    variances: list[jax.Array] = []
-    product = norms
+def _moments(norms: jax.Array, layers: Layers, dual: Dual) -> Moments:
+    """Return the mean square (n,) of what each hidden layer takes in, and the variance (n,) of its preactivations."""
+    moments: Moments = []
+    square = norms
     for w_var, b_var in layers[:-1]:
-        variance = w_var * product + b_var
-        product = dual(variance, variance, variance)[0]
-        variances.append(variance)
-    return variances
+        variance = w_var * square + b_var
+        moments.append((square, variance))
+        square = dual(variance, variance, variance, jnp.zeros_like(variance))[0]
+    return moments
 
 
 def _recursion(
     inner: jax.Array,
-    variances1: list[jax.Array],
-    variances2: list[jax.Array],
+    moments1: Moments,
+    moments2: Moments,
     diagonal: tuple[jax.Array, jax.Array] | None,
     layers: Layers,
     dual: Dual,
@@ -140,14 +141,17 @@ def _recursion(
     ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
     """
     w_var, b_var = layers[0]
-    nngp = ntk = w_var * inner + b_var
-    for (w_var, b_var), variance1, variance2 in zip(layers[1:], variances1, variances2, strict=True):
-        product, slope = dual(variance1[:, None], variance2[None, :], nngp)
+    product = inner
+    nngp = ntk = w_var * product + b_var
+    for layer, (square1, variance1), (square2, variance2) in zip(layers[1:], moments1, moments2, strict=True):
+        determinant = reduced_determinant(square1[:, None], square2[None, :], product, w_var, b_var)
+        product, slope = dual(variance1[:, None], variance2[None, :], nngp, determinant)
         if diagonal is not None:
             # Variances and covariance are rounded each in its own way. Here they must be the same number, for
             # an angle near 0 is off by √ε where its cosine is off by ε.
-            alone = dual(variance1, variance1, variance1)
+            alone = dual(variance1, variance1, variance1, jnp.zeros_like(variance1))
             product, slope = product.at[diagonal].set(alone[0]), slope.at[diagonal].set(alone[1])
+        w_var, b_var = layer
         nngp = w_var * product + b_var
         ntk = nngp + w_var * slope * ntk
     return nngp, ntk
