@@ -133,7 +133,9 @@ def class_contrasts(num_classes: int) -> Array:
 def _check_range(values: Array, likelihood: str, num_classes: int | None) -> None:
     """Refuses observations that the likelihood cannot give, where the numbers are known already."""
     if likelihood == "categorical" and values.ndim != 1:
-        raise ValueError(f"class labels must have shape (n,), but got {values.shape}; take argmax(-1) of codes.")
+        # The argmax of a column would make every label 0.
+        mend = "take labels[:, 0]" if values.ndim == 2 and values.shape[1] == 1 else "take argmax(-1) of codes"
+        raise ValueError(f"class labels must have shape (n,), but got {values.shape}; {mend}.")
     if isinstance(values, jax.core.Tracer):
         return
     array = np.asarray(values)

@@ -188,6 +188,7 @@ def test_a_noise_scale_of_one_s_own_keeps_the_gradient():
         (([0, 2], "bernoulli"), {}, "must be whole numbers from 0 to 1"),
         (([-1, 2], "poisson"), {}, "must be whole numbers from 0 to inf, but they range from -1 to 2"),
         (([0.5], "poisson"), {}, "or are not whole"),
+        (([[0], [1]], "categorical"), {"num_classes": 3}, r"labels must .* \(2, 1\); take labels\[:, 0\]\."),
         ((np.eye(3), "categorical"), {"num_classes": 3}, r"labels must have shape \(n,\), but got \(3, 3\); .*argmax"),
     ],
 )

@@ -48,14 +48,22 @@ def importance_sample(
     kwargs: dict,
 ) -> ImportanceSample:
     """Draw from the guide, and weigh by the model's joint density over the guide's."""
+    if not isinstance(observed_values, Mapping):
+        raise TypeError(
+            f"observed_values must be a dictionary with the keys {list(observed)}, but is a "
+            f"{type(observed_values).__name__}; write {{{observed[0]!r}: ...}}."
+        )
     if set(observed_values) != set(observed):
         raise ValueError(f"observed_values must have the keys {list(observed)}, but has {list(observed_values)}.")
     observed_values = {name: jnp.asarray(value) for name, value in observed_values.items()}
     model_sites = trace_model(model, rng_key, args, kwargs)
     check_model(model_sites, observed)
-    guide_sites = trace_guide(guide, rng_key, params, observed_values, args, kwargs)
+    # At simulated data, so that wrong shapes of the observed values are met by their own check.
+    simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
+    guide_sites = trace_guide(guide, rng_key, params, simulated, args, kwargs)
     check_guide(guide_sites, model_sites, observed)
     _check_tractable(model_sites, guide_sites, observed)
+    _check_shapes(observed_values, simulated)
 
     def single(key: Array) -> tuple[Draws, Array]:
         sites = trace_guide(guide, key, params, observed_values, args, kwargs)
@@ -71,6 +79,16 @@ def importance_sample(
     log_weights, pareto_k = _pareto_smoothed(np.where(np.isnan(log_ratios), -np.inf, log_ratios))
     effective = float(np.exp(-np.logaddexp.reduce(2 * log_weights)))
     return ImportanceSample(samples, jnp.asarray(log_weights), pareto_k, effective)
+
+
+def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
+    """Refuse values that the likelihood would broadcast: they would be counted more than once."""
+    for name, value in observed_values.items():
+        if value.shape != simulated[name].shape:
+            raise ValueError(
+                f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
+                f"but has {value.shape}; reshape it, or call with the arguments that make the model simulate as much."
+            )
 
 
 def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str, ...]) -> None:

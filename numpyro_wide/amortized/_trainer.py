@@ -254,8 +254,9 @@ class AmortizedForwardKL:
             Draws, log weights, the Pareto shape of the weights, and their effective sample size.
 
         Raises:
+            TypeError: if ``observed_values`` is no dictionary.
             ValueError: if the guide marginalises a latent, an observed site is a function of the latents, or
-                ``observed_values`` has other keys than ``observed``.
+                ``observed_values`` has other keys than ``observed``, or other shapes than the model simulates.
             FloatingPointError: if no weight is positive and finite.
         """
         return importance_sample(

@@ -53,7 +53,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
         p-values (...), one for each scalar component, at least 1/1001. Of several, divide the level by their number.
 
     Raises:
-        ValueError: for ranks outside 0, ..., num_draws.
+        ValueError: for no ranks, or ranks outside 0, ..., num_draws or NaN.
 
     Example:
         >>> import numpy as np
@@ -63,10 +63,11 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
         (True, True)
     """
     ranks = np.asarray(ranks)
-    if ranks.ndim == 0 or ranks.min() < 0 or ranks.max() > num_draws:
+    if ranks.ndim == 0 or len(ranks) == 0 or not np.all((ranks >= 0) & (ranks <= num_draws)):
         raise ValueError(
             f"ranks must be an array (num_simulations, ...) of numbers in 0, ..., num_draws = {num_draws}, but got "
-            f"shape {ranks.shape}" + (f" with values {ranks.min()}, ..., {ranks.max()}." if ranks.ndim else ".")
+            f"shape {ranks.shape}"
+            + (f" with values {ranks.min()}, ..., {ranks.max()}." if ranks.ndim and ranks.size else ".")
         )
     points = rank_grid(num_draws)
     # P(rank <= r) = (r + 1)/(num_draws + 1)

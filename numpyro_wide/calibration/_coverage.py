@@ -43,7 +43,7 @@ def expected_coverage(
         name -> :class:`Coverage`; for "hpd" the one name is "joint".
 
     Raises:
-        ValueError: for another region, or "hpd" without log densities.
+        ValueError: for another region, "hpd" without log densities, or "central" with a single draw each.
 
     Example:
         >>> import numpy as np
@@ -60,6 +60,11 @@ def expected_coverage(
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if region != "central":
         raise ValueError(f"region must be 'central' or 'hpd', but got {region!r}.")
+    if num_draws < 2:
+        raise ValueError(
+            "central intervals run between two draws, but there is one draw for each simulation; make more draws, or "
+            "see uniformity_p_value of sbc_ranks."
+        )
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
 

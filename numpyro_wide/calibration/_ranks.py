@@ -77,9 +77,11 @@ def tarp_ranks(
         Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
 
     Raises:
-        ValueError: if the references' names or shapes are not those of the truths.
+        ValueError: if the references' names or shapes are not those of the truths, or one of either is not finite.
     """
     rng = _generator(rng_key)
+    for name, values in simulations.truth.items():
+        _check_finite("truth", name, values)
     truth, draws = simulations.flat()
     low, high = truth.min(axis=0), truth.max(axis=0)
     scale = np.where(high > low, high - low, 1)
@@ -94,7 +96,18 @@ def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulatio
     got = {name: np.shape(values) for name, values in references.items()}
     if got != expected:
         raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
+    for name, values in references.items():
+        _check_finite("references", name, values)
     return np.concatenate([np.reshape(references[name], (simulations.num_simulations, -1)) for name in expected], -1)
+
+
+def _check_finite(group: str, name: str, values: ArrayLike) -> None:
+    """Refuse a point that has no distance from others, for its rank would be 0 whatever the draws are."""
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave these "
+            "simulations out, or look at a finite function of the latent."
+        )
 
 
 def _generator(rng_key: jax.Array | None) -> np.random.Generator:

@@ -20,7 +20,7 @@ class Simulations:
         draws: name -> posterior draws for each simulation, (num_simulations, num_draws, ...).
         observed: name -> the simulated data, (num_simulations, ...), if they are to be kept.
         log_density_truth: log density of the posterior under test, up to a constant for each simulation, at the
-            truth, (num_simulations,); needed for highest-density regions alone.
+            truth, (num_simulations,), -inf outside of its support; needed for highest-density regions alone.
         log_density_draws: the same at the draws, (num_simulations, num_draws).
         ess: name -> effective sample sizes of draws by MCMC, (num_simulations, ...).
 
@@ -65,11 +65,18 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """All scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P)."""
+        """All scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P).
+
+        Both hold floats, whatever the latents are.
+        """
         shape = (self.num_simulations, self.num_draws, -1)
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
-        return np.concatenate(truth, axis=-1), np.concatenate(draws, axis=-1)
+        return _as_floats(np.concatenate(truth, axis=-1)), _as_floats(np.concatenate(draws, axis=-1))
+
+
+def _as_floats(values: np.ndarray) -> np.ndarray:
+    return values if np.issubdtype(values.dtype, np.floating) else values.astype(float)
 
 
 def _check_names_and_shapes(truth: Mapping[str, Any], draws: Mapping[str, Any]) -> None:
@@ -96,3 +103,9 @@ def _check_densities(simulations: Simulations) -> None:
     got = tuple(() if array is None else np.shape(array) for array in pair)
     if got != expected:
         raise ValueError(f"log_density_truth and log_density_draws must have shapes {expected}, but got {got}.")
+    for name, array in zip(("log_density_truth", "log_density_draws"), pair, strict=True):
+        if np.isnan(array).any():  # type: ignore[arg-type]
+            raise ValueError(
+                f"{name} holds NaN, which has no rank: leave failed simulations out of all arrays, and write -inf "
+                "where the density is 0, as outside of its support."
+            )

@@ -46,6 +46,8 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     array = _checked(draws)
     flat = array.reshape(*array.shape[:2], -1)
     num_chains, num_draws, num_columns = flat.shape
+    if num_columns == 0:
+        return np.empty(array.shape[2:])
     block = max(1, _BLOCK // (num_chains * num_draws))
     columns = [slice(start, start + block) for start in range(0, num_columns, block)]
     total = num_chains * num_draws
@@ -82,8 +84,9 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
         2.0
     """
     array = _checked(draws)
-    within = array.var(axis=1, dtype=float).mean(axis=0)
-    between = array.mean(axis=1, dtype=float).var(axis=0)
+    # The variance of a constant is rounding, where it must come out as 0; a NaN must stay one.
+    within = np.where(np.ptp(array, axis=1) == 0, 0.0, array.var(axis=1, dtype=float)).mean(axis=0)
+    between = np.where(np.ptp(array, axis=(0, 1)) == 0, 0.0, array.mean(axis=1, dtype=float).var(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(1.0 + between / within)
 
@@ -102,7 +105,7 @@ def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarr
         (max_lag + 1, ...), 1 at lag 0; NaN where all draws are equal.
 
     Raises:
-        ValueError: if the draws do not have axes for chains and draws.
+        ValueError: if the draws do not have axes for chains and draws, or ``max_lag`` is negative.
 
     Example:
         >>> import numpy as np
@@ -111,6 +114,8 @@ def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarr
         [1.0, -1.0, 1.0, -1.0]
     """
     array = _checked(draws)
+    if max_lag is not None and max_lag < 0:
+        raise ValueError(f"max_lag must be at least 0, or None for all lags, but got {max_lag}.")
     num_lags = array.shape[1] if max_lag is None else min(max_lag + 1, array.shape[1])
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
@@ -142,4 +147,5 @@ def _checked(draws: ArrayLike) -> np.ndarray:
             f"draws must have shape (chain, draw, ...) with at least two draws, but got {array.shape}; "
             "use mcmc.get_samples(group_by_chain=True), and draws[None] for a single chain."
         )
-    return array
+    # Differences of draws are not defined for booleans, and wrap around for small integers.
+    return array if np.issubdtype(array.dtype, np.floating) else array.astype(float)

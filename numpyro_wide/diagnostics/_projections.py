@@ -1,5 +1,6 @@
 """Random projections of the weights, and of the function that they parametrise."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,10 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         Projections, (chain, draw, num_projections).
 
     Raises:
-        ValueError: if there are no sites, or their numbers of chains and draws differ.
+        ValueError: if there are no sites or no weights, or the sites' numbers of chains and draws differ.
+
+    Warns:
+        UserWarning: if there are more chains than draws, as where the samples are not grouped by chain.
 
     Example:
         >>> import jax
@@ -35,16 +39,7 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         (2, 50, 5)
     """
     _num_draws(samples)
-    total: Array = jnp.zeros(())
-    squared_norm: Array = jnp.zeros(())
-    # Site by site, so that the flattened weights are never held a second time.
-    for index, name in enumerate(sorted(samples)):
-        draws = jnp.asarray(samples[name])
-        flat = draws.reshape(*draws.shape[:2], -1)
-        directions = _directions(rng_key, index, flat.shape[-1], num_projections, flat.dtype)
-        total = total + flat @ directions
-        squared_norm = squared_norm + jnp.sum(directions**2, axis=0)
-    return total / jnp.sqrt(squared_norm)
+    return _project(samples, rng_key, num_projections)
 
 
 def random_projections(
@@ -93,7 +88,10 @@ def projected_ess(
         "mean", "min" and "max" of the effective sample size over the projections.
 
     Raises:
-        ValueError: if there are no sites, or their numbers of chains and draws differ.
+        ValueError: if there are no sites or nothing to project, or the sites' numbers of chains and draws differ.
+
+    Warns:
+        UserWarning: if there are more chains than draws, as where the samples are not grouped by chain.
 
     Example:
         >>> import jax
@@ -102,7 +100,8 @@ def projected_ess(
         >>> sorted(projected_ess(samples, jax.random.key(1)))
         ['max', 'mean', 'min']
     """
-    return _summary(project(samples, rng_key, num_projections=num_projections), method)
+    _num_draws(samples)
+    return _summary(_project(samples, rng_key, num_projections), method)
 
 
 def function_ess(
@@ -132,7 +131,10 @@ def function_ess(
         "mean", "min" and "max" of the effective sample size over the projections.
 
     Raises:
-        ValueError: if there are no sites, or their numbers of chains and draws differ.
+        ValueError: if there are no sites or nothing to project, or the sites' numbers of chains and draws differ.
+
+    Warns:
+        UserWarning: if there are more chains than draws, as where the samples are not grouped by chain.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -168,11 +170,12 @@ class _RandomProjections:
             raise ValueError(
                 f"the sites to project must be in the draw, but {listing(missing)} is missing; it has {listing(draw)}."
             )
-        flat = [jnp.ravel(draw[name]) for name in self.names]
+        flat = [jnp.ravel(_as_floats(draw[name])) for name in self.names]
         directions = self._unit_directions(tuple((values.size, values.dtype) for values in flat))
         return sum((values @ part for values, part in zip(flat, directions, strict=True)), jnp.zeros(()))
 
     def _unit_directions(self, sizes: tuple[tuple[int, Any], ...]) -> list[Array]:
+        _check_not_empty(sum(size for size, _ in sizes))
         if sizes not in self._made:
             # In the midst of a compilation, too, these are numbers: a step must not draw them anew.
             with jax.ensure_compile_time_eval():
@@ -190,15 +193,51 @@ def _directions(rng_key: Array, index: int, size: int, num_projections: int, dty
     return random.normal(random.fold_in(rng_key, index), (size, num_projections), dtype)
 
 
+def _project(samples: Mapping[str, ArrayLike], rng_key: Array, num_projections: int) -> Array:
+    """What :func:`project` gives, of samples that are checked."""
+    total: Array = jnp.zeros(())
+    squared_norm: Array = jnp.zeros(())
+    num_weights = 0
+    # Site by site, so that the flattened weights are never held a second time.
+    for index, name in enumerate(sorted(samples)):
+        draws = _as_floats(samples[name])
+        flat = draws.reshape(*draws.shape[:2], -1)
+        directions = _directions(rng_key, index, flat.shape[-1], num_projections, flat.dtype)
+        total = total + flat @ directions
+        squared_norm = squared_norm + jnp.sum(directions**2, axis=0)
+        num_weights += flat.shape[-1]
+    _check_not_empty(num_weights)
+    return total / jnp.sqrt(squared_norm)
+
+
+def _as_floats(draws: ArrayLike) -> Array:
+    """The draws, which may be of discrete latents, in a dtype that directions can be drawn in."""
+    array = jnp.asarray(draws)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+
+
+def _check_not_empty(num_weights: int) -> None:
+    if num_weights == 0:
+        raise ValueError("there is nothing to project: the sites hold no numbers; name sites that do.")
+
+
 def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Numbers of chains and draws."""
+    """Numbers of chains and draws, with a word to the caller's caller where they look like one another."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
     if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
         raise ValueError(
             "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, "
             f"but their leading axes are {leading}; use mcmc.get_samples(group_by_chain=True)."
         )
-    return next(iter(leading.values()))
+    num_chains, num_draws = next(iter(leading.values()))
+    if num_chains > num_draws:
+        warnings.warn(
+            f"the samples are read as {num_chains} chains of {num_draws} draws each; if they are draws without an axis "
+            "for the chains, use mcmc.get_samples(group_by_chain=True).",
+            UserWarning,
+            stacklevel=3,
+        )
+    return num_chains, num_draws
 
 
 def _summary(projections: Array, method: str) -> dict[str, float]:

@@ -1,7 +1,11 @@
 """Checks of what the user hands in, shared by the modules of this room."""
 
+import operator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 
@@ -30,10 +34,20 @@ def check_not_negative(**numbers: ArrayLike) -> None:
             )
 
 
-def check_block_size(block_size: int | None) -> None:
-    """Raise ``ValueError`` unless ``block_size`` is None or a positive integer."""
-    if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
+def as_integer(number: Any) -> int | None:
+    """Return an integer of any kind, NumPy's included, as Python's; None for anything else, booleans included."""
+    try:
+        return None if isinstance(number, bool | np.bool_) else operator.index(number)
+    except TypeError:
+        return None
+
+
+def check_block_size(block_size: int | None) -> int | None:
+    """Return ``block_size`` as Python's integer, or None; raise ``ValueError`` unless it is None or positive."""
+    number = as_integer(block_size)
+    if block_size is not None and (number is None or number < 1):
         raise ValueError(f"block_size must be None (everything at once) or a positive integer, but got {block_size!r}.")
+    return number
 
 
 def check_shape(name: str, array: jax.Array, expected: tuple[int, ...], meaning: str) -> None:

@@ -1,7 +1,8 @@
 """Dual activations: Gaussian expectations of products of an activation and of its derivative.
 
-For (u, v) ~ N(0, [[a, c], [c, b]]) each function maps (a, b, c) to E[φ(u) φ(v)] and E[φ'(u) φ'(v)]. All
-work elementwise on arrays that broadcast, and none has a NaN in its derivatives, at a = b = c or at zero.
+For (u, v) ~ N(0, [[a, c], [c, b]]) each function maps (a, b, c, e) to E[φ(u) φ(v)] and E[φ'(u) φ'(v)], where e is
+:func:`reduced_determinant`, 0 for u = v. All work elementwise on arrays that broadcast, and none has a NaN in its
+derivatives, at a = b = c or at zero.
 """
 
 from collections.abc import Callable
@@ -9,20 +10,35 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-Dual = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Dual = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def erf(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def reduced_determinant(p: jax.Array, q: jax.Array, r: jax.Array, w_var: jax.Array, b_var: jax.Array) -> jax.Array:
+    """(ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
+
+    It equals w² (pq − r²) + w β (p + q − 2r) over the same: of a, b and c themselves, float32 has lost the bias where
+    the inputs are large, and with it what tells opposite inputs from dependent ones.
+    """
+    # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
+    # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
+    low, high = jnp.where(p < q, p, q), jnp.where(p < q, q, p)
+    size = jnp.where(r < 0, -r, r)  # not abs, whose slope of 0 at 0 would lose the second derivative there
+    unit = _unit(w_var * p + b_var, w_var * q + b_var)
+    gram = (w_var * (high - size)) * (w_var * low / unit) + (w_var * size / unit) * (w_var * (low - size))
+    return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
+
+
+def erf(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Dual of the error function (Williams 1996).
 
     E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
     """
-    root = jnp.sqrt(_stretched_determinant(2 * a, 2 * b, 2 * c)[0])
+    root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
     # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
-    return (2 / jnp.pi) * jnp.arctan2(2 * c, root), (4 / jnp.pi) / root
+    return (2 / jnp.pi) * jnp.arctan(2 * c / root), (4 / jnp.pi) / root
 
 
-def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def relu(a: jax.Array, b: jax.Array, c: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, eqs. 6 and 7, halved).
 
     E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
@@ -40,36 +56,42 @@ def relu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array
     return jnp.where(apart, scale * sine, 0) / (2 * jnp.pi) + slope * c, slope
 
 
-def gelu(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gelu(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
 
     By Stein's lemma, with D = (1 + a)(1 + b) − c², G = 1 / (2π√D), S = 1/(1 + a) + 1/(1 + b), and
     P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
     E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
     """
-    D, determinant = _stretched_determinant(a, b, c)
-    root = jnp.sqrt(D)
-    G = 1 / (2 * jnp.pi * root)
+    root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
+    cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
-    P = 0.25 + jnp.arctan2(c, root) / (2 * jnp.pi)
-    return c * P + G * (determinant + c**2 * S), P + G * c * (S + 1 / D)
+    # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
+    P = jnp.arctan2(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
+    return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
 
-def identity(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+def identity(a: jax.Array, b: jax.Array, c: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Dual of φ(u) = u: c and 1."""
     return c, jnp.ones_like(c)
 
 
-def _stretched_determinant(a: jax.Array, b: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(1 + a)(1 + b) − c² and ab − c², the first in a form that stays positive in float32."""
-    # In terms of differences it is exactly 0 at a = b = c, where ab − c² may leave rounding of order a²: a
-    # compiler fuses multiplication and addition. With the smaller variance as a factor no term exceeds ab.
-    low, high = jnp.where(a < b, a, b), jnp.where(a < b, b, a)
-    determinant = (high - c) * low + c * (low - c)
-    least = 1 + a + b  # the value of the first where the second is 0
-    # Off the diagonal, rounding could outweigh `least` for huge variances. The floor lies well below `least`,
-    # for at a tie `maximum` would halve the derivative, and c² = ab is the diagonal of every kernel.
-    return jnp.maximum(least + determinant, 0.5 * least), determinant
+def _unit(a: jax.Array, b: jax.Array) -> jax.Array:
+    """What determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
+
+    No result depends on it.
+    """
+    return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
+
+
+def _root_and_ratio(least: jax.Array, e: jax.Array, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """√D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
+    least = least / unit
+    # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
+    # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.
+    e = jnp.maximum(e, -0.5 * least)
+    root, scale = jnp.sqrt(least + e), jnp.sqrt(unit)
+    return scale * root, scale * (e / root)
 
 
 DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}

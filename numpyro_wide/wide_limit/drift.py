@@ -27,7 +27,7 @@ def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
         kernel0: the kernel to compare with, of the same shape.
 
     Returns:
-        A scalar.
+        A scalar; NaN where a kernel holds one.
 
     Raises:
         ValueError: if the shapes differ.
@@ -47,8 +47,8 @@ def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
     if change.ndim == 2:
         return jnp.max(jnp.abs(change))
     largest = jnp.max(jnp.sum(change**2, axis=(2, 3)))
-    # The square root has no derivative at 0, where training starts.
-    return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), 0)
+    # The square root has no derivative at 0, where training starts. What is not above 0 is 0, or NaN, which stays.
+    return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), largest)
 
 
 def smallest_eigenvalue(kernel: ArrayLike) -> jax.Array:

@@ -54,7 +54,8 @@ def empirical_ntk(
         (4, 5, 2, 2)
     """
     _check_params(params)
-    x1, x2 = _check_rows(f, params, x1, x2, block_size)
+    block_size = check_block_size(block_size)
+    x1, x2 = _check_rows(f, params, x1, x2)
     jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
 
     def jacobians(x: jax.Array) -> list[jax.Array]:
@@ -107,7 +108,8 @@ def empirical_nngp(
         >>> empirical_nngp(features, jnp.ones((3, 100)), jnp.ones((4, 3))).shape
         (4, 4)
     """
-    x1, x2 = _check_rows(features, params, x1, x2, block_size)
+    block_size = check_block_size(block_size)
+    x1, x2 = _check_rows(features, params, x1, x2)
     if jax.eval_shape(features, params, x1).ndim != 2:
         raise ValueError(
             f"features(params, x) must return a matrix (n, d), but returned shape "
@@ -194,11 +196,8 @@ def _check_same_shapes(params: Any, params0: Any) -> None:
         raise ValueError(f"params must have the shapes of params0, {shapes0}, but got {shapes}.")
 
 
-def _check_rows(
-    f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None, block_size: int | None
-) -> tuple[jax.Array, jax.Array | None]:
+def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[jax.Array, jax.Array | None]:
     """Return the inputs as arrays, after checks of their shapes and of what ``f`` makes of them."""
-    check_block_size(block_size)
     x1, x2 = jnp.asarray(x1), None if x2 is None else jnp.asarray(x2)
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
         raise ValueError(f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}.")

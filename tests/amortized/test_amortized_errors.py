@@ -167,3 +167,20 @@ def test_importance_weights_need_a_likelihood():
         trainer.importance_sample(KEY, {"scale": 1.0}, {"y": jnp.array(1.0)}, 10)
     with pytest.raises(FloatingPointError, match="positive finite weight"):
         trainer.importance_sample(KEY, {"scale": 1.0}, {"x": jnp.array(1e30)}, 10)
+
+
+def test_importance_weights_need_one_data_set_in_the_model_s_shape():
+    def model(size):
+        theta = sample("theta", normal)
+        with numpyro.plate("data", size):
+            sample("x", dist.Normal(theta, 1.0))
+
+    def guide(observed_values, size):
+        sample("theta", dist.Normal(jnp.mean(observed_values["x"]), numpyro.param("scale", 1.0)))
+
+    trainer = AmortizedForwardKL(model, guide, optax.sgd(0.1), observed="x")
+    for value in (jnp.ones((5, 1)), jnp.ones(()), jnp.ones(4)):
+        with pytest.raises(ValueError, match=r"\['x'\] must have the shape of one simulated data set, \(5,\), but has"):
+            trainer.importance_sample(KEY, {"scale": 1.0}, {"x": value}, 10, 5)
+    with pytest.raises(TypeError, match=r"dictionary with the keys \['x'\], but is a \w+; write {'x': ...}"):
+        trainer.importance_sample(KEY, {"scale": 1.0}, jnp.ones(5), 10, 5)

@@ -127,6 +127,20 @@ def test_ties_are_broken_at_random():
     assert np.any(sbc_ranks(coin, rng_key=jax.random.key(3))["z"] != sbc_ranks(coin)["z"])
 
 
+def test_boolean_latents_have_distances():
+    rng = np.random.default_rng(0)
+    coin = Simulations({"z": rng.random((S, 2)) < 0.5}, {"z": rng.random((S, L, 2)) < 0.5})
+    as_floats = Simulations({"z": coin.truth["z"].astype(float)}, {"z": coin.draws["z"].astype(float)})
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(tarp_ranks(key, coin), tarp_ranks(key, as_floats))
+
+
+def test_a_truth_of_density_0_has_the_highest_rank():
+    """A posterior with a bounded support may miss the truth, which no region of highest density then holds."""
+    densities = {"log_density_truth": np.array([-np.inf, 0.0, -1.0]), "log_density_draws": np.full((3, 9), -0.5)}
+    assert hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))}, **densities)).tolist() == [9, 0, 9]
+
+
 @pytest.mark.parametrize("cumulative", [True, False])
 def test_bands_hold_whole_curves_at_their_level(cumulative):
     num_simulations, num_trials = 150, 2000
@@ -200,6 +214,14 @@ FEW = {"z": np.zeros(3)}
             lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, log_density_truth=np.zeros(3)),
             r"must have shapes \(\(3,\), \(3, 9\)\), but got \(\(3,\), \(\)\)",
         ),
+        (
+            lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, {}, np.zeros(3), np.full((3, 9), np.nan)),
+            "log_density_draws holds NaN.*write -inf where the density is 0",
+        ),
+        (
+            lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, {}, np.full(3, np.nan), np.zeros((3, 9))),
+            "log_density_truth holds NaN",
+        ),
         (lambda: hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))})), "need log_density_truth"),
         (
             lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 9))}), region="tail"),
@@ -209,6 +231,20 @@ FEW = {"z": np.zeros(3)}
             lambda: tarp_ranks(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(2)}),
             r"references must have the names and shapes .*\(3,\)}, but got .*\(2,\)",
         ),
+        (
+            lambda: tarp_ranks(jax.random.key(0), Simulations(FEW, {"z": np.ones((3, 9))}), {"z": np.full(3, np.nan)}),
+            r"distances need finite points, but references\['z'\] holds NaN or infinite",
+        ),
+        (
+            lambda: tarp(jax.random.key(0), Simulations({"z": np.array([0.0, np.inf])}, {"z": np.ones((2, 9))})),
+            r"distances need finite points, but truth\['z'\]",
+        ),
+        (
+            lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 1))})),
+            "central intervals run between two draws, but there is one draw",
+        ),
+        (lambda: uniformity_p_value([], 9), r"numbers in 0, ..., num_draws = 9, but got shape \(0,\)\."),
+        (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but .* values nan"),
         (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but .* values 0, ..., 12"),
         (lambda: uniformity_band([0.5, 0.2], 10), "increasing sequence"),
         (lambda: uniformity_band([0.5, 0.2], 10, cumulative=False), "masses of bins with sum 1"),

@@ -11,8 +11,10 @@ from numpyro_wide.diagnostics import (
     _chains,
     autocorrelation,
     effective_sample_size,
+    function_ess,
     project,
     projected_ess,
+    random_projections,
     rhat_squared,
 )
 
@@ -122,6 +124,38 @@ def test_constant_draws_have_no_ess_and_no_rhat():
     assert (rhat_squared(draws) == np.inf).all()
 
 
+@pytest.mark.parametrize("num_chains", [2, 3])
+def test_rounding_is_no_variance_of_constants(num_chains):
+    """The mean of equal numbers is not that number in float64."""
+    draws = np.full((num_chains, 1000), 0.1)
+    assert np.isnan(rhat_squared(draws))
+    draws[0] = 0.3
+    assert rhat_squared(draws) == np.inf
+    draws[0] = ar1(0.5, 1, 1000)[0]
+    np.testing.assert_allclose(rhat_squared(draws), draws.var() / (draws[0].var() / num_chains), rtol=1e-10)
+    draws[1, 3] = np.nan
+    assert np.isnan(rhat_squared(draws))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8])
+def test_discrete_draws_are_read_as_floats(dtype):
+    draws = ((ar1(0.5, 2, 200, (3,)) > 3) * 120).astype(dtype)
+    draws[0, ::5] *= np.array(-1, np.int8) if dtype is np.int8 else False  # a range that int8 does not hold
+    for function in (effective_sample_size, rhat_squared, autocorrelation):
+        np.testing.assert_allclose(function(draws), function(draws.astype(float)), rtol=1e-12)
+    key = jax.random.key(0)
+    projections = project({"a": draws}, key, num_projections=5)
+    np.testing.assert_array_equal(projections, project({"a": draws.astype(np.float32)}, key, num_projections=5))
+    single = random_projections(key, ["a"], num_projections=5)({"a": draws[0, 7]})
+    np.testing.assert_allclose(single, projections[0, 7], rtol=1e-4, atol=1e-4)
+
+
+def test_no_dimensions_have_no_ess():
+    empty = np.zeros((2, 5, 0))
+    assert effective_sample_size(empty).shape == effective_sample_size(empty, per_step=True).shape == (0,)
+    assert rhat_squared(empty).shape == (0,)
+
+
 def test_projected_ess_gives_mean_least_and_largest_of_both_estimators():
     samples = {"a": ar1(0.9, 2, 500, (3, 5)), "b": ar1(0.1, 2, 500, (4,), seed=1)}
     key = jax.random.key(0)
@@ -145,3 +179,30 @@ def test_draws_without_chains_are_refused(function, shape):
 def test_two_normalisations_are_refused():
     with pytest.raises(ValueError, match="per_step or per gradient, not both"):
         effective_sample_size(ar1(0.5, 2, 100), per_step=True, num_grad=10)
+
+
+def test_negative_lags_are_refused():
+    with pytest.raises(ValueError, match="max_lag must be at least 0, or None for all lags, but got -1"):
+        autocorrelation(ar1(0.5, 2, 100), max_lag=-1)
+
+
+def test_projections_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="nothing to project"):
+        project({"a": np.zeros((2, 50, 0))}, jax.random.key(0))
+    with pytest.raises(ValueError, match="nothing to project"):
+        random_projections(jax.random.key(0), ["a"])({"a": np.zeros(0)})
+    some = project({"a": np.zeros((2, 50, 0)), "b": np.ones((2, 50, 3))}, jax.random.key(0))
+    assert np.isfinite(some).all()
+
+
+def test_more_chains_than_draws_are_asked_about():
+    key, ungrouped = jax.random.key(0), {"w": ar1(0.5, 1, 60, (10, 2))[0]}
+    calls = [
+        lambda: project(ungrouped, key),
+        lambda: projected_ess(ungrouped, key, method="autocorrelation"),
+        lambda: function_ess(lambda draw: draw["w"], ungrouped, key, method="autocorrelation"),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match=r"60 chains of 10 draws each; .*group_by_chain=True") as found:
+            call()
+        assert [warning.filename for warning in found] == [__file__]

@@ -192,6 +192,21 @@ def test_kernel_drift_without_outputs_and_at_no_change(x64):
     np.testing.assert_allclose([smallest_eigenvalue(kernel0), smallest_eigenvalue(blocks)], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("integer", [np.int64, jnp.int32])
+def test_integers_of_any_kind_count_rows(integer):
+    network, params, x = lambda w, x: jnp.tanh(x @ w), jnp.ones(3), jnp.eye(3)
+    expected = empirical_ntk(network, params, x, block_size=2)
+    np.testing.assert_array_equal(empirical_ntk(network, params, x, block_size=integer(2)), expected)
+
+
+@pytest.mark.parametrize("outputs", [(), (1, 1)])
+def test_drift_to_nan_is_nan(outputs):
+    with jax.debug_nans(False):
+        assert jnp.isnan(kernel_drift(jnp.full((2, 2, *outputs), jnp.nan), jnp.ones((2, 2, *outputs))))
+        monitor = drift_monitor(lambda w, x: (x @ w).reshape(-1, *outputs[1:]) ** 2, jnp.ones(2), jnp.eye(2))
+        assert jnp.isnan(monitor(jnp.full(2, jnp.nan)).sup_norm)
+
+
 def test_a_wider_network_drifts_less(make_network):
     network = make_network()
     x = jnp.asarray(inputs(4), jnp.float32)

@@ -209,6 +209,36 @@ def test_float32_is_accurate_for_small_and_large_inputs(x64, activation, scale):
         np.testing.assert_allclose(np.diag(rounded), np.diag(matrix), rtol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["erf", "gelu"])
+@pytest.mark.parametrize("scale", [101.0, 4001.0])
+def test_float32_keeps_its_digits_for_opposite_inputs(x64, activation, scale):
+    x = scale * np.array([[1.0], [-1.0]])  # the inner products are exact in float32, but 0.01 added to them is lost
+    kernel = fcn_kernel(1, activation, w_std=1.0, b_std=0.1)
+    exact, single = kernel(x), kernel(x.astype(np.float32))
+    np.testing.assert_allclose(single[1], exact[1], rtol=1e-5)
+    size = np.sqrt(np.diag(exact[0]))  # beside which the GELU's covariance of opposite inputs vanishes
+    np.testing.assert_allclose(single[0] / np.outer(size, size), exact[0] / np.outer(size, size), atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_holds_huge_inputs(x64, activation):
+    """Products of two variances, here of 1e20, are beyond the range."""
+    x = 1e10 * inputs(4)
+    kernel = fcn_kernel(2, activation, w_std=1.0, b_std=0.1)
+    for matrix, rounded in zip(kernel(x), kernel(x.astype(np.float32)), strict=True):
+        np.testing.assert_allclose(rounded, matrix, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["erf", "gelu"])
+def test_second_derivatives_at_orthogonal_inputs_are_right(x64, activation):
+    """Where the covariance is 0, and its size has a kink."""
+    x1, x2, direction, step = jnp.eye(2)[:1], jnp.eye(2)[1:], jnp.array([[0.3, -0.7]]), 1e-5
+    kernel = fcn_kernel(1, activation, w_std=1.3, b_std=0.0)
+    first = jax.jit(jax.jacfwd(lambda s: jnp.stack(kernel(x1 + s * direction, x2))))
+    second = jax.jit(jax.jacfwd(first))(0.0)
+    np.testing.assert_allclose(second, (first(step) - first(-step)) / (2 * step), rtol=1e-6)
+
+
 def test_works_under_jit_and_vmap(x64):
     x = jnp.asarray(inputs(6).reshape(2, 3, 3))
     scales = jnp.array([0.5, 1.5])
@@ -224,6 +254,13 @@ def test_the_inputs_set_the_dtype(x64):
     assert kernel(np.arange(6).reshape(2, 3))[0].dtype == jnp.float64
 
 
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, jnp.int32])
+def test_integers_of_any_kind_count_layers_and_rows(integer):
+    expected = fcn_kernel(2, "erf", w_std=[1.0, 2.0], b_std=0.1, block_size=2)(inputs())
+    actual = fcn_kernel(integer(2), "erf", w_std=[1.0, 2.0], b_std=0.1, block_size=integer(2))(inputs())
+    np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -231,6 +268,7 @@ def test_the_inputs_set_the_dtype(x64):
         ({"activation": jax.nn.relu}, "activation must be one of"),
         ({"depth": -1}, "depth.*at least 0, but got -1"),
         ({"depth": 1.5}, "depth.*integer.*1.5"),
+        ({"depth": True}, "depth.*integer.*True"),
         ({"w_std": -1.0}, "w_std must not be negative or NaN, but got -1.0"),
         ({"readout_b_std": float("nan")}, "readout_b_std must not be negative or NaN"),
         ({"b_std": [0.1, 0.2, 0.3]}, r"b_std must be a number or .*\(2,\), but got .* \(3,\)"),
