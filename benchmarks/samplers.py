@@ -121,6 +121,8 @@ def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], C
     kernels["SplitHMC, collapsed"] = ours(), (200, 400)
     kernels["SplitHMC, collapsed, N(0, I) kept"] = ours(adapt_reference=False), (200, 400)
     kernels["SplitHMC, collapsed, 2.5 radians"] = ours(trajectory_angle=2.5), (200, 400)
+    longer = ours(trajectory_angle=2.5, target_accept_prob=0.8)
+    kernels["SplitHMC, collapsed, 2.5 radians, 80 % accepted"] = longer, (200, 400)
     for kernel in (UnderdampedLangevin, PreconditionedCrankNicolsonLangevin, PreconditionedCrankNicolson):
         one_step = kernel(collapsed)
         kernels[f"{kernel.__name__}, collapsed"] = one_step, (2000, 6000, 10)
