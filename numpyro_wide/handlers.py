@@ -126,12 +126,12 @@ def collapse_readout(
     $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5; Mathematics,
     :eq:`evidence`), the likelihood of the hidden weights (:eq:`identity`), and all other sites are as they were. Loc
     and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
-    argument. Where the observed site is not observed, the wrapped model is the model as it was, and refuses values of
-    other sites without one of the readout, which would come from its prior. Get readouts and
-    predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no readout, and
-    ``Predictive`` would draw it from its prior. With ``{**draws, readout: predictive.readout(key)}`` they are draws of
-    the plain model, for ``Predictive``, ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint
-    marginal can give.
+    argument. Where the observed site is not observed, the wrapped model is the model as it was.
+
+    Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no
+    readout, and ``Predictive``, which would draw it from its prior, is refused. With
+    ``{**draws, readout: predictive.readout(key)}`` they are draws of the plain model, for ``Predictive``,
+    ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint marginal can give.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
     be used in no other distribution. Both are checked with two runs of the model the first time that it is called
