@@ -12,7 +12,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_wide._conjugate import check_no_nan, check_readout_shape, listing, normal_parameters
 
 if TYPE_CHECKING:
-    from numpyro_wide.handlers import CollapsedModel
+    from numpyro_wide._wrapped_models import CollapsedModel
 
 
 class ReadoutSites(Messenger):

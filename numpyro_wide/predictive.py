@@ -11,7 +11,7 @@ from numpyro.handlers import block, seed, substitute, trace
 
 from numpyro_wide._conjugate import listing
 from numpyro_wide._readout_sites import ReadoutSites
-from numpyro_wide.handlers import CollapsedModel
+from numpyro_wide._wrapped_models import CollapsedModel
 from numpyro_wide.linear_gaussian import readout_draw, readout_predictive
 
 Samples = dict[str, Array]

@@ -13,9 +13,9 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 from numpyro.infer import log_likelihood as log_likelihood_of
 
 from numpyro_wide._conjugate import listing
+from numpyro_wide._wrapped_models import CollapsedModel, RepriorisedModel
 from numpyro_wide.diagnostics._datasets import Group, assemble
 from numpyro_wide.draws import _readout_transform
-from numpyro_wide.handlers import CollapsedModel, RepriorisedModel
 from numpyro_wide.predictive import ReadoutPredictive
 
 Draws = dict[str, Array]

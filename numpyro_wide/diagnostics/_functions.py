@@ -9,7 +9,7 @@ from numpyro.handlers import seed, substitute, trace
 
 from numpyro_wide._conjugate import listing
 from numpyro_wide._readout_sites import ReadoutSites
-from numpyro_wide.handlers import CollapsedModel
+from numpyro_wide._wrapped_models import CollapsedModel
 from numpyro_wide.linear_gaussian import readout_predictive
 from numpyro_wide.predictive import run_at_draw
 
