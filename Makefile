@@ -11,9 +11,13 @@ NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
 	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
 NEWER_VENV := .venv-newer
 # Where the two generations of ArviZ, and of jax and flax, differ most.
-SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_datasets.py
+SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/datasets/test_datasets.py
 
-.PHONY: demo test test-all test-newer test-newer-short coverage lint bench docs wheel clean
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What decides numerics.
+NUMERICS := $(addprefix tests/,linear_gaussian readout mcmc wide_limit distributions elbo natural machine)
+
+.PHONY: demo test test-numerics test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -25,10 +29,14 @@ $(VENV)/.%-installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 demo: $(VENV)/.examples-installed
-	$(BIN)/python examples/repriorised_bnn.py
+	$(BIN)/python -W ignore::FutureWarning examples/wrap_sample_predict.py
 
 test: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	QUICK_COMPILE=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+# As users compile: nothing set.
+test-numerics: $(VENV)/.dev-installed
+	RANDOM_MODELS=250 $(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
 test-all: test test-newer
 
@@ -40,7 +48,7 @@ test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
 
 coverage: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
+	QUICK_COMPILE=1 $(PYTEST) --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check .

@@ -6,30 +6,32 @@ import platform
 import jax
 
 import numpyro_wide
-from benchmarks import amortized, gradients, imports, samplers, scale, vi
+from benchmarks import amortized, gradients, imports, predict, samplers, scale, startup, vi
 
-ROOMS = {
+TABLES = {
     "amortized": amortized,
     "gradients": gradients,
     "imports": imports,
+    "predict": predict,
     "samplers": samplers,
     "scale": scale,
+    "startup": startup,
     "vi": vi,
 }
 
 
 def main() -> None:
-    """All tables of the rooms named on the command line, BLAS held to one thread."""
+    """All tables that are named on the command line, BLAS held to one thread."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rooms", nargs="*", help=f"of {', '.join(ROOMS)}; all by default")
-    rooms = parser.parse_args().rooms or list(ROOMS)
-    unknown = sorted(set(rooms) - set(ROOMS))
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
+    names = parser.parse_args().names or list(TABLES)
+    unknown = sorted(set(names) - set(TABLES))
     if unknown:
-        parser.error(f"expected names of {list(ROOMS)}, but got {unknown}")
+        parser.error(f"expected names of {list(TABLES)}, but got {unknown}")
     print(f"jax {jax.__version__}, {platform.machine()}, {jax.devices()[0].platform}, BLAS held to one thread")
     with numpyro_wide.set_blas_threads(1):
-        for room in rooms:
-            ROOMS[room].tables()
+        for name in names:
+            TABLES[name].tables()
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def between_variants() -> None:
 
 
 def tables() -> None:
-    """Every table of this room."""
+    """Every table of this file."""
     against_plain()
     against_naive()
     between_variants()

@@ -198,7 +198,7 @@ def overhead() -> None:
 
 
 def tables() -> None:
-    """Every table of this room."""
+    """Every table of this file."""
     overhead()
     by_width()
     per_gradient()

@@ -82,6 +82,6 @@ def collapsed_fit() -> None:
 
 
 def tables() -> None:
-    """Every table of this room."""
+    """Every table of this file."""
     tempered_over_plain()
     collapsed_fit()

@@ -6,30 +6,31 @@ from typing import TYPE_CHECKING, Any
 from numpyro_wide import amortized as amortized
 from numpyro_wide import autoguide as autoguide
 from numpyro_wide import calibration as calibration
-from numpyro_wide import collapse as collapse
 from numpyro_wide import diagnostics as diagnostics
 from numpyro_wide import distributions as distributions
-from numpyro_wide import divergence as divergence
 from numpyro_wide import elbo as elbo
 from numpyro_wide import linear_gaussian as linear_gaussian
 from numpyro_wide import mcmc as mcmc
 from numpyro_wide import natural as natural
 from numpyro_wide import plots as plots
+from numpyro_wide import readout as readout
 from numpyro_wide import wide_limit as wide_limit
-from numpyro_wide._blas import set_blas_threads as set_blas_threads
-from numpyro_wide._sharding import shard_rows as shard_rows
+from numpyro_wide._machine import set_blas_threads as set_blas_threads
+from numpyro_wide._machine import shard_rows as shard_rows
+from numpyro_wide._machine import warn_of_standstill
 from numpyro_wide.amortized import AmortizedForwardKL as AmortizedForwardKL
-from numpyro_wide.divergence import log_uniform_kl as log_uniform_kl
-from numpyro_wide.divergence import quasi_kl as quasi_kl
-from numpyro_wide.draws import guide_draws as guide_draws
-from numpyro_wide.draws import wide_limit_draws as wide_limit_draws
+from numpyro_wide.distributions import log_uniform_kl as log_uniform_kl
+from numpyro_wide.distributions import quasi_kl as quasi_kl
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
 from numpyro_wide.elbo import TraceQKL as TraceQKL
-from numpyro_wide.handlers import collapse_readout as collapse_readout
-from numpyro_wide.handlers import repriorise as repriorise
-from numpyro_wide.predictive import ReadoutPredictive as ReadoutPredictive
-from numpyro_wide.reparam import ReprioriseReadout as ReprioriseReadout
-from numpyro_wide.surrogate import surrogate_targets as surrogate_targets
+from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
+from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
+from numpyro_wide.readout import class_contrasts as class_contrasts
+from numpyro_wide.readout import collapse_readout as collapse_readout
+from numpyro_wide.readout import guide_draws as guide_draws
+from numpyro_wide.readout import repriorise as repriorise
+from numpyro_wide.readout import surrogate_targets as surrogate_targets
+from numpyro_wide.readout import wide_limit_draws as wide_limit_draws
 
 if TYPE_CHECKING:
     from numpyro_wide import datasets as datasets
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Rooms that bring libraries which NumPyro and ArviZ have not loaded, such as flax, are imported when first used.
+# Parts that bring libraries which NumPyro has not loaded, such as flax, are imported when first used.
 _LAZY = ("datasets", "nn")
 
 __all__ = [
@@ -49,12 +50,11 @@ __all__ = [
     "amortized",
     "autoguide",
     "calibration",
-    "collapse",
+    "class_contrasts",
     "collapse_readout",
     "datasets",
     "diagnostics",
     "distributions",
-    "divergence",
     "elbo",
     "guide_draws",
     "linear_gaussian",
@@ -64,6 +64,7 @@ __all__ = [
     "nn",
     "plots",
     "quasi_kl",
+    "readout",
     "repriorise",
     "set_blas_threads",
     "shard_rows",
@@ -71,6 +72,8 @@ __all__ = [
     "wide_limit",
     "wide_limit_draws",
 ]
+
+warn_of_standstill()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,9 @@ from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.infer.initialization import init_to_sample, init_to_uniform
 from numpyro.primitives import Messenger
 
+from numpyro_wide._checks import check_positive, listing, whole_number
+from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, ImproperLogUniform
-from numpyro_wide.divergence import unwrap
 
 
 class AutoDropout(AutoDelta):
@@ -77,8 +78,7 @@ class AutoDropout(AutoDelta):
                 raise ValueError(
                     f"rate must be a probability of dropping a row, between 0 and 1 exclusive, got {value}."
                 )
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}.")
+        check_positive("temperature", temperature)
         if isinstance(sites, str):
             raise ValueError(f"sites must be a sequence of site names, got the string {sites!r}; pass [{sites!r}].")
         self.rate, self.sites, self.learn_rate, self.temperature = rate, sites, learn_rate, temperature
@@ -92,12 +92,12 @@ class AutoDropout(AutoDelta):
         if not self._dropped or not set(self._dropped) <= set(suitable):
             raise ValueError(
                 f"AutoDropout drops rows of real sites with at least two axes of which the last is in the "
-                f"event, got sites={self.sites}; suitable are {suitable}, other latent sites are "
-                f"{sorted(set(latent) - set(suitable))}. Declare a weight matrix with .to_event(2)."
+                f"event, got sites={self.sites}; suitable are {listing(suitable)}, other latent sites are "
+                f"{listing(sorted(set(latent) - set(suitable)))}. Declare a weight matrix with .to_event(2)."
             )
         missing = set(self._dropped) - set(self.rate) if isinstance(self.rate, Mapping) else set()
         if missing:
-            raise ValueError(f"rate has no entry for the sites {sorted(missing)}; give one rate for each site.")
+            raise ValueError(f"rate has no entry for {listing(sorted(missing))}; give one rate for each site.")
 
     def _site_distribution(self, name: str, site: dict, init_loc: jax.Array) -> dist.Distribution:
         event_dim = self._event_dims[name]
@@ -163,7 +163,7 @@ class AutoDegenerateNormal(AutoContinuous):
 
     Args:
         model: The model.
-        rank: Dimension of the plane, between 1 and the number of weights.
+        rank: Dimension of the plane, between 1 and the number of weights; for a point estimate use ``AutoDelta``.
         prefix: Prefix of parameter names.
         init_loc_fn: How the mean starts.
         init_scale: Standard deviation along each direction at the start.
@@ -194,11 +194,8 @@ class AutoDegenerateNormal(AutoContinuous):
         init_loc_fn: Callable = init_to_uniform,
         init_scale: float = 0.1,
     ):
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}; for a point estimate use AutoDelta.")
-        if not init_scale > 0:
-            raise ValueError(f"init_scale must be positive, got {init_scale}.")
-        self.rank, self._init_scale = rank, init_scale
+        check_positive("init_scale", init_scale)
+        self.rank, self._init_scale = whole_number("rank", rank), init_scale
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn to files, never 
 import jax
 import pytest
 
+from tests.promotions import strict
+
 with warnings.catch_warnings():
     # ArviZ 0.23 announces its refactoring when it is first imported.
     warnings.simplefilter("ignore", FutureWarning)
@@ -18,6 +20,13 @@ try:
     enable_x64 = jax.enable_x64
 except AttributeError:  # jax < 0.8
     from jax.experimental import enable_x64
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion() -> Iterator[None]:
+    """Let the package leave no promotion of ranks or types to JAX."""
+    with strict():
+        yield
 
 
 @pytest.fixture

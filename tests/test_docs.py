@@ -12,7 +12,7 @@ import numpyro_wide
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ROOMS = [name for name in numpyro_wide.__all__ if hasattr(getattr(numpyro_wide, name), "__all__")]
+PARTS = [name for name in numpyro_wide.__all__ if isinstance(getattr(numpyro_wide, name), ModuleType)]
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?", re.MULTILINE)
 
 
@@ -43,18 +43,18 @@ def documented():
     return found
 
 
-@pytest.mark.parametrize("room", [None, *ROOMS])
-def test_every_public_name_is_on_the_api_pages(room):
-    module = numpyro_wide if room is None else getattr(numpyro_wide, room)
+@pytest.mark.parametrize("part", [None, *PARTS])
+def test_every_public_name_is_on_the_api_pages(part):
+    module = numpyro_wide if part is None else getattr(numpyro_wide, part)
     names = [name for name in public_names(module) if not isinstance(getattr(module, name), ModuleType)]
     found = documented()
     assert [name for name in names if id(getattr(module, name)) not in found] == []
 
 
-def test_every_example_is_in_the_gallery():
+def test_every_example_and_study_is_in_the_gallery():
     gallery = (DOCS / "gallery.md").read_text()
-    missing = [path.name for path in (ROOT / "examples").glob("*.py") if f"python examples/{path.name}" not in gallery]
-    assert missing == []
+    scripts = [*ROOT.glob("examples/*.py"), *ROOT.glob("studies/[!_]*.py")]
+    assert [path.name for path in scripts if f"python {path.parent.name}/{path.name}" not in gallery] == []
 
 
 def test_docstrings_cite_every_equation_and_no_other():

@@ -1,5 +1,6 @@
-"""Every script in examples/ runs at a tiny size, and draws its figures."""
+"""Every script in examples/ and studies/ runs at a tiny size, and draws its figures."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -7,11 +8,22 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+# What is made smaller in the text of an example, which has no options.
+SMALLER = {
+    "wrap_sample_predict.py": {
+        "num_samples=1000": "num_samples=40",
+        "num_samples=100,": "num_samples=10,",
+        "num_warmup=300": "num_warmup=10",
+        "200": "10",
+    },
+    "wide_mean_field.py": {"width=1000": "width=10", "num_steps=2000": "num_steps=20"},
+    "amortise.py": {"num_steps=10_000": "num_steps=20", 'num_simulations": 500': 'num_simulations": 30'},
+}
 TINY = {
     "amortized_posterior.py": "--num-steps 5 --num-simulations 20 --num-warmup 5 --num-samples 5",
     "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
-    "mixing_speed.py": "--widths 4 8 --num-train 5 9 --kernels SplitHMC --forms collapsed --regularisers 9 --budget 30",
+    "mixing_speed.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
     "marathon.py": "--widths 4 8 --num-warmup 5 --num-samples 5",
     "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
     "rotation.py": "--widths 4 --num-steps 200",
@@ -20,6 +32,8 @@ TINY = {
     "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
+    "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
+    "--num-steps 5",
 }
 FIGURES = {
     "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
@@ -32,17 +46,49 @@ FIGURES = {
     "wide_mean_field.py": {"wide_mean_field.png"},
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
+    "uci.py": {"uci.csv", "uci.png"},
 }
+# Where nothing else is printed for minutes.
+SILENT_FOR_LONG = {"mixing_speed.py", "dropout_qkl.py", "cold_posteriors.py", "wide_mean_field.py"}
 
 
-def test_no_example_is_forgotten():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(TINY) == set(FIGURES)
+def run(*command, folder):
+    finished = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished
+
+
+def test_none_is_forgotten():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SMALLER)
+    assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_example_runs(name, tmp_path):
+    text = (ROOT / "examples" / name).read_text()
+    assert text.count("\n") < 60
+    for full, tiny in SMALLER[name].items():
+        assert full in text
+        text = text.replace(full, tiny)
+    (tmp_path / name).write_text(text)
+    printed = run(name, folder=tmp_path).stdout
+    figure = tmp_path / name.replace(".py", ".png")
+    assert figure.stat().st_size > 5000
+    assert printed.splitlines()[-1] == f"Figure: {figure.name}"
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_example_runs(name, tmp_path):
-    command = [sys.executable, str(EXAMPLES / name), *shlex.split(TINY[name]), "--output", str(tmp_path)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+def test_study_runs(name, tmp_path):
+    printed = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FIGURES[name]
     assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
+    if name in SILENT_FOR_LONG:  # a bar from the beginning, also where the output is no terminal
+        assert "0/" in printed.stderr and "100%" in printed.stderr

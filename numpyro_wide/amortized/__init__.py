@@ -1,9 +1,17 @@
 """Amortised inference by the expected forward KL divergence: a guide for every observation, trained on simulations."""
 
 from numpyro_wide.amortized._importance import ImportanceSample as ImportanceSample
+from numpyro_wide.amortized._importance import importance_sample as importance_sample
 from numpyro_wide.amortized._state import AmortizedRunResult as AmortizedRunResult
 from numpyro_wide.amortized._state import AmortizedState as AmortizedState
 from numpyro_wide.amortized._state import HeldOut as HeldOut
 from numpyro_wide.amortized._trainer import AmortizedForwardKL as AmortizedForwardKL
 
-__all__ = ["AmortizedForwardKL", "AmortizedRunResult", "AmortizedState", "HeldOut", "ImportanceSample"]
+__all__ = [
+    "AmortizedForwardKL",
+    "AmortizedRunResult",
+    "AmortizedState",
+    "HeldOut",
+    "ImportanceSample",
+    "importance_sample",
+]

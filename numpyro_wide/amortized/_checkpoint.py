@@ -1,6 +1,7 @@
 """Checkpoints of a run: one file of plain arrays, written at once or not at all."""
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Stored = dict[str, np.ndarray]
+
 
 def save(path: Path, tree: Any) -> None:
     """Write the leaves of a tree under the names of their places.
 
     Args:
         path: the file; its folder is made if it is missing.
-        tree: a pytree of arrays, PRNG keys among them.
+        tree: a pytree of arrays, PRNG keys and text among them.
     """
     leaves: dict[str, Any] = {
-        jax.tree_util.keystr(place): _plain(leaf) for place, leaf in jax.tree.leaves_with_path(tree)
+        jax.tree_util.keystr(place): plain(leaf) for place, leaf in jax.tree.leaves_with_path(tree)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
@@ -26,23 +29,44 @@ def save(path: Path, tree: Any) -> None:
     os.replace(unfinished, path)
 
 
-def load(path: Path, template: Any) -> Any:
-    """Read a tree that :func:`save` wrote.
+def read(path: Path) -> Stored:
+    """Read the arrays of a file, by the names of their places.
+
+    Raises:
+        ValueError: if it is no file of arrays, or a damaged one.
+    """
+    if path.is_dir():
+        raise ValueError(f"the checkpoint {path} is a folder; pass the path of a file, such as {path / 'run.npz'}.")
+    with path.open("rb") as file:
+        try:
+            # The archive is looked at first: NumPy takes whatever is none for a pickle, and says how to unpickle it.
+            if zipfile.ZipFile(file).testzip() is None:
+                file.seek(0)
+                stored = dict(np.load(file, allow_pickle=False))
+                if all(isinstance(array, np.ndarray) for array in stored.values()) and "['run']" in stored:
+                    return stored
+            why = "is no checkpoint, or a damaged one"
+        except Exception as error:  # whatever the readers of archives and arrays make of damaged files
+            why = f"is no checkpoint, or a damaged one ({type(error).__name__})"
+    raise ValueError(
+        f"the checkpoint {path} {why}. A run writes its file as a whole or not at all: restore the file from a copy; "
+        "to start anew, delete it, or pass another path."
+    )
+
+
+def restore(path: Path, stored: Stored, template: Any) -> Any:
+    """The tree that :func:`save` wrote.
 
     Args:
-        path: the file.
+        path: of the file, for messages.
+        stored: what :func:`read` gave.
         template: a tree of the same structure, shapes and types; leaves of shape (0,) take arrays of any length.
-
-    Returns:
-        The tree.
 
     Raises:
         ValueError: if the file holds another tree.
     """
     places, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [jax.tree_util.keystr(place) for place, _ in places]
-    with np.load(path, allow_pickle=False) as file:
-        stored = dict(file)
     differing = sorted(set(names) ^ set(stored))
     if differing:
         raise ValueError(
@@ -53,16 +77,10 @@ def load(path: Path, template: Any) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
-def _plain(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _restored(path: Path, name: str, array: np.ndarray, leaf: Any) -> jax.Array:
-    expected = _plain(leaf)
+def _restored(path: Path, name: str, array: np.ndarray, leaf: Any) -> Any:
+    expected = plain(leaf)
+    if isinstance(leaf, str):
+        return str(array)
     if array.dtype.kind == "V":  # NumPy's files do not know JAX's own types, such as bfloat16
         array = array.view(expected.dtype)
     grows = expected.shape == (0,) and array.ndim == 1
@@ -74,3 +92,12 @@ def _restored(path: Path, name: str, array: np.ndarray, leaf: Any) -> jax.Array:
     if _is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array)
+
+
+def plain(leaf: Any) -> np.ndarray:
+    """Text, the numbers of an array, or those of PRNG keys."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    return not isinstance(leaf, str) and jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)

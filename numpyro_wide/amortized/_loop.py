@@ -8,25 +8,27 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_wide.amortized._arguments import Fixed, join_arguments
+from numpyro_wide._programs import Static, combine
 from numpyro_wide.amortized._objective import Objective
 from numpyro_wide.amortized._state import AmortizedState
 
 
 class Programs(NamedTuple):
-    """Compiled functions of an objective, compiled anew where a fixed argument of model or guide changes."""
+    """An objective and its compiled functions, compiled anew where a static argument of model or guide changes."""
 
+    objective: Objective
     train: Callable
-    """(state, num_steps, arrays, *, fixed, capacity, stable) -> (state, losses)"""
+    """(state, num_steps, arrays, *, static, capacity, stable) -> (state, losses)"""
     held_out_loss: Callable
-    """(params, rng_key, arrays, *, fixed, num_simulations) -> loss"""
+    """(params, rng_key, arrays, *, static, num_simulations) -> loss"""
 
 
 def compile_programs(objective: Objective) -> Programs:
     """Make the functions; nothing is traced before they are called."""
     return Programs(
-        jax.jit(partial(_train, objective), static_argnames=("fixed", "capacity", "stable")),
-        jax.jit(partial(_held_out_loss, objective), static_argnames=("fixed", "num_simulations")),
+        objective,
+        jax.jit(partial(_train, objective), static_argnames=("static", "capacity", "stable")),
+        jax.jit(partial(_held_out_loss, objective), static_argnames=("static", "num_simulations")),
     )
 
 
@@ -36,7 +38,7 @@ def _train(
     num_steps: Array,
     arrays: list[Array],
     *,
-    fixed: Fixed,
+    static: Static,
     capacity: int,
     stable: bool,
 ) -> tuple[AmortizedState, Array]:
@@ -46,7 +48,7 @@ def _train(
     at a multiple of its length, and is drawn whole though a run may start or end inside it, so that the numbers do not
     depend, to the last bit, on how a training is cut into runs.
     """
-    args, kwargs = join_arguments(arrays, fixed)
+    args, kwargs = combine(arrays, static)
     key = state.rng_key
     length = objective.block_length(key, args, kwargs)
 
@@ -78,10 +80,10 @@ def _train(
 
 
 def _held_out_loss(
-    objective: Objective, params: dict, rng_key: Array, arrays: list[Array], *, fixed: Fixed, num_simulations: int
+    objective: Objective, params: dict, rng_key: Array, arrays: list[Array], *, static: Static, num_simulations: int
 ) -> Array:
     """Negative mean log density of simulations that no step is trained on."""
-    args, kwargs = join_arguments(arrays, fixed)
-    draws, keys = objective.held_out(rng_key, num_simulations, args, kwargs)
-    log_q, _ = objective.log_prob(params, draws, keys, args, kwargs)
+    args, kwargs = combine(arrays, static)
+    draws, keys = objective.pair.held_out(rng_key, num_simulations, args, kwargs)
+    log_q, _ = objective.pair.log_prob(params, draws, keys, args, kwargs)
     return -jnp.mean(log_q)

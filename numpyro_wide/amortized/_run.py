@@ -5,22 +5,25 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.util import not_jax_tracer
 from tqdm.auto import tqdm
 
+from numpyro_wide._checks import whole_number
+from numpyro_wide._programs import partition
 from numpyro_wide.amortized import _checkpoint
-from numpyro_wide.amortized._arguments import split_arguments
+from numpyro_wide.amortized._fingerprint import fingerprint, refuse_other_runs
 from numpyro_wide.amortized._loop import Programs
-from numpyro_wide.amortized._objective import Objective
 from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState, HeldOut
 
 
 class Options(NamedTuple):
     """Options of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`, checked and completed."""
 
+    num_steps: int
     progress_bar: bool
     stable_update: bool
     held_out: int
@@ -41,12 +44,11 @@ def checked_options(
     checkpoint_every: int | None,
 ) -> Options:
     """Fill in defaults, after checks."""
-    positive = {"num_steps": num_steps, "evaluate_every": evaluate_every, "patience": patience}
-    for name, value in {**positive, "checkpoint_every": checkpoint_every}.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-    if not isinstance(held_out, int) or held_out < 0:
-        raise ValueError(f"held_out must be a number of simulations, 0 for none, got {held_out!r}.")
+    num_steps = whole_number("num_steps", num_steps)
+    held_out = whole_number("held_out", held_out, least=0)
+    evaluate_every = _whole_or_none("evaluate_every", evaluate_every)
+    patience = _whole_or_none("patience", patience)
+    checkpoint_every = _whole_or_none("checkpoint_every", checkpoint_every)
     if not held_out and (evaluate_every is not None or patience is not None):
         raise ValueError(
             "evaluate_every and patience are about held-out simulations; pass their number, held_out=1000."
@@ -55,27 +57,32 @@ def checked_options(
         raise ValueError("checkpoint_every needs a file to write to; pass checkpoint=path.")
     often = max(num_steps // 20, 1)
     path = None if checkpoint is None else Path(checkpoint)
-    return Options(
-        progress_bar, stable_update, held_out, evaluate_every or often, patience, path, checkpoint_every or often
-    )
+    evaluate_every, checkpoint_every = evaluate_every or often, checkpoint_every or often
+    return Options(num_steps, progress_bar, stable_update, held_out, evaluate_every, patience, path, checkpoint_every)
+
+
+def _whole_or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else whole_number(name, value)
 
 
 class Run:
     """One call of ``run``."""
 
-    def __init__(self, objective: Objective, programs: Programs, options: Options, args: tuple, kwargs: dict):
-        self.objective, self.programs, self.options = objective, programs, options
-        self.arrays, self.fixed = split_arguments(args, kwargs)
+    def __init__(self, programs: Programs, options: Options, args: tuple, kwargs: dict):
+        self.objective, self.programs, self.options = programs.objective, programs, options
+        self.arrays, self.static = partition((args, kwargs), jax.Array)
 
-    def __call__(self, state: AmortizedState, num_steps: int) -> AmortizedRunResult:
-        """Take ``num_steps`` from ``state`` on, less those that a checkpoint already has."""
-        options = self.options
-        if options.progress_bar or options.held_out or options.checkpoint:
-            return self._in_stretches(state, num_steps)
-        skipped = state.num_skipped
-        state, losses = self._train(state, num_steps, num_steps)
+    def __call__(self, state: AmortizedState) -> AmortizedRunResult:
+        """Take the steps from ``state`` on, less those that a checkpoint already has."""
+        options, before = self.options, state
+        is_looked_at = options.progress_bar or options.held_out or options.checkpoint
+        params, state, losses = self._in_stretches(before) if is_looked_at else self._at_once(before)
         if not_jax_tracer(losses):
-            _warn_of_skipped(int(state.num_skipped - skipped), num_steps)
+            _warn_of_skipped(int(state.num_skipped - before.num_skipped), len(losses))
+        return AmortizedRunResult(params, state, losses)
+
+    def _at_once(self, state: AmortizedState) -> AmortizedRunResult:
+        state, losses = self._train(state, self.options.num_steps, self.options.num_steps)
         return AmortizedRunResult(self.objective.get_params(state), state, losses)
 
     def _train(self, state: AmortizedState, num_steps: int, capacity: int) -> tuple[AmortizedState, Array]:
@@ -83,18 +90,18 @@ class Run:
             state._replace(held_out=None),
             jnp.asarray(num_steps, jnp.int32),
             self.arrays,
-            fixed=self.fixed,
+            static=self.static,
             capacity=max(64, 1 << (capacity - 1).bit_length()),  # so that runs of similar lengths share a program
             stable=self.options.stable_update,
         )
         return new._replace(held_out=state.held_out), losses[:num_steps]
 
-    def _in_stretches(self, state: AmortizedState, num_steps: int) -> AmortizedRunResult:
-        options = self.options
-        origin, skipped_before = int(state.step), int(state.num_skipped)
+    def _in_stretches(self, state: AmortizedState) -> AmortizedRunResult:
+        options, num_steps = self.options, self.options.num_steps
+        origin = int(state.step)
         if options.held_out and state.held_out is None:
             state = state._replace(held_out=self._nothing_seen(state))
-        state, losses = self._resumed(state)
+        state, losses, own = self._resumed(state)
         done = int(state.step) - origin
         with tqdm(total=num_steps, initial=done, disable=not options.progress_bar) as bar:
             while done < num_steps and not self._is_patience_lost(state):
@@ -106,10 +113,9 @@ class Run:
                     state = state._replace(held_out=self._look(state, state.held_out))
                 is_last = done == num_steps or self._is_patience_lost(state)
                 if options.checkpoint and (is_last or done % options.checkpoint_every == 0):
-                    _checkpoint.save(options.checkpoint, self._record(state, losses))
+                    _checkpoint.save(options.checkpoint, self._record(state, losses, own))
                 bar.set_postfix_str(_postfix(state, losses, max(num_steps // 20, 1)), refresh=False)
                 bar.update(length)
-        _warn_of_skipped(int(state.num_skipped) - skipped_before, done)
         params = self.objective.get_params(state)
         if options.held_out and state.held_out is not None and state.held_out.steps.size:
             params = state.held_out.best_params
@@ -133,7 +139,7 @@ class Run:
         """Evaluate the held-out simulations."""
         params = self.objective.get_params(state)
         loss = self.programs.held_out_loss(
-            params, state.rng_key, self.arrays, fixed=self.fixed, num_simulations=self.options.held_out
+            params, state.rng_key, self.arrays, static=self.static, num_simulations=self.options.held_out
         )
         steps, losses = jnp.append(before.steps, state.step), jnp.append(before.losses, loss)
         if loss < before.best_loss:
@@ -145,22 +151,21 @@ class Run:
             return False
         return int(jnp.sum(state.held_out.steps > state.held_out.best_step)) >= self.options.patience
 
-    def _record(self, state: AmortizedState, losses: np.ndarray) -> dict[str, Any]:
-        return {"state": state, "losses": losses, "batch_size": np.asarray(self.objective.batch_size)}
+    def _record(self, state: AmortizedState, losses: np.ndarray, fingerprint: str) -> dict[str, Any]:
+        return {"state": state, "losses": losses, "run": fingerprint}
 
-    def _resumed(self, state: AmortizedState) -> tuple[AmortizedState, np.ndarray]:
-        """What the checkpoint holds, if there is one."""
+    def _resumed(self, state: AmortizedState) -> tuple[AmortizedState, np.ndarray, str]:
+        """What the checkpoint holds, if there is one, and the fingerprint for the next ones."""
         path, losses = self.options.checkpoint, np.zeros(0, jnp.zeros(0).dtype)
-        if path is None or not path.exists():
-            return state, losses
-        record = _checkpoint.load(path, self._record(state, losses))
-        has_same_key = jnp.all(record["state"].rng_key == state.rng_key)
-        if not has_same_key or record["batch_size"] != self.objective.batch_size:
-            raise ValueError(
-                f"the checkpoint {path} is of a run with another rng_key or batch_size; pass the same ones to resume "
-                "it, or another path to start anew."
-            )
-        return record["state"], np.asarray(record["losses"])
+        if path is None:
+            return state, losses, ""
+        own = fingerprint(self.objective, state, self.arrays, self.static, self.options.held_out)
+        if not path.exists():
+            return state, losses, own
+        stored = _checkpoint.read(path)
+        refuse_other_runs(path, str(stored["['run']"]), own)
+        record = _checkpoint.restore(path, stored, self._record(state, losses, own))
+        return record["state"], np.asarray(record["losses"]), own
 
 
 def _postfix(state: AmortizedState, losses: np.ndarray, window: int) -> str:

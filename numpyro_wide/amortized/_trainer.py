@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import Array, lax, random
-from jax.example_libraries import optimizers
-from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
+from jax import Array, random
 
-from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
-from numpyro_wide.amortized._loop import compile_programs
+from numpyro_wide._checks import whole_number
+from numpyro_wide._simulation import Draws, site_names
+from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
+from numpyro_wide.amortized._loop import Programs, compile_programs
 from numpyro_wide.amortized._objective import Objective
+from numpyro_wide.amortized._optimisers import as_numpyro_optim
+from numpyro_wide.amortized._pair import FirstRun, ModelAndGuide
 from numpyro_wide.amortized._run import Run, checked_options
-from numpyro_wide.amortized._sites import Draws, check_model, trace_model
 from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState
 
 
@@ -88,17 +87,11 @@ class AmortizedForwardKL:
     ):
         if not callable(model) or not callable(guide):
             raise TypeError(f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}.")
-        names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
-        if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
-        if not names:
-            raise ValueError("observed must name at least one site; without data there is nothing to condition on.")
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}.")
-        self.model, self.guide, self.observed, self.batch_size = model, guide, names, batch_size
-        self.optim = _as_numpyro_optim(optim)
-        self._objective = Objective(model, guide, names, batch_size, self.optim)
-        self._programs = compile_programs(self._objective)
+        self.model, self.guide, self.observed = model, guide, site_names(observed)
+        self.batch_size = whole_number("batch_size", batch_size)
+        self.optim = as_numpyro_optim(optim)
+        self._pair = ModelAndGuide(self.model, self.guide, self.observed)
+        self._programs: Programs | None = None
 
     def init(
         self, rng_key: Array, *args: Any, init_params: Mapping[str, Any] | None = None, **kwargs: Any
@@ -117,16 +110,8 @@ class AmortizedForwardKL:
         Raises:
             ValueError: if model and guide are not as the class asks.
         """
-        model_key, guide_key, run_key = random.split(rng_key, 3)
-        model_sites = trace_model(self.model, model_key, args, kwargs)
-        check_model(model_sites, self.observed)
-        params, mutable = self._objective.initial_values(guide_key, model_sites, init_params or {}, args, kwargs)
-        if not params:
-            raise ValueError("the guide has no param site, and so nothing to train; see numpyro.param, flax_module.")
-        # What is weakly typed at first would be compiled a second time.
-        params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
-        zero = jnp.zeros((), jnp.int32)
-        return AmortizedState(self.optim.init(params), mutable or None, run_key, zero, zero)
+        programs, first = self._begin(rng_key, init_params or {}, args, kwargs)
+        return programs.objective.start(random.split(rng_key, 3)[2], first)
 
     def get_params(self, state: AmortizedState) -> dict[str, Any]:
         """Read the parameters off a state.
@@ -140,7 +125,9 @@ class AmortizedForwardKL:
         Raises:
             ValueError: if neither :meth:`init` nor :meth:`run` has been called.
         """
-        return self._objective.get_params(state)
+        if self._programs is None:
+            raise ValueError("the guide's parameters are not known yet; call init or run first.")
+        return self._programs.objective.get_params(state)
 
     def update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step on fresh simulations.
@@ -179,10 +166,9 @@ class AmortizedForwardKL:
         Returns:
             The negative log density, averaged over the batch: a scalar.
         """
-        self._get_ready(state, args, kwargs)
-        batch = self._objective.simulate_step(state.rng_key, state.step, args, kwargs)
-        params = self._objective.optim.get_params(state.optim_state)
-        return self._objective.loss(params, state.mutable_state, batch, args, kwargs)[0]
+        objective = self._programs_for(state, args, kwargs).objective
+        batch = objective.simulate_step(state.rng_key, state.step, args, kwargs)
+        return objective.loss(self.optim.get_params(state.optim_state), state.mutable_state, batch, args, kwargs)[0]
 
     def simulate(self, rng_key: Array, num_samples: int, *args: Any, **kwargs: Any) -> Draws:
         """Simulate data sets with their latents.
@@ -196,7 +182,7 @@ class AmortizedForwardKL:
         Returns:
             Values of all sample sites and of the observed ones, with a leading axis of length ``num_samples``.
         """
-        return self._objective.simulate(random.split(rng_key, num_samples), args, kwargs)
+        return self._pair.simulate(random.split(rng_key, whole_number("num_samples", num_samples)), args, kwargs)
 
     def held_out_simulations(self, state: AmortizedState, num_simulations: int, *args: Any, **kwargs: Any) -> Draws:
         """Simulate what :meth:`run` with ``held_out=num_simulations`` evaluates, and never trains on.
@@ -210,7 +196,8 @@ class AmortizedForwardKL:
         Returns:
             As :meth:`simulate`.
         """
-        return self._objective.held_out(state.rng_key, num_simulations, args, kwargs)[0]
+        num_simulations = whole_number("num_simulations", num_simulations)
+        return self._pair.held_out(state.rng_key, num_simulations, args, kwargs)[0]
 
     def guide_log_prob(self, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any) -> Array:
         """Score simulations; minus the mean over many is the negative log-likelihood of McNamara 2025, Figure 1.
@@ -223,10 +210,14 @@ class AmortizedForwardKL:
 
         Returns:
             Log density under the guide of the latents that it covers, given the observed values, (num_samples,).
+
+        Raises:
+            ValueError: if ``params`` lacks values of the guide's param sites.
         """
         num_samples = len(draws[self.observed[0]])
         keys = random.split(random.key(0), num_samples)
-        return self._objective.log_prob(params, draws, keys, args, kwargs)[0]
+        self._pair.check_params(params, draws, args, kwargs)
+        return self._pair.log_prob(params, draws, keys, args, kwargs)[0]
 
     def importance_sample(
         self,
@@ -239,8 +230,7 @@ class AmortizedForwardKL:
     ) -> ImportanceSample:
         """Draw from the guide given one observation, and weigh the draws to the posterior.
 
-        For models whose likelihood is tractable, with guides that cover all latents. Weights are smoothed by ArviZ
-        (Vehtari et al. 2024); a tail shape above 0.7 says that the guide misses parts of this posterior.
+        As :func:`numpyro_wide.amortized.importance_sample`, with this model and guide.
 
         Args:
             rng_key: a PRNG key.
@@ -251,16 +241,21 @@ class AmortizedForwardKL:
             **kwargs: keyword arguments of model and guide.
 
         Returns:
-            Draws, log weights, the Pareto shape of the weights, and their effective sample size.
+            As the function.
 
         Raises:
-            TypeError: if ``observed_values`` is no dictionary.
-            ValueError: if the guide marginalises a latent, an observed site is a function of the latents, or
-                ``observed_values`` has other keys than ``observed``, or other shapes than the model simulates.
-            FloatingPointError: if no weight is positive and finite.
+            ValueError: as the function does; if ``observed_values`` has other keys than ``observed``.
         """
+        check_observed_values(observed_values, self.observed)
         return importance_sample(
-            rng_key, self.model, self.guide, self.observed, params, observed_values, num_samples, args, kwargs
+            rng_key,
+            self.model,
+            self.guide,
+            params,
+            *args,
+            observed_values=observed_values,
+            num_samples=num_samples,
+            **kwargs,
         )
 
     def run(
@@ -300,7 +295,7 @@ class AmortizedForwardKL:
             evaluate_every: steps between two evaluations of the held-out simulations; by default num_steps / 20.
             patience: stop after this many evaluations without improvement.
             checkpoint: a file to save the run in, and to resume it from if it exists: NumPy's npz format, without
-                pickled objects.
+                pickled objects. It holds digests of the model, the guide, the optimiser and the arguments.
             checkpoint_every: steps between two checkpoints; by default num_steps / 20.
             **kwargs: keyword arguments of model and guide.
 
@@ -308,40 +303,32 @@ class AmortizedForwardKL:
             Parameters, the last state, and the loss of each step; fewer than ``num_steps`` if patience was lost.
 
         Raises:
-            ValueError: as :meth:`init` does; if an option is out of range, or the checkpoint is of another run.
+            ValueError: as :meth:`init` does; if an option is out of range, or the checkpoint cannot be read or is of a
+                run with another model, guide, optimiser, rng_key, batch_size, held_out, or other arguments.
         """
         options = checked_options(
             num_steps, progress_bar, stable_update, held_out, evaluate_every, patience, checkpoint, checkpoint_every
         )
         if init_state is None:
             init_state = self.init(rng_key, *args, init_params=init_params, **kwargs)
-        self._get_ready(init_state, args, kwargs)
-        return Run(self._objective, self._programs, options, args, kwargs)(init_state, num_steps)
+        return Run(self._programs_for(init_state, args, kwargs), options, args, kwargs)(init_state)
 
     def _step(self, state: AmortizedState, args: tuple, kwargs: dict, *, stable: bool) -> tuple[AmortizedState, Array]:
-        self._get_ready(state, args, kwargs)
-        batch = self._objective.simulate_step(state.rng_key, state.step, args, kwargs)
-        return self._objective.step(state, batch, args, kwargs, stable=stable)
+        objective = self._programs_for(state, args, kwargs).objective
+        batch = objective.simulate_step(state.rng_key, state.step, args, kwargs)
+        return objective.step(state, batch, args, kwargs, stable=stable)
 
-    def _get_ready(self, state: AmortizedState, args: tuple, kwargs: dict) -> None:
-        """Learn the guide's sites, if a state of another trainer is gone on from."""
-        if not self._objective.is_ready:
-            self.init(state.rng_key, *args, **kwargs)
+    def _programs_for(self, state: AmortizedState, args: tuple, kwargs: dict) -> Programs:
+        """Those of the latest start; if a state of another trainer is gone on from, of a start with its key."""
+        return self._programs or self._begin(state.rng_key, {}, args, kwargs)[0]
 
-
-def _strongly_typed(leaf: Any) -> Array:
-    return lax.convert_element_type(leaf, jnp.result_type(leaf))
-
-
-def _as_numpyro_optim(optim: Any) -> _NumPyroOptim:
-    if isinstance(optim, Minimize):
-        raise TypeError("Minimize needs a loss that is not random; pass a stochastic optimiser, such as optim.Adam.")
-    if isinstance(optim, _NumPyroOptim):
-        return optim
-    if isinstance(optim, optimizers.Optimizer):
-        return _NumPyroOptim(lambda *functions: functions, *optim)
-    import optax  # heavy, and needed here alone
-
-    if isinstance(optim, optax.GradientTransformation):
-        return optax_to_numpyro(optim)
-    raise TypeError(f"optim must be an optimiser of numpyro.optim or optax, got {type(optim).__name__}.")
+    def _begin(
+        self, rng_key: Array, init_params: Mapping[str, Any], args: tuple, kwargs: dict
+    ) -> tuple[Programs, FirstRun]:
+        """Run model and guide once, and make the objective; what is compiled already is kept where it serves."""
+        model_key, guide_key, _ = random.split(rng_key, 3)
+        first = self._pair.first_run(model_key, guide_key, init_params, args, kwargs)
+        objective = Objective(self._pair, self.batch_size, self.optim, first.latents, first.supports)
+        if self._programs is None or not objective.is_like(self._programs.objective):
+            self._programs = compile_programs(objective)
+        return self._programs, first

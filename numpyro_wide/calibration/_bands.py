@@ -1,8 +1,11 @@
 """Simultaneous bands for empirical distribution functions and histograms of uniform ranks."""
 
+from typing import Any
+
 import numpy as np
-import scipy.stats
 from jax.typing import ArrayLike
+
+from numpyro_wide._checks import whole_number
 
 NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage points at level 0.95
 
@@ -34,11 +37,12 @@ def uniformity_band(
         >>> low.round(2).tolist(), high.round(2).tolist()
         ([0.2, 0.44, 0.7], [0.3, 0.56, 0.8])
     """
+    num_simulations = whole_number("num_simulations", num_simulations)
     probabilities = _check(probabilities, level, cumulative)
     null = _null_tails(probabilities, num_simulations, cumulative)
     tail = np.quantile(null, 1 - level) / 2
-    low = scipy.stats.binom.ppf(tail, num_simulations, probabilities)
-    high = scipy.stats.binom.ppf(1 - tail, num_simulations, probabilities)
+    low = _binomial().ppf(tail, num_simulations, probabilities)
+    high = _binomial().ppf(1 - tail, num_simulations, probabilities)
     return np.maximum(low, 0) / num_simulations, high / num_simulations
 
 
@@ -62,6 +66,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
         >>> bool(np.all(uniformity_p_value(ranks, 99) > 0.05)), bool(uniformity_p_value(ranks[:, 0] // 2, 99) < 0.01)
         (True, True)
     """
+    num_draws = whole_number("num_draws", num_draws)
     ranks = np.asarray(ranks)
     if ranks.ndim == 0 or len(ranks) == 0 or not np.all((ranks >= 0) & (ranks <= num_draws)):
         raise ValueError(
@@ -101,9 +106,15 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int, cumulative: boo
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Two-sided p-values (num_simulations + 1, m) of each count at each probability."""
     counts = np.arange(num_simulations + 1)[:, None]
-    lower = scipy.stats.binom.cdf(counts, num_simulations, probabilities)
-    upper = scipy.stats.binom.sf(counts - 1, num_simulations, probabilities)
+    lower = _binomial().cdf(counts, num_simulations, probabilities)
+    upper = _binomial().sf(counts - 1, num_simulations, probabilities)
     return np.minimum(1, 2 * np.minimum(lower, upper))
+
+
+def _binomial() -> Any:
+    import scipy.stats  # slow to import, and needed here alone
+
+    return scipy.stats.binom
 
 
 def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:

@@ -5,23 +5,35 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import arviz
 import jax
 import numpy as np
-from numpyro import handlers
-from numpyro.infer import MCMC, Predictive
+from jax import Array, lax, random
+from numpyro.handlers import condition
+from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.util import log_density
 from tqdm.auto import tqdm
 
+from numpyro_wide._checks import whole_number
+from numpyro_wide._simulation import (
+    Draws,
+    check_guide,
+    check_params,
+    check_simulator,
+    draw_from_guide,
+    latent_names,
+    log_density,
+    run_guide,
+    simulate,
+    site_names,
+)
+from numpyro_wide._traces import Sites, run_model, sample_sites
 from numpyro_wide.calibration._simulations import Simulations
 
 Model = Callable[..., Any]
-Values = dict[str, jax.Array]
 
 
 def from_guide(
-    rng_key: jax.Array,
+    rng_key: Array,
     model: Model,
     guide: Model,
     params: dict[str, Any],
@@ -41,9 +53,9 @@ def from_guide(
         model: ``model(*model_args)``, called without data, samples every site.
         guide: ``guide(observed_values, *model_args)``, given a dictionary of the observed sites of *one* simulated data
             set, samples latents of the model.
-        params: the guide's parameters, as a trainer returns them.
+        params: values of the guide's param and mutable sites, as a trainer returns them; {} if it has none.
         *model_args: arguments of both.
-        observed: the site name, or names, that are data at inference time.
+        observed: the name, or names, of the sample or deterministic sites that are data at inference time.
         num_simulations: number of simulated data sets.
         num_draws: draws from the guide for each; num_draws + 1 with many divisors makes for even histograms.
         batch_size: number of data sets whose draws are made at a time.
@@ -52,7 +64,9 @@ def from_guide(
         :class:`Simulations` of the guide's sites.
 
     Raises:
-        ValueError: if the model does not sample a site of the observed names, or of the guide.
+        ValueError: if the model does not simulate (it observes, has factors, param sites, subsampled plates or scaled
+            densities) or lacks an observed site; if the guide draws anything but latents of the model in the model's
+            shapes; or if ``params`` lacks one of the guide's sites, which would then not be the fitted guide.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -66,27 +80,34 @@ def from_guide(
         >>> sbc_ranks(simulations)["z"].shape
         (20,)
     """
-    simulate_key, guide_key = jax.random.split(rng_key)
-    joint, data = _simulate(simulate_key, model, model_args, observed, num_simulations)
-
-    def posterior(inputs: tuple[jax.Array, Values, Values]) -> tuple[Values, jax.Array, jax.Array]:
-        key, values, truth = inputs
-        draws = Predictive(guide, params=params, num_samples=num_draws)(key, values, *model_args)
-        draws = {name: draws[name] for name in sites}
-        at = lambda latents: log_density(guide, (values, *model_args), {}, {**params, **latents})[0]  # noqa: E731
-        return draws, at(truth), jax.vmap(at)(draws)
-
+    num_simulations = whole_number("num_simulations", num_simulations)
+    num_draws, batch_size = whole_number("num_draws", num_draws), whole_number("batch_size", batch_size)
+    simulate_key, guide_key = random.split(rng_key)
+    names = site_names(observed)
+    model_sites = _checked_run(model, model_args, names)
+    joint = _simulate(simulate_key, model, model_args, names, num_simulations)
+    data = {name: joint[name] for name in names}
     first = {name: value[0] for name, value in data.items()}
-    sites = _latent_sites(guide, params, (first, *model_args), joint)
-    truth = {name: joint[name] for name in sites}
-    keys = jax.random.split(guide_key, num_simulations)
-    run = jax.jit(lambda inputs: jax.lax.map(posterior, inputs, batch_size=min(batch_size, num_simulations)))
+    guide_sites = check_params(guide, guide_key, params, first, model_args, {})
+    check_guide(guide_sites, model_sites, names)
+    truth = {name: joint[name] for name in sample_sites(guide_sites)}
+
+    def posterior(inputs: tuple[Array, Draws, Draws]) -> tuple[Draws, Array, Array]:
+        key, values, truth = inputs
+        key, draw_key = random.split(key)
+        at_truth = log_density(run_guide(guide, key, params, values, model_args, {}, truth))
+        draw = lambda key: draw_from_guide(guide, key, params, values, model_args, {})  # noqa: E731
+        draws, at_draws = jax.vmap(draw)(random.split(draw_key, num_draws))
+        return draws, at_truth, at_draws
+
+    keys = random.split(guide_key, num_simulations)
+    run = jax.jit(lambda inputs: lax.map(posterior, inputs, batch_size=min(batch_size, num_simulations)))
     draws, at_truth, at_draws = run((keys, data, truth))
     return Simulations(truth, draws, data, at_truth, at_draws)
 
 
 def from_mcmc(
-    rng_key: jax.Array,
+    rng_key: Array,
     model: Model,
     make_kernel: Callable[[Model], MCMCKernel],
     *model_args: Any,
@@ -109,7 +130,7 @@ def from_mcmc(
         model: ``model(*model_args)``, called without data, samples every site.
         make_kernel: makes a kernel of a model, such as ``NUTS`` or ``partial(NUTS, target_accept_prob=0.9)``.
         *model_args: arguments of the model.
-        observed: the site name, or names, that are data at inference time.
+        observed: the name, or names, of the sample sites that are data at inference time.
         num_simulations: number of simulated data sets.
         num_draws: draws that are kept of each chain; num_draws + 1 with many divisors makes for even histograms.
         num_warmup: steps of warmup of each chain.
@@ -121,20 +142,27 @@ def from_mcmc(
         :class:`Simulations` with ``ess``.
 
     Raises:
-        ValueError: if the model does not sample a site of the given names.
+        ValueError: if the model does not simulate, as for :func:`from_guide`, or does not sample a site of the given
+            names.
     """
-    simulate_key, chain_key = jax.random.split(rng_key)
-    joint, data = _simulate(simulate_key, model, model_args, observed, num_simulations)
-    latents = sorted(set(joint) - set(data))
+    num_simulations, num_draws = whole_number("num_simulations", num_simulations), whole_number("num_draws", num_draws)
+    num_warmup, thinning = whole_number("num_warmup", num_warmup, least=0), whole_number("thinning", thinning)
+    simulate_key, chain_key = random.split(rng_key)
+    names = site_names(observed)
+    model_sites = _checked_run(model, model_args, names)
+    _check_have_densities(model_sites, names)
+    latents = sorted(latent_names(model_sites, names))
     wanted = latents if sites is None else list(sites)
-    _check_sites("sites", wanted, latents)
+    _check_latents(wanted, latents)
+    joint = _simulate(simulate_key, model, model_args, names, num_simulations)
+    data = {name: joint[name] for name in names}
 
-    def conditioned(values: Values, *args: Any) -> Any:
-        return handlers.condition(model, data=values)(*args)
+    def conditioned(values: Draws, *args: Any) -> Any:
+        return condition(model, data=values)(*args)
 
     # Under jit as a whole: MCMC compiles anew for each run, because it initialises its kernel outside.
     @jax.jit
-    def run(key: jax.Array, values: Values) -> Values:
+    def run(key: Array, values: Draws) -> Draws:
         mcmc = MCMC(
             make_kernel(conditioned),
             num_warmup=num_warmup,
@@ -145,7 +173,7 @@ def from_mcmc(
         mcmc.run(key, values, *model_args)
         return {name: mcmc.get_samples()[name] for name in wanted}
 
-    keys = jax.random.split(chain_key, num_simulations)
+    keys = random.split(chain_key, num_simulations)
     chains = []
     for index in tqdm(range(num_simulations), desc="chains", disable=not progress_bar):
         chains.append(jax.device_get(run(keys[index], {name: value[index] for name, value in data.items()})))
@@ -155,38 +183,39 @@ def from_mcmc(
     return Simulations({name: joint[name] for name in wanted}, draws, data, ess=ess)
 
 
-def _simulate(
-    rng_key: jax.Array, model: Model, model_args: tuple[Any, ...], observed: str | Sequence[str], num_simulations: int
-) -> tuple[Values, Values]:
-    """Draw all sample sites (num_simulations, ...), and give those that are observed once more."""
-    trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*model_args)
-    sampled = [name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
-    names = [observed] if isinstance(observed, str) else list(observed)
-    _check_sites("observed", names, sampled)
-    joint = Predictive(model, num_samples=num_simulations, return_sites=sampled)(rng_key, *model_args)
-    return joint, {name: joint[name] for name in names}
-
-
-def _latent_sites(guide: Model, params: dict[str, Any], args: tuple[Any, ...], joint: Values) -> list[str]:
-    """The guide's sample sites, which must be among the model's."""
-    seeded = handlers.seed(handlers.substitute(guide, data=params), jax.random.key(0))
-    trace = handlers.trace(seeded).get_trace(*args)
-    sites = [name for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
-    _check_sites("the guide's sites", sites, sorted(set(joint) - set(args[0])))
+def _checked_run(model: Model, model_args: tuple[Any, ...], observed: tuple[str, ...]) -> Sites:
+    sites = run_model(model, model_args)
+    check_simulator(sites, observed)
     return sites
 
 
-def _check_sites(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    unknown = sorted(set(names) - set(known))
-    if unknown or not names:
+def _simulate(
+    rng_key: Array, model: Model, model_args: tuple[Any, ...], observed: tuple[str, ...], num_simulations: int
+) -> Draws:
+    """Values of all sample sites and of the observed ones, (num_simulations, ...), one simulation after another."""
+    keys = random.split(rng_key, num_simulations)
+    return lax.map(lambda key: simulate(model, key, observed, model_args, {}), keys)
+
+
+def _check_have_densities(model_sites: Sites, observed: tuple[str, ...]) -> None:
+    without = [name for name in observed if model_sites[name]["type"] != "sample"]
+    if without:
         raise ValueError(
-            f"{what} must name sites that the model samples when it is called without data, {list(known)}, "
-            f"but got {list(names)}."
+            f"a chain needs the density of what is observed, but {without} are functions of the latents; name sample "
+            "sites as observed, or see from_guide, which needs none."
         )
+
+
+def _check_latents(names: Sequence[str], latents: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in latents]
+    if unknown or not names:
+        raise ValueError(f"sites must name latents of the model, {list(latents)}, but got {list(names)}.")
 
 
 def _effective_sample_sizes(draws: np.ndarray) -> np.ndarray:
     """ArviZ's effective sample sizes (num_simulations, ...) of single chains (num_simulations, num_draws, ...)."""
+    import arviz  # heavy, and needed here alone
+
     columns = draws.reshape(draws.shape[0], draws.shape[1], -1)
     chains = np.moveaxis(columns, 0, 1)[None].astype(float)  # simulations as components of one chain
     return np.asarray(arviz.ess({"x": chains})["x"]).reshape(draws.shape[:1] + draws.shape[2:])

@@ -9,7 +9,7 @@ from numpyro_wide.datasets._cifar import cifar10 as cifar10
 from numpyro_wide.datasets._idx import fashion_mnist as fashion_mnist
 from numpyro_wide.datasets._idx import mnist as mnist
 from numpyro_wide.datasets._idx import read_idx as read_idx
-from numpyro_wide.datasets._preparation import Examples as Examples
+from numpyro_wide.datasets._preparation import Dataset as Dataset
 from numpyro_wide.datasets._preparation import Standardiser as Standardiser
 from numpyro_wide.datasets._preparation import centred_one_hot as centred_one_hot
 from numpyro_wide.datasets._preparation import split as split
@@ -18,9 +18,10 @@ from numpyro_wide.datasets._tables import csv_table as csv_table
 from numpyro_wide.datasets._tables import diabetes as diabetes
 from numpyro_wide.datasets._tables import digits as digits
 from numpyro_wide.datasets._tables import marathon as marathon
+from numpyro_wide.datasets._uci import uci as uci
 
 __all__ = [
-    "Examples",
+    "Dataset",
     "Standardiser",
     "centred_one_hot",
     "cifar10",
@@ -33,4 +34,5 @@ __all__ = [
     "read_idx",
     "split",
     "subset",
+    "uci",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_wide.datasets._files import Folder, damaged, missing, read_members
-from numpyro_wide.datasets._preparation import Examples
+from numpyro_wide.datasets._preparation import Dataset
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 ARCHIVES = {"python": "cifar-10-python.tar.gz", "binary": "cifar-10-binary.tar.gz"}
@@ -18,7 +18,7 @@ BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
 NUM_CLASSES, NUM_PIXELS, IMAGE = 10, 3072, (3, 32, 32)
 
 
-def cifar10(folder: Folder) -> tuple[Examples, Examples]:
+def cifar10(folder: Folder) -> tuple[Dataset, Dataset]:
     """Read CIFAR-10 from its python or binary version, unpacked or as the archive that is published.
 
     Args:
@@ -49,20 +49,20 @@ def cifar10(folder: Folder) -> tuple[Examples, Examples]:
     raise missing(folder, [*ARCHIVES.values(), *FOLDERS.values()], SOURCE)
 
 
-def _from_folder(place: Path, names: list[str], version: str) -> tuple[Examples, Examples]:
+def _from_folder(place: Path, names: list[str], version: str) -> tuple[Dataset, Dataset]:
     for name in names:
         if not (place / name).is_file():
             raise missing(place, [name], f"{SOURCE}, in {ARCHIVES[version]}")
     return _examples({place / name: (place / name).read_bytes() for name in names}, version)
 
 
-def _examples(contents: dict[Path, bytes], version: str) -> tuple[Examples, Examples]:
+def _examples(contents: dict[Path, bytes], version: str) -> tuple[Dataset, Dataset]:
     parse = _parse_pickle if version == "python" else _parse_binary
     parts = [parse(path, content) for path, content in contents.items()]
     images = [pixels.reshape(-1, *IMAGE).transpose(0, 2, 3, 1) for pixels, _ in parts]
     labels = [labels for _, labels in parts]
-    train = Examples(np.concatenate(images[:-1]), np.concatenate(labels[:-1]))
-    return train, Examples(np.ascontiguousarray(images[-1]), labels[-1])
+    train = Dataset(np.concatenate(images[:-1]), np.concatenate(labels[:-1]))
+    return train, Dataset(np.ascontiguousarray(images[-1]), labels[-1])
 
 
 def _parse_binary(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:

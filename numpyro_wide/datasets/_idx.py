@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from numpyro_wide.datasets._files import Folder, damaged, decompressed, read_gzipped_or_not
-from numpyro_wide.datasets._preparation import Examples
+from numpyro_wide.datasets._preparation import Dataset
 
 MNIST = "http://yann.lecun.com/exdb/mnist/"
 FASHION_MNIST = "https://github.com/zalandoresearch/fashion-mnist"
@@ -15,7 +15,7 @@ TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">
 NUM_CLASSES = 10
 
 
-def mnist(folder: Folder) -> tuple[Examples, Examples]:
+def mnist(folder: Folder) -> tuple[Dataset, Dataset]:
     """Read MNIST from its four IDX files, gzipped or not.
 
     Args:
@@ -37,7 +37,7 @@ def mnist(folder: Folder) -> tuple[Examples, Examples]:
     return _images_and_labels(folder, "train", MNIST), _images_and_labels(folder, "t10k", MNIST)
 
 
-def fashion_mnist(folder: Folder) -> tuple[Examples, Examples]:
+def fashion_mnist(folder: Folder) -> tuple[Dataset, Dataset]:
     """Read Fashion-MNIST, whose files are called and made as MNIST's.
 
     Args:
@@ -77,7 +77,7 @@ def read_idx(path: Folder) -> np.ndarray:
     return _parse(Path(path), decompressed(Path(path)))
 
 
-def _images_and_labels(folder: Folder, part: str, source: str) -> Examples:
+def _images_and_labels(folder: Folder, part: str, source: str) -> Dataset:
     content, images_path = read_gzipped_or_not(folder, f"{part}-images-idx3-ubyte", source)
     images = _parse(images_path, content)
     content, labels_path = read_gzipped_or_not(folder, f"{part}-labels-idx1-ubyte", source)
@@ -88,7 +88,7 @@ def _images_and_labels(folder: Folder, part: str, source: str) -> Examples:
         raise damaged(labels_path, f"it holds labels of shape {labels.shape} for {len(images)} images")
     if not len(labels) or labels.max() >= NUM_CLASSES:
         raise damaged(labels_path, f"its labels must be from 0 to {NUM_CLASSES - 1}")
-    return Examples(images, labels.astype(np.int64))
+    return Dataset(images, labels.astype(np.int64))
 
 
 def _parse(path: Path, content: bytes) -> np.ndarray:

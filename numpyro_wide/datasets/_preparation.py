@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from numpyro_wide._checks import whole_number
 
-class Examples(NamedTuple):
+
+class Dataset(NamedTuple):
     """Inputs and targets, row by row.
 
     Attributes:
@@ -88,6 +90,7 @@ def centred_one_hot(labels: ArrayLike, num_classes: int) -> np.ndarray:
         >>> centred_one_hot([1, 3], 4).tolist()
         [[-0.25, 0.75, -0.25, -0.25], [-0.25, -0.25, -0.25, 0.75]]
     """
+    num_classes = whole_number("num_classes", num_classes)
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be a vector of whole numbers, but got {labels.dtype} of shape {labels.shape}.")
@@ -98,7 +101,7 @@ def centred_one_hot(labels: ArrayLike, num_classes: int) -> np.ndarray:
     return (np.arange(num_classes) == labels[:, None]).astype(np.float32) - np.float32(1 / num_classes)
 
 
-def subset(examples: Examples, num_rows: int, seed: int) -> Examples:
+def subset(examples: Dataset, num_rows: int, seed: int) -> Dataset:
     """Rows drawn at random without replacement; the same for the same seed, on every machine.
 
     Args:
@@ -117,10 +120,10 @@ def subset(examples: Examples, num_rows: int, seed: int) -> Examples:
         >>> subset(marathon(), 3, seed=0).inputs.shape
         (3, 1)
     """
-    return split(examples, num_rows, 0, seed)[0]
+    return split(examples, whole_number("num_rows", num_rows, 0), 0, seed)[0]
 
 
-def split(examples: Examples, num_train: int, num_test: int, seed: int) -> tuple[Examples, Examples]:
+def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[Dataset, Dataset]:
     """Training and test rows that do not overlap, drawn at random without replacement.
 
     Args:
@@ -141,12 +144,13 @@ def split(examples: Examples, num_train: int, num_test: int, seed: int) -> tuple
         >>> len(train.targets), len(test.targets)
         (20, 7)
     """
+    num_train, num_test = whole_number("num_train", num_train, 0), whole_number("num_test", num_test, 0)
     available = len(examples.targets)
-    if min(num_train, num_test) < 0 or num_train + num_test > available:
+    if num_train + num_test > available:
         raise ValueError(f"{num_train} training and {num_test} test rows were asked for, but there are {available}.")
     order = np.random.default_rng(seed).permutation(available)
     train, test = order[:num_train], order[num_train : num_train + num_test]
     return (
-        Examples(examples.inputs[train], examples.targets[train]),
-        Examples(examples.inputs[test], examples.targets[test]),
+        Dataset(examples.inputs[train], examples.targets[train]),
+        Dataset(examples.inputs[test], examples.targets[test]),
     )

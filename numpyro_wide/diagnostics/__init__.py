@@ -1,4 +1,4 @@
-"""Is the result to be trusted: convergence over many weights, on top of ArviZ, and calibration of classes."""
+"""Is the result to be trusted: convergence over many weights, on top of ArviZ, and scores of predictions."""
 
 from numpyro_wide.diagnostics._arviz import to_arviz as to_arviz
 from numpyro_wide.diagnostics._chains import autocorrelation as autocorrelation
@@ -9,35 +9,45 @@ from numpyro_wide.diagnostics._classification import confidence as confidence
 from numpyro_wide.diagnostics._classification import expected_calibration_error as expected_calibration_error
 from numpyro_wide.diagnostics._classification import negative_log_likelihood as negative_log_likelihood
 from numpyro_wide.diagnostics._classification import predictive_entropy as predictive_entropy
-from numpyro_wide.diagnostics._functions import readout_function as readout_function
-from numpyro_wide.diagnostics._functions import site_function as site_function
 from numpyro_wide.diagnostics._projections import function_ess as function_ess
 from numpyro_wide.diagnostics._projections import project as project
 from numpyro_wide.diagnostics._projections import projected_ess as projected_ess
 from numpyro_wide.diagnostics._projections import random_projections as random_projections
-from numpyro_wide.diagnostics._reduced import reduced as reduced
+from numpyro_wide.diagnostics._regression import crps as crps
+from numpyro_wide.diagnostics._regression import interval_coverage as interval_coverage
+from numpyro_wide.diagnostics._regression import log_predictive_density as log_predictive_density
+from numpyro_wide.diagnostics._regression import probability_integral_transform as probability_integral_transform
+from numpyro_wide.diagnostics._regression import regression_scores as regression_scores
+from numpyro_wide.diagnostics._regression import rmse as rmse
+from numpyro_wide.diagnostics._slices import PosteriorSlice as PosteriorSlice
+from numpyro_wide.diagnostics._slices import posterior_slice as posterior_slice
 from numpyro_wide.diagnostics._width import WidthReport as WidthReport
 from numpyro_wide.diagnostics._width import WidthRow as WidthRow
 from numpyro_wide.diagnostics._width import wide_enough as wide_enough
 
 __all__ = [
+    "PosteriorSlice",
     "WidthReport",
     "WidthRow",
     "accuracy",
     "autocorrelation",
     "confidence",
+    "crps",
     "effective_sample_size",
     "expected_calibration_error",
     "function_ess",
+    "interval_coverage",
+    "log_predictive_density",
     "negative_log_likelihood",
+    "posterior_slice",
     "predictive_entropy",
+    "probability_integral_transform",
     "project",
     "projected_ess",
     "random_projections",
-    "readout_function",
-    "reduced",
+    "regression_scores",
     "rhat_squared",
-    "site_function",
+    "rmse",
     "to_arviz",
     "wide_enough",
 ]

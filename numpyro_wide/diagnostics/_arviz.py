@@ -1,24 +1,17 @@
 """A run of MCMC as ArviZ's data, whatever form of the model was sampled."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.handlers import seed, substitute, trace, uncondition
-from numpyro.infer import MCMC, Predictive, init_to_sample
-from numpyro.infer import log_likelihood as log_likelihood_of
+from numpyro.infer import MCMC
 
-from numpyro_wide._conjugate import listing
-from numpyro_wide._wrapped_models import CollapsedModel, RepriorisedModel
-from numpyro_wide.diagnostics._datasets import Group, assemble
-from numpyro_wide.draws import _readout_transform
-from numpyro_wide.predictive import ReadoutPredictive
-
-Draws = dict[str, Array]
+from numpyro_wide._checks import check_key
+from numpyro_wide.diagnostics._finished_run import FinishedRun
+from numpyro_wide.diagnostics._groups import Group, assemble
 
 
 def to_arviz(
@@ -43,11 +36,13 @@ def to_arviz(
     model as it was. The posterior holds the weights, and none of the base sites, features and factors that are there
     for the sampler. A readout that was integrated out is drawn anew, exactly, given each draw of the rest. The
     log-likelihood is by observation and from the unwrapped model, so that ``arviz.loo`` is right: a marginal over
-    the readout has no pointwise parts.
+    the readout has no pointwise parts. Observations are the entries of the batch, those of plates say. Where rows are
+    in the event instead, as after ``.to_event``, each entry along the event's first axis is one.
 
     Groups: posterior, sample_stats (all ``extra_fields`` of the run under ArviZ's names, fields that are trees leaf by
     leaf), log_likelihood, observed_data, and on request posterior_predictive and predictions. Dimensions are named
-    after the plates of the model, and a "/" in a name becomes a ".", since ArviZ 1.x allows none.
+    after the plates of the model, and a "/" in a name becomes a ".", since ArviZ 1.x allows none. A second call with
+    data and draws of the same shapes compiles nothing.
 
     Args:
         mcmc: after its run.
@@ -71,30 +66,30 @@ def to_arviz(
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
 
     Raises:
-        TypeError: if ``mcmc`` is no MCMC, the model not callable, or ``predictions`` neither a tuple nor a dictionary.
-        ValueError: if a site to include does not exist, observations are missing, or draws that were not stored are
-            needed: with :func:`reduced`, turn ``log_likelihood`` off.
+        TypeError: if ``mcmc`` is no MCMC, the model not callable, ``rng_key`` no PRNG key, or ``predictions`` neither a
+            tuple nor a dictionary.
+        ValueError: if a site that is named does not exist, ``dims`` do not fit it, observations are missing, or draws
+            that were not stored are needed: with :func:`reduced`, turn ``log_likelihood`` off.
+
+    Warns:
+        UserWarning: if an event cannot be split into observations, as with a multivariate normal over all rows.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC
         >>> from numpyro_wide import repriorise
         >>> from numpyro_wide.diagnostics import to_arviz
         >>> from numpyro_wide.mcmc import PreconditionedCrankNicolson
-        >>> def model(x, y=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
-        ...     with numpyro.plate("rows", x.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(features @ w, 0.1), obs=y)
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
         >>> y = jnp.sin(x[:, 0])
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
         >>> mcmc = MCMC(PreconditionedCrankNicolson(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, y)
         >>> idata = to_arviz(mcmc, wrapped, x, y, predictions=(jnp.zeros((3, 1)),))
         >>> sorted(idata["posterior"].data_vars), idata["log_likelihood"]["y"].dims
-        (['hidden', 'w'], ('chain', 'draw', 'rows'))
+        (['hidden.hidden_0.kernel', 'readout'], ('chain', 'draw', 'rows'))
     """
     if not hasattr(mcmc, "get_samples") or not callable(model):
         raise TypeError(
@@ -107,11 +102,14 @@ def to_arviz(
             f"a {type(predictions).__name__}; pass a tuple, predictions=(x_new,)."
         )
     rng_key = random.key(0) if rng_key is None else rng_key
+    check_key("rng_key", rng_key, "to_arviz(mcmc, model, x, y, rng_key=jax.random.key(0))")
     include, drop = _names("include", include), _names("drop", drop)
-    run = _Run(mcmc, model, model_args, dict(model_kwargs or {}))
+    run = FinishedRun(mcmc, model, model_args, dict(model_kwargs or {}))
     is_needed = log_likelihood or posterior_predictive or predictions is not None
     draws = run.with_readout(random.fold_in(rng_key, 0), is_needed=is_needed)
-    dims = {name: list(names) for name, names in (dims or {}).items()}
+    dims = {name: _names(f"dims[{name!r}]", names) for name, names in (dims or {}).items()}
+    run.check_names("drop", drop)
+    run.check_names("dims", dims)
     plates = run.sites.plates | dims
 
     kept = {name: values for name, values in draws.items() if name not in (run.internal - set(include)) | set(drop)}
@@ -124,142 +122,18 @@ def to_arviz(
     }
     if log_likelihood:
         values = run.log_likelihood(draws)
-        batch = {name: dims.get(name, run.sites.plates.get(name, []))[: values[name].ndim - 2] for name in values}
+        batch = {name: plates[name][: values[name].ndim - 2] for name in values}
         groups["log_likelihood"] = Group(values, batch, coords)
     sites = None if return_sites is None else _names("return_sites", return_sites)
     if posterior_predictive:
-        values = run.predict(random.fold_in(rng_key, 1), draws, sites, uncondition(run.plain), *run.arguments)
+        values = run.predict(random.fold_in(rng_key, 1), draws, sites, run.arguments, is_observed=False)
         groups["posterior_predictive"] = Group(values, plates, coords)
     if predictions is not None:
         arguments = ((), predictions) if isinstance(predictions, Mapping) else (tuple(predictions), {})
-        values = run.predict(random.fold_in(rng_key, 2), draws, sites, run.plain, *arguments)
+        values = run.predict(random.fold_in(rng_key, 2), draws, sites, arguments)
         groups["predictions"] = Group(values, plates, pred_coords)
     groups["observed_data"] = Group(run.sites.observed, plates, coords, sample_dims=())
     return assemble({name: group for name, group in groups.items() if group.values})
-
-
-class _Sites(NamedTuple):
-    """What one run of the unwrapped model shows."""
-
-    latent: list[str]
-    observed: dict[str, ArrayLike]
-    bases: set[str]
-    plates: dict[str, list[str | None]]
-    names: list[str]
-
-
-class _Run:
-    """A finished MCMC, and the unwrapped model that its draws belong to."""
-
-    def __init__(self, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any]):
-        wrappers = _wrappers(model) + _wrappers(mcmc.sampler.model)
-        self.plain = model
-        while isinstance(self.plain, RepriorisedModel | CollapsedModel):
-            self.plain = self.plain.fn
-        self.arguments = args, kwargs
-        self.collapsed = next((wrapper for wrapper in wrappers if isinstance(wrapper, CollapsedModel)), None)
-        self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        self.sites = _sites_of(self.plain, args, kwargs)
-        wrapped_bases = {f"{w.readout}_base" for w in wrappers if isinstance(w, RepriorisedModel)}
-        self.bases = self.sites.bases | wrapped_bases
-        self.internal = self.bases | {wrapper.features for wrapper in wrappers}
-
-    def with_readout(self, rng_key: Array, is_needed: bool) -> Draws:
-        """The stored draws, with a readout that was integrated out."""
-        expected = [name for name in self.sites.latent if self.collapsed is None or name != self.collapsed.readout]
-        missing = [name for name in expected if name not in self.stored]
-        is_unobserved = self.collapsed is not None and self.collapsed.observed in missing
-        if is_unobserved or (missing and is_needed and not self.sites.observed):
-            raise ValueError(
-                f"with these arguments {listing(missing)} is not observed, and the run holds no draws of it; pass what "
-                "mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
-            )
-        if missing and is_needed:
-            raise ValueError(
-                f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "
-                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False and ask for "
-                "no predictions, or store the weights."
-            )
-        if missing or self.collapsed is None or self.collapsed.readout in self.stored:
-            return self.stored
-        shape = np.shape(self.stored[expected[0]])[:2]
-        flat = {name: self.stored[name].reshape(-1, *self.stored[name].shape[2:]) for name in expected}
-        readouts = ReadoutPredictive(self.collapsed, flat, *self.arguments).readout(rng_key)
-        return {**self.stored, self.collapsed.readout: readouts.reshape(*shape, *readouts.shape[1:])}
-
-    def latent(self, draws: Draws) -> Draws:
-        """Draws that the unwrapped model can be run at: deterministic sites would override what it computes."""
-        readouts = {base.removesuffix("_base") for base in self.sites.bases}
-        return {name: draws[name] for name in draws if name in {*self.sites.latent, *readouts}}
-
-    def log_likelihood(self, draws: Draws) -> Draws:
-        """Log-likelihood of every observation, (chain, draw, ...), without factors."""
-        args, kwargs = self.arguments
-        model = seed(self.plain, random.key(0))  # the key goes into nothing but plates and networks that ask for one
-        values = log_likelihood_of(model, self.latent(draws), *args, batch_ndims=2, **kwargs)
-        return {name: values[name] for name in self.sites.observed}
-
-    def predict(
-        self, rng_key: Array, draws: Draws, sites: list[str] | None, model: Callable, args: tuple, kwargs: dict
-    ) -> Draws:
-        """Draws of the observed sites, or of those that are named."""
-        sites = list(self.sites.observed) if sites is None else sites
-        predictive = Predictive(model, self.latent(draws), batch_ndims=2, return_sites=sites)
-        values = predictive(rng_key, *args, **kwargs)
-        unknown = [name for name in sites if name not in values]
-        if unknown:
-            raise ValueError(
-                f"return_sites names {listing(unknown)}, which the model does not have; its sites are "
-                f"{listing(self.sites.names)}."
-            )
-        return {name: values[name] for name in sites}
-
-    def evaluate(self, draws: Draws, names: list[str]) -> Draws:
-        """Deterministic sites at the inputs of the fit."""
-        unknown = [name for name in names if name not in self.sites.names]
-        if unknown:
-            raise ValueError(
-                f"include names {listing(unknown)}, which is neither stored nor a site of the model; the stored sites "
-                f"are {listing(self.stored)}, those of the model {listing(self.sites.names)}."
-            )
-        args, kwargs = self.arguments
-        return self.predict(random.key(0), draws, names, self.plain, args, kwargs)
-
-
-def _wrappers(model: Any) -> list[RepriorisedModel | CollapsedModel]:
-    found = []
-    while isinstance(model, RepriorisedModel | CollapsedModel):
-        found.append(model)
-        model = model.fn
-    return found
-
-
-def _sites_of(model: Callable, args: tuple, kwargs: dict[str, Any]) -> _Sites:
-    run = substitute(seed(model, random.key(0)), substitute_fn=init_to_sample)
-    sites = trace(run).get_trace(*args, **kwargs)
-    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    latent = {name: site for name, site in samples.items() if not site["is_observed"]}
-    observed = {
-        name: site["value"]
-        for name, site in samples.items()
-        if site["is_observed"] and not isinstance(site["fn"], dist.Unit)  # a factor observes nothing
-    }
-    bases = {name for name, site in latent.items() if _readout_transform(site) is not None}
-    named = {name: _plate_names(site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-    return _Sites(list(latent), observed, bases, named, list(sites))
-
-
-def _plate_names(site: dict) -> list[str | None]:
-    """Names of a site's plates at the axes where they are, and None elsewhere."""
-    shape = np.shape(site["value"])
-    num_batch = len(site["fn"].batch_shape) if site["type"] == "sample" else len(shape)
-    names: list[str | None] = [None] * len(shape)
-    for frame in site.get("cond_indep_stack", []):
-        axis = num_batch + frame.dim
-        if 0 <= axis < len(shape) and shape[axis] == frame.size:
-            names[axis] = frame.name
-    event_names = list((site.get("infer") or {}).get("event_dims", []))
-    return names[: len(names) - len(event_names)] + event_names
 
 
 def _sample_stats(mcmc: MCMC) -> dict[str, ArrayLike]:

@@ -4,6 +4,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy import fft
 
+from numpyro_wide._checks import whole_number
+
 _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws bounded
 
 
@@ -114,9 +116,7 @@ def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarr
         [1.0, -1.0, 1.0, -1.0]
     """
     array = _checked(draws)
-    if max_lag is not None and max_lag < 0:
-        raise ValueError(f"max_lag must be at least 0, or None for all lags, but got {max_lag}.")
-    num_lags = array.shape[1] if max_lag is None else min(max_lag + 1, array.shape[1])
+    num_lags = array.shape[1] if max_lag is None else min(whole_number("max_lag", max_lag, 0) + 1, array.shape[1])
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]

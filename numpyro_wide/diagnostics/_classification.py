@@ -1,13 +1,12 @@
 """Are predicted class probabilities right, and are they sure where they should be?"""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from numpyro.util import not_jax_tracer
+
+from numpyro_wide._checks import as_floats, is_known, whole_number
 
 
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
@@ -27,7 +26,8 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
         The error, of the leading shape (...).
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins.
+        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins. Under
+            jit, where numbers are not known, the error is NaN for a label that is no class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,14 +36,13 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
         >>> expected_calibration_error(probs, jnp.array([0, 1, 1, 1]), num_bins=10).round(3)
         Array(0.325, dtype=float32)
     """
-    if isinstance(num_bins, bool) or not isinstance(num_bins, int | np.integer) or num_bins < 1:
-        raise ValueError(f"num_bins must be a positive integer, got {num_bins!r}.")
+    num_bins = whole_number("num_bins", num_bins)
     probs, labels = _checked(probs, labels)
     largest = jnp.max(probs, -1)
     # Divided by NumPy, whose quotients are correctly rounded: a confidence of k/B is then the left edge of its bin.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, largest.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, largest, side="right"), num_bins, dtype=largest.dtype)
-    gap = (jnp.argmax(probs, -1) == labels) - largest
+    gap = _is_right(probs, labels) - largest
     return jnp.sum(jnp.abs(jnp.einsum("...nb,...n->...b", members, gap)), -1) / largest.shape[-1]
 
 
@@ -67,7 +66,8 @@ def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike) -> Array:
         Array(0.399, dtype=float32)
     """
     probs, labels = _checked(probs, labels)
-    return -jnp.mean(jnp.log(jnp.take_along_axis(probs, labels[..., None], -1)[..., 0]), -1)
+    of_label = jnp.take_along_axis(probs, labels[..., None], -1)[..., 0]
+    return -jnp.mean(jnp.where(_is_class(labels, probs), jnp.log(of_label), jnp.nan), -1)
 
 
 def accuracy(probs: ArrayLike, labels: ArrayLike) -> Array:
@@ -90,7 +90,7 @@ def accuracy(probs: ArrayLike, labels: ArrayLike) -> Array:
         Array(0.5, dtype=float32)
     """
     probs, labels = _checked(probs, labels)
-    return jnp.mean(jnp.argmax(probs, -1) == labels, -1, dtype=probs.dtype)
+    return jnp.mean(_is_right(probs, labels), -1)
 
 
 def confidence(probs: ArrayLike) -> Array:
@@ -135,10 +135,20 @@ def predictive_entropy(probs: ArrayLike) -> Array:
     return jnp.sum(jax.scipy.special.entr(_checked_probs(probs)), -1)
 
 
+def _is_class(labels: Array, probs: Array) -> Array:
+    return (labels >= 0) & (labels < probs.shape[-1])
+
+
+def _is_right(probs: Array, labels: Array) -> Array:
+    """1 where the most probable class is the label, 0 where it is not, and NaN where the label is no class."""
+    is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
+    return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
+
+
 def _checked(probs: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
     """Both as arrays, labels broadcast to the leading axes and n."""
     probs = _checked_probs(probs)
-    labels = jnp.asarray(labels)
+    labels = labels if isinstance(labels, Array) else jnp.asarray(np.asarray(labels))
     leading = probs.shape[:-1]
     if probs.ndim < 2 or not leading[-1]:
         raise ValueError(f"probs must have shape (..., n, classes) with n at least 1, got {probs.shape}.")
@@ -150,7 +160,7 @@ def _checked(probs: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
     if not labels.ndim or labels.shape != leading[len(leading) - labels.ndim :]:
         raise ValueError(f"labels must have shape (n,) or (..., n) as in probs, {leading}, got {labels.shape}.")
     num_classes = probs.shape[-1]
-    if not_jax_tracer(labels) and bool(jnp.any((labels < 0) | (labels >= num_classes))):
+    if is_known(labels) and not bool(jnp.all(_is_class(labels, probs))):
         raise ValueError(
             f"labels must be between 0 and {num_classes - 1}, got {int(labels.min())} to {int(labels.max())}."
         )
@@ -158,15 +168,14 @@ def _checked(probs: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
 
 
 def _checked_probs(probs: ArrayLike) -> Array:
-    array: Any = jnp.asarray(probs)
-    array = array.astype(jnp.result_type(array, float))
+    (array,) = as_floats(probs)
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
             f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
             "stack 1 - p and p where only one probability is at hand."
         )
     # Rows from a softmax, and averages of such, sum to one up to rounding.
-    if not_jax_tracer(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
+    if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
         raise ValueError(
             "probs must be probabilities, not negative and with sum 1 over the last axis; use jax.nn.softmax on logits."
         )

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from numpyro_wide._conjugate import listing
+from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide.diagnostics._chains import effective_sample_size
 
 
@@ -38,8 +38,9 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         >>> project(samples, jax.random.key(1), num_projections=5).shape
         (2, 50, 5)
     """
+    check_key("rng_key", rng_key, "project(samples, rng_key)")
     _num_draws(samples)
-    return _project(samples, rng_key, num_projections)
+    return _project(samples, rng_key, whole_number("num_projections", num_projections))
 
 
 def random_projections(
@@ -66,10 +67,11 @@ def random_projections(
         >>> random_projections(jax.random.key(0), ["w"], num_projections=5)({"w": jnp.ones((8, 3)), "v": 1.0}).shape
         (5,)
     """
+    check_key("rng_key", rng_key, "random_projections(rng_key, sites)")
     names = tuple(sorted({sites} if isinstance(sites, str) else set(sites)))
     if not names:
         raise ValueError("sites must name the sites to project, but is empty; name the weights, such as ['hidden'].")
-    return _RandomProjections(rng_key, names, num_projections)
+    return _RandomProjections(rng_key, names, whole_number("num_projections", num_projections))
 
 
 def projected_ess(
@@ -100,8 +102,9 @@ def projected_ess(
         >>> sorted(projected_ess(samples, jax.random.key(1)))
         ['max', 'mean', 'min']
     """
+    check_key("rng_key", rng_key, "projected_ess(samples, rng_key)")
     _num_draws(samples)
-    return _summary(_project(samples, rng_key, num_projections), method)
+    return _summary(_project(samples, rng_key, whole_number("num_projections", num_projections)), method)
 
 
 def function_ess(
@@ -144,6 +147,8 @@ def function_ess(
         >>> sorted(function_ess(lambda draw: jnp.tanh(x_test @ draw["w"]), samples, jax.random.key(1)))
         ['max', 'mean', 'min']
     """
+    check_key("rng_key", rng_key, "function_ess(function, samples, rng_key)")
+    batch_size = whole_number("batch_size", batch_size)
     shape = _num_draws(samples)
     projection = random_projections(rng_key, ["values"], num_projections=num_projections)
     flat = {name: jnp.reshape(draws, (-1, *np.shape(draws)[2:])) for name, draws in samples.items()}
@@ -170,7 +175,7 @@ class _RandomProjections:
             raise ValueError(
                 f"the sites to project must be in the draw, but {listing(missing)} is missing; it has {listing(draw)}."
             )
-        flat = [jnp.ravel(_as_floats(draw[name])) for name in self.names]
+        flat = [jnp.ravel(as_floats(draw[name])[0]) for name in self.names]
         directions = self._unit_directions(tuple((values.size, values.dtype) for values in flat))
         return sum((values @ part for values, part in zip(flat, directions, strict=True)), jnp.zeros(()))
 
@@ -180,7 +185,7 @@ class _RandomProjections:
             # In the midst of a compilation, too, these are numbers: a step must not draw them anew.
             with jax.ensure_compile_time_eval():
                 parts = [_directions(self.rng_key, i, n, self.num_projections, d) for i, (n, d) in enumerate(sizes)]
-                norm = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in parts))
+                norm = jnp.sqrt(sum(jnp.sum(part**2, axis=0, keepdims=True) for part in parts))
                 self._made[sizes] = [part / norm for part in parts]
         return self._made[sizes]
 
@@ -200,20 +205,14 @@ def _project(samples: Mapping[str, ArrayLike], rng_key: Array, num_projections: 
     num_weights = 0
     # Site by site, so that the flattened weights are never held a second time.
     for index, name in enumerate(sorted(samples)):
-        draws = _as_floats(samples[name])
+        (draws,) = as_floats(samples[name])  # which may be of discrete latents
         flat = draws.reshape(*draws.shape[:2], -1)
         directions = _directions(rng_key, index, flat.shape[-1], num_projections, flat.dtype)
         total = total + flat @ directions
         squared_norm = squared_norm + jnp.sum(directions**2, axis=0)
         num_weights += flat.shape[-1]
     _check_not_empty(num_weights)
-    return total / jnp.sqrt(squared_norm)
-
-
-def _as_floats(draws: ArrayLike) -> Array:
-    """The draws, which may be of discrete latents, in a dtype that directions can be drawn in."""
-    array = jnp.asarray(draws)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    return total / jnp.broadcast_to(jnp.sqrt(squared_norm), total.shape)
 
 
 def _check_not_empty(num_weights: int) -> None:

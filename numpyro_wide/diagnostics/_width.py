@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array, random
-from numpyro.handlers import seed, trace
-from numpyro.primitives import Messenger
 
-from numpyro_wide._conjugate import listing
-from numpyro_wide.draws import _readout_transform
+from numpyro_wide._checks import check_key, listing, whole_number
+from numpyro_wide._pareto import pareto_smoothed
+from numpyro_wide._programs import combine, partition, run_compiled
+from numpyro_wide._traces import run_model, sample_sites
+from numpyro_wide.readout import StandardNormalBase, log_ratio
 
 
 class WidthRow(NamedTuple):
@@ -96,11 +96,13 @@ def wide_enough(
     fix a latent noise or prior scale, by :class:`numpyro.handlers.condition` say, or the report tells how much the data
     say about it.
 
+    A second call with the same model and data of the same shapes compiles nothing.
+
     Args:
         rng_key: a PRNG key.
         models: a model that is repriorised, collapsed or neither; or several, by width.
         *model_args: arguments of the models, observations included.
-        num_draws: number of draws, at least 100.
+        num_draws: number of draws, at least 100, for a tail to be seen.
         batch_size: number of draws that are evaluated at once.
         **model_kwargs: likewise arguments of the models.
 
@@ -113,26 +115,20 @@ def wide_enough(
             finite weight.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide import collapse_readout
         >>> from numpyro_wide.diagnostics import wide_enough
+        >>> from numpyro_wide.nn import FCN, bnn
         >>> def collapsed(width):
-        ...     def model(x, y=None):
-        ...         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, width]).to_event(2))
-        ...         features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / width**0.5)
-        ...         w = numpyro.sample("w", dist.Normal(0, 1).expand([width]).to_event(1))
-        ...         numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
-        ...     return collapse_readout(model, readout="w", features="features", observed="y")
+        ...     model = bnn(FCN(depth=1, width=width), num_outputs=None, noise=0.5)
+        ...     return collapse_readout(model, readout="readout", features="features", observed="y")
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
         >>> report = wide_enough(jax.random.key(0), {8: collapsed(8), 128: collapsed(128)}, x, x[:, 0])
         >>> report.rows[128].gap < report.rows[8].gap
         True
     """
-    if not isinstance(rng_key, Array | np.ndarray):
-        raise TypeError(
-            f"rng_key must be a PRNG key, such as jax.random.key(0), but is a {type(rng_key).__name__}; the order is "
-            "wide_enough(rng_key, model, x, y)."
-        )
+    check_key("rng_key", rng_key, "wide_enough(rng_key, model, x, y)")
+    num_draws, batch_size = whole_number("num_draws", num_draws, 100), whole_number("batch_size", batch_size)
     by_width = dict(models) if isinstance(models, Mapping) else {"model": models}
     for model in by_width.values():
         if not callable(model):
@@ -140,8 +136,6 @@ def wide_enough(
                 f"models must be a model, a function, or a dictionary of several, but got a {type(model).__name__}; "
                 "pass the model itself, not a kernel."
             )
-    if num_draws < 100:
-        raise ValueError(f"num_draws must be at least 100, for a tail to be seen, but is {num_draws}.")
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
         keys = random.split(random.fold_in(rng_key, index), num_draws)
@@ -149,42 +143,28 @@ def wide_enough(
     return WidthReport(rows)
 
 
-class _StandardNormalBase(Messenger):
-    """Draws base sites from N(0, I)."""
-
-    def process_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and msg["value"] is None and _readout_transform(msg) is not None:
-            msg["value"] = random.normal(msg["kwargs"]["rng_key"], msg["fn"].shape())
-
-
 def _log_weights(model: Callable, keys: Array, batch_size: int, args: tuple, kwargs: dict[str, Any]) -> np.ndarray:
     """Log ratio of the posterior's density to that of the draws, (draws,)."""
-
-    def single(key: Array) -> Array:
-        # Seed comes last: the innermost handler is asked first, and hands the key on.
-        with trace() as sites, _StandardNormalBase(), seed(rng_seed=key):
-            model(*args, **kwargs)
-        samples = [site for site in sites.values() if site["type"] == "sample"]
-        if not any(site["is_observed"] for site in samples):
-            raise ValueError(
-                "wide_enough compares with the posterior, but the model observes nothing with these arguments; pass "
-                f"the observations too. Its sample sites are {listing(site['name'] for site in samples)}."
-            )
-        return sum((_log_ratio(site) for site in samples), jnp.zeros(()))
-
-    single(keys[0])  # outside of a compilation, where the handlers check what they are given
-    return np.asarray(jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=batch_size))(keys), dtype=float)
+    data, rest = partition((args, kwargs))
+    # Outside of a compilation, where the handlers know the numbers that they check.
+    jax.eval_shape(lambda key: _log_weight(model, key, args, kwargs), keys[0])
+    return np.asarray(run_compiled(_all_log_weights, model, (batch_size, rest), keys, data), dtype=float)
 
 
-def _log_ratio(site: dict) -> Array:
-    """A site's part in the log ratio of the joint density to the density that it was drawn from."""
-    value = site["value"]
-    log_prob = jnp.sum(site["fn"].log_prob(value))
-    if site["is_observed"]:
-        return log_prob if site["scale"] is None else site["scale"] * log_prob
-    if _readout_transform(site) is not None:
-        return log_prob - jnp.sum(dist.Normal(0.0, 1.0).log_prob(value))
-    return jnp.zeros(())  # drawn from its prior
+def _all_log_weights(model: Callable, static: tuple[int, Any], keys: Array, data: list[Any]) -> Array:
+    batch_size, rest = static
+    args, kwargs = combine(data, rest)
+    return jax.lax.map(lambda key: _log_weight(model, key, args, kwargs), keys, batch_size=batch_size)
+
+
+def _log_weight(model: Callable, key: Array, args: tuple, kwargs: dict[str, Any]) -> Array:
+    samples = sample_sites(run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),)))
+    if not any(site["is_observed"] for site in samples.values()):
+        raise ValueError(
+            "wide_enough compares with the posterior, but the model observes nothing with these arguments; pass "
+            f"the observations too. Its sample sites are {listing(samples)}."
+        )
+    return sum((log_ratio(site) for site in samples.values()), jnp.zeros(()))
 
 
 def _row(log_weights: np.ndarray) -> WidthRow:
@@ -213,12 +193,6 @@ def _row(log_weights: np.ndarray) -> WidthRow:
 
 
 def _pareto_k(log_weights: np.ndarray) -> float:
-    import arviz as az  # heavy, and needed here alone
-
     if np.ptp(log_weights) < 1e-3:  # rounding has a tail of its own
         return -np.inf
-    if hasattr(az, "psislw"):
-        return float(az.psislw(log_weights)[1])
-    from arviz_stats.base import array_stats
-
-    return float(array_stats.psislw(-log_weights)[1])  # ArviZ 1.x takes log-likelihoods to be left out
+    return pareto_smoothed(log_weights)[1]

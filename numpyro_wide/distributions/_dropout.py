@@ -8,14 +8,15 @@ import jax.numpy as jnp
 from jax.scipy.special import xlog1py, xlogy
 from numpyro.distributions import constraints
 
-from numpyro_wide.distributions._singular import SingularDistribution, as_vector
+from numpyro_wide._checks import as_floats
+from numpyro_wide.distributions._singular import SingularDistribution, check_vector
 from numpyro_wide.distributions._supports import is_close, linear_manifold, zero_or_row
 
 
 def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     """Broadcast rows (..., D) against one number per row."""
-    rows = as_vector("rows", rows, owner)
-    parameter = jnp.asarray(parameter, jnp.result_type(rows, parameter))
+    rows, parameter = as_floats(rows, parameter)
+    check_vector("rows", rows, owner)
     try:
         batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
     except ValueError as error:

@@ -1,10 +1,14 @@
-"""The log-uniform prior, which is improper and says so."""
+"""The log-uniform prior, which is improper and says so, and the penalty that it amounts to."""
 
 from typing import Any, ClassVar, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+
+from numpyro_wide._checks import as_floats
+from numpyro_wide.distributions._dawson import dawson_potential, dawson_ratio
 
 _REASON = (
     "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has the posterior of every likelihood "
@@ -20,7 +24,7 @@ class ImproperLogUniform(dist.Distribution):
     its posterior has infinite mass (Hron 2018, Prop. 1). NUTS, MAP and the ordinary ELBOs ask for its
     ``log_prob``, which refuses. What remains is penalised maximum likelihood: a Normal guide and the loss
     :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`, whose penalty is
-    :func:`~numpyro_wide.divergence.log_uniform_kl`. Build an automatic guide on
+    :func:`~numpyro_wide.distributions.log_uniform_kl`. Build an automatic guide on
     :func:`~numpyro_wide.autoguide.flat_prototype` of the model.
 
     Args:
@@ -56,3 +60,42 @@ class ImproperLogUniform(dist.Distribution):
             f"{_REASON} Neither can the prior be sampled; give the values of this site, as draws of a guide "
             f"are, or choose a proper prior."
         )
+
+
+def log_uniform_kl(loc: Any, scale: Any) -> jax.Array:
+    r"""KL of N(loc, scale²) from the improper prior $C/|w|$, without its constant (Hron 2018, Prop. 2).
+
+    It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
+    $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, 1 at u
+    = 0, with Dawson's integral. Such a penalty is not a divergence between distributions: the prior has no
+    mass to normalise, and what it yields is penalised maximum likelihood.
+
+    Args:
+        loc: Mean, any shape.
+        scale: Standard deviation, positive, broadcast against ``loc``.
+
+    Returns:
+        The penalty, elementwise.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.distributions import log_uniform_kl
+        >>> round(float(log_uniform_kl(0.0, 1.0)), 4)
+        -0.6352
+        >>> slope = jax.grad(log_uniform_kl)(jnp.array(2.0), 1.0)  # D₊(√2) √2
+        >>> round(float(slope), 4)
+        0.64
+    """
+    loc, scale = as_floats(loc, scale)
+    return _log_uniform_penalty(0.5 * jnp.square(loc / scale))
+
+
+@jax.custom_jvp
+def _log_uniform_penalty(u: jax.Array) -> jax.Array:
+    return dawson_potential(u)
+
+
+@_log_uniform_penalty.defjvp
+def _log_uniform_penalty_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (u,), (du,) = primals, tangents
+    return _log_uniform_penalty(u), dawson_ratio(u) * du

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_wide._checks import as_floats
 from numpyro_wide.distributions._supports import coordinates, is_close, linear_manifold
 
 
@@ -28,14 +29,12 @@ class SingularDistribution(dist.Distribution):
         raise NotImplementedError
 
 
-def as_vector(name: str, value: Any, owner: str) -> jax.Array:
-    """Check that ``value`` has an axis for the event, and make it floating."""
-    value = jnp.asarray(value)
+def check_vector(name: str, value: jax.Array, owner: str) -> None:
+    """Check that ``value`` has an axis for the event."""
     if value.ndim < 1:
         raise ValueError(
             f"{owner} needs `{name}` of shape (..., D), got a scalar; pass jnp.atleast_1d({name}) for D = 1."
         )
-    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
 
 
 class DegenerateNormal(SingularDistribution):
@@ -74,8 +73,8 @@ class DegenerateNormal(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["loc", "basis", "scale"]
 
     def __init__(self, loc: Any, basis: Any, scale: Any, *, validate_args: bool | None = None):
-        loc = as_vector("loc", loc, "DegenerateNormal")
-        basis, scale = jnp.asarray(basis), jnp.asarray(scale)
+        loc, basis, scale = as_floats(loc, basis, scale)
+        check_vector("loc", loc, "DegenerateNormal")
         if basis.ndim < 2 or basis.shape[-2] != loc.shape[-1] or basis.shape[-1] > loc.shape[-1]:
             raise ValueError(
                 f"DegenerateNormal needs `basis` of shape (..., D, K) with D = {loc.shape[-1]} as in `loc` "
@@ -89,10 +88,9 @@ class DegenerateNormal(SingularDistribution):
             )
         scale_batch = scale.shape[:-1]
         batch_shape = jnp.broadcast_shapes(loc.shape[:-1], basis.shape[:-2], scale_batch)
-        dtype = jnp.result_type(loc, basis, scale)
-        self.loc = jnp.broadcast_to(loc, (*batch_shape, dim)).astype(dtype)
-        self.basis = jnp.broadcast_to(basis, (*batch_shape, dim, rank)).astype(dtype)
-        self.scale = jnp.broadcast_to(scale, (*batch_shape, rank)).astype(dtype)
+        self.loc = jnp.broadcast_to(loc, (*batch_shape, dim))
+        self.basis = jnp.broadcast_to(basis, (*batch_shape, dim, rank))
+        self.scale = jnp.broadcast_to(scale, (*batch_shape, rank))
         super().__init__(batch_shape, (dim,), validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)

@@ -1,19 +1,25 @@
-"""Losses for wide networks: a tempered ELBO, quasi-KL for singular guides, and a cockpit for their terms."""
+"""Losses for wide networks: a tempered ELBO, quasi-KL for singular guides, their terms, and what they must come to."""
 
-from numpyro_wide.elbo._cockpit import ELBOTerms as ELBOTerms
-from numpyro_wide.elbo._cockpit import MonitoredRun as MonitoredRun
-from numpyro_wide.elbo._cockpit import elbo_terms as elbo_terms
-from numpyro_wide.elbo._cockpit import run_monitored as run_monitored
-from numpyro_wide.elbo._quasi_kl import PenalizedMaximumLikelihood as PenalizedMaximumLikelihood
-from numpyro_wide.elbo._quasi_kl import TraceQKL as TraceQKL
+from numpyro_wide.elbo._certificate import mean_field_bound as mean_field_bound
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
+from numpyro_wide.elbo._terms import ELBOTerms as ELBOTerms
+from numpyro_wide.elbo._terms import MonitoredRun as MonitoredRun
+from numpyro_wide.elbo._terms import OnPriorWarning as OnPriorWarning
+from numpyro_wide.elbo._terms import elbo_terms as elbo_terms
+from numpyro_wide.elbo._terms import run_monitored as run_monitored
+from numpyro_wide.elbo._terms import warn_if_on_prior as warn_if_on_prior
+from numpyro_wide.elbo._trace_qkl import PenalizedMaximumLikelihood as PenalizedMaximumLikelihood
+from numpyro_wide.elbo._trace_qkl import TraceQKL as TraceQKL
 
 __all__ = [
     "ELBOTerms",
     "MonitoredRun",
+    "OnPriorWarning",
     "PenalizedMaximumLikelihood",
     "TemperedTraceMeanFieldELBO",
     "TraceQKL",
     "elbo_terms",
+    "mean_field_bound",
     "run_monitored",
+    "warn_if_on_prior",
 ]

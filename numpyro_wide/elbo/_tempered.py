@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
-from numpyro.util import not_jax_tracer
 
-from numpyro_wide._conjugate import listing
-from numpyro_wide.elbo._shared import check_positive, run_pair
+from numpyro_wide._checks import is_known, listing
+from numpyro_wide.elbo._pair import check_weight, run_pair
 
 Eta = float | jax.Array | Mapping[str, Any] | Callable[[str], Any]
 
@@ -28,7 +27,7 @@ class _Temper(Messenger):
         self.seen.add(msg["name"])
         eta = self.eta(msg["name"], bool(msg["infer"].get("is_auxiliary")))
         # A site that is not tempered is left alone: its ELBO is NumPyro's to the last bit.
-        if not (not_jax_tracer(eta) and eta == 1):
+        if not (is_known(eta) and eta == 1):
             msg["scale"] = eta if msg["scale"] is None else eta * msg["scale"]
 
 
@@ -107,17 +106,17 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
                 ("num_observations", num_observations),
             ):
                 if value is not None:
-                    check_positive(value, name)
-        elif num_neurons is not None or num_observations is not None or (not_jax_tracer(tau) and tau != 1.0):
+                    check_weight(name, value)
+        elif num_neurons is not None or num_observations is not None or (is_known(tau) and tau != 1.0):
             raise ValueError(
                 "TemperedTraceMeanFieldELBO takes either eta or tau, num_observations and num_neurons (from "
                 "which eta = tau * p / N follows), got both; leave one of them out."
             )
         elif isinstance(eta, Mapping):
             for name, value in eta.items():
-                check_positive(value, f"eta[{name!r}]")
+                check_weight(f"eta[{name!r}]", value)
         elif not callable(eta):
-            check_positive(eta, "eta")
+            check_weight("eta", eta)
         self.tau, self.num_observations, self.num_neurons, self.eta = tau, num_observations, num_neurons, eta
         super().__init__(num_particles, vectorize_particles, sum_sites)
 
@@ -149,8 +148,8 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         )
         if isinstance(self.eta, Mapping) and not self.eta.keys() <= seen:
             raise ValueError(
-                f"eta names sites that are not latent: {sorted(self.eta.keys() - seen)}; the latent sites "
-                f"are {sorted(seen)}."
+                f"eta names {listing(sorted(self.eta.keys() - seen))}, which is no latent site; the latent sites are "
+                f"{listing(sorted(seen))}."
             )
         return result
 
@@ -184,7 +183,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
                     f"for eta."
                 )
             value = eta.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
-            check_positive(value, f"eta at site {name!r}")
+            check_weight(f"eta at site {name!r}", value)
             return value
 
         return by_site

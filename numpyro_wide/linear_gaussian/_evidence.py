@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide.linear_gaussian._problem import check_positive, resolve_variant, solve, standardise
-from numpyro_wide.linear_gaussian._roots import add_diagonal, cholesky, inverse_lower, solve_lower
+from numpyro_wide.linear_gaussian._problem import ReadoutProblem, above_rounding, for_each_output, standardise
+from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
 
 def log_evidence(
@@ -30,8 +30,8 @@ def log_evidence(
 
     The quadratic form is evaluated as $\|Y - \Psi \mu\|^2 / \sigma^2 + \|\mu\|^2$ at the posterior mean $\mu$, its
     minimum, where errors of $\mu$ enter squared: differences between neighbouring states keep their digits in
-    float32. Where $\sigma^2$ is below the rounding of the Gram matrix, $\epsilon \|\Psi\|_F^2$, the result may be
-    NaN, and float64 is needed.
+    float32. Below the rounding of the Gram matrix, $\sigma^2 < \epsilon \|\Psi\|_F^2$, float64 is needed: digits are
+    lost, and from a tenth of that on the result is NaN.
 
     Args:
         features: $\Psi$, shape (n, d).
@@ -55,33 +55,27 @@ def log_evidence(
         >>> linear_gaussian.log_evidence(jnp.zeros((2, 3)), jnp.zeros(2), noise_scale=1.0).round(4)  # -log(2π)
         Array(-1.8379, dtype=float32)
     """
-    check_positive("noise_scale", noise_scale)
-    check_positive("prior_scale", prior_scale)
-    scale = jnp.asarray(noise_scale, jnp.result_type(features, targets, noise_scale, float))
-    # Under jit a negative scale is not refused; squared it would pass for its mirror image.
-    variance = jnp.where(scale > 0, scale, jnp.nan) ** 2
-    problem = standardise(features, targets, variance, prior_loc, prior_scale)
-    variant = resolve_variant(variant, *problem.features.shape[-2:])
+    problem = ReadoutProblem.of(
+        features, targets, noise_scale, variant=variant, prior_loc=prior_loc, prior_scale=prior_scale
+    )
+    return evidence_of(problem)
+
+
+def evidence_of(problem: ReadoutProblem) -> Array:
+    """What stands behind :func:`log_evidence`."""
 
     def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
-        return (), _log_evidence(features, targets, variance, variant)
+        return (), _log_evidence(features, targets, variance, problem.variant)
 
-    _, by_output = solve(core, problem)
-    return by_output.sum() - problem.log_scale
-
-
-class _Terms(NamedTuple):
-    r"""What value and gradient need: $\mu$ (d, k), $\alpha = (Y - \Psi\mu)/\sigma^2$ (n, k), the factor."""
-
-    mean: Array
-    alpha: Array
-    log_det: Array
-    factor: Array | tuple[Array, Array]
+    standard = standardise(problem.exact())
+    _, by_output = for_each_output(core, standard)
+    return by_output.sum() - standard.log_scale
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _log_evidence(features: Array, targets: Array, variance: Array, variant: str) -> Array:
-    return _value(targets, variance, _terms(features, targets, variance, variant))
+    root, variance = _factorised(features, variance, variant)
+    return _value(targets, variance, _terms(features, targets, variance, root))
 
 
 @_log_evidence.defjvp
@@ -90,8 +84,9 @@ def _log_evidence_jvp(
 ) -> tuple[Array, Array]:
     features, targets, variance = primals
     num_rows, num_outputs = targets.shape
-    terms = _terms(features, targets, variance, variant)
-    solved = _solve_features(features, terms.factor, variant)
+    root, variance = _factorised(features, variance, variant)
+    terms = _terms(features, targets, variance, root)
+    solved = root.solve_features()
     trace_inverse = (num_rows - jnp.sum(features * solved)) / variance
 
     features_dot, targets_dot, variance_dot = tangents
@@ -101,40 +96,28 @@ def _log_evidence_jvp(
     return _value(targets, variance, terms), tangent
 
 
+def _factorised(features: Array, variance: Array, variant: str) -> tuple[Root, Array]:
+    """The root, and the noise variance, NaN where rounding hides it: its trace costs less than the features' norm."""
+    root = ROOTS[variant].of(features, variance)
+    return root, above_rounding(variance, root.trace())
+
+
+class _Terms(NamedTuple):
+    r"""What value and gradient need: $\mu$ (d, k), $\alpha = (Y - \Psi\mu)/\sigma^2$ (n, k), $\log\det(K/\sigma^2)$."""
+
+    mean: Array
+    alpha: Array
+    log_det: Array
+
+
+def _terms(features: Array, targets: Array, variance: Array, root: Root) -> _Terms:
+    mean = root.mean(targets)
+    return _Terms(mean, (targets - features @ mean) / variance, root.log_det())
+
+
 def _value(targets: Array, variance: Array, terms: _Terms) -> Array:
     num_rows, num_outputs = targets.shape
     # ‖Y − Ψμ‖²/σ² + ‖μ‖² = tr(Yᵀ K⁻¹ Y)
     quadratic = variance * jnp.sum(terms.alpha**2) + jnp.sum(terms.mean**2)
     log_normaliser = terms.log_det + num_rows * jnp.log(2 * jnp.pi * variance)
     return -0.5 * (quadratic + num_outputs * log_normaliser)
-
-
-def _terms(features: Array, targets: Array, variance: Array, variant: str) -> _Terms:
-    """Posterior mean, residual over σ², log det(K/σ²) and the factorisation."""
-    factor: Array | tuple[Array, Array]
-    if variant == "feature":
-        factor = cholesky(features.T @ features, variance)
-        mean = solve_lower(factor, solve_lower(factor, features.T @ targets), transpose=True)
-        log_det = 2 * jnp.log(jnp.diagonal(factor) / jnp.sqrt(variance)).sum()
-    elif variant == "data-cholesky":
-        factor = cholesky(features @ features.T, variance)
-        mean = features.T @ solve_lower(factor, solve_lower(factor, targets), transpose=True)
-        log_det = 2 * jnp.log(jnp.diagonal(factor) / jnp.sqrt(variance)).sum()
-    else:
-        gram = add_diagonal(features @ features.T, variance)
-        values, vectors = jnp.linalg.eigh(gram, symmetrize_input=False)
-        factor = (jnp.maximum(values, variance), vectors)  # no eigenvalue of K is smaller, but for rounding
-        values, _ = factor
-        mean = features.T @ (vectors @ ((vectors.T @ targets) / values[:, None]))
-        log_det = jnp.log(values / variance).sum()
-    return _Terms(mean, (targets - features @ mean) / variance, log_det, factor)
-
-
-def _solve_features(features: Array, factor: Array | tuple[Array, Array], variant: str) -> Array:
-    r"""$K^{-1} \Psi = \Psi (\sigma^2 I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
-    if isinstance(factor, tuple):
-        values, vectors = factor
-        return ((vectors / values[None, :]) @ vectors.T) @ features
-    inverse_factor = inverse_lower(factor)
-    inverse = inverse_factor.T @ inverse_factor
-    return features @ inverse if variant == "feature" else inverse @ features

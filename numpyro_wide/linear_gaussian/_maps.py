@@ -1,22 +1,20 @@
 """The repriorisation map and its inverse (Hron 2022, eq. 3; Mathematics, :eq:`map`)."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._problem import (
-    Problem,
-    as_float,
+    ReadoutProblem,
+    Standardised,
     as_matrix,
-    check_data,
-    check_positive,
-    check_readout,
-    like,
-    resolve_variant,
-    solve,
+    broadcast_like,
+    for_each_output,
+    resolved,
     standardise,
 )
-from numpyro_wide.linear_gaussian._roots import posterior_root
 
 
 def readout_map(
@@ -66,19 +64,18 @@ def readout_map(
         >>> print(readout, log_abs_det.round(3))  # with φ = 0 the readout is the posterior mean
         [ 0.5 -0.4] -1.151
     """
-    features, targets, phi = as_float(features, targets, phi)
-    variant, problem = _map_problem(
-        features, targets, ("phi", phi), noise_scale, regulariser, variant, prior_loc, prior_scale
+    problem = ReadoutProblem.of(
+        features,
+        targets,
+        noise_scale,
+        regulariser,
+        variant,
+        prior_loc=prior_loc,
+        prior_scale=prior_scale,
+        readout=("phi", np.shape(phi)),
+        same_type=(phi,),
     )
-
-    def core(features: Array, targets: Array, regulariser: Array, phi: Array) -> tuple[Array, Array]:
-        readout, log_abs_det = posterior_root(variant, features, regulariser).forward(targets, phi)
-        return readout, log_abs_det * targets.shape[1]
-
-    standard, log_abs_det = solve(core, problem, as_matrix(phi))
-    scale = like(prior_scale, phi)
-    readout = like(prior_loc, phi) + scale * standard.reshape(phi.shape)
-    return readout, log_abs_det.sum() + jnp.log(scale).sum()
+    return map_readout(problem, *as_floats(phi, dtype=problem.features.dtype))
 
 
 def readout_inverse_map(
@@ -120,43 +117,49 @@ def readout_inverse_map(
         >>> linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale=1.0).tolist()
         [-0.707, 0.894]
     """
-    features, targets, readout = as_float(features, targets, readout)
-    variant, problem = _map_problem(
-        features, targets, ("readout", readout), noise_scale, regulariser, variant, prior_loc, prior_scale
+    problem = ReadoutProblem.of(
+        features,
+        targets,
+        noise_scale,
+        regulariser,
+        variant,
+        prior_loc=prior_loc,
+        prior_scale=prior_scale,
+        readout=("readout", np.shape(readout)),
+        same_type=(readout,),
     )
+    return unmap_readout(problem, *as_floats(readout, dtype=problem.features.dtype))
+
+
+def map_readout(problem: ReadoutProblem, phi: Array, *, is_limited: bool = True) -> tuple[Array, Array]:
+    """What stands behind :func:`readout_map`; without its lower limit on λ if ``is_limited`` is False."""
+
+    def core(features: Array, targets: Array, regulariser: Array, phi: Array) -> tuple[Array, Array]:
+        readout, log_abs_det = problem.root(features, regulariser).forward(targets, phi)
+        return readout, log_abs_det * targets.shape[1]
+
+    standard = standardise(problem)
+    whitened, log_abs_det = for_each_output(
+        core, _representable(standard) if is_limited else resolved(standard), as_matrix(phi)
+    )
+    scale = broadcast_like(problem.prior_scale, phi)
+    readout = broadcast_like(problem.prior_loc, phi) + scale * whitened.reshape(phi.shape)
+    return readout, log_abs_det.sum() + jnp.log(scale).sum()
+
+
+def unmap_readout(problem: ReadoutProblem, readout: Array) -> Array:
+    """What stands behind :func:`readout_inverse_map`."""
 
     def core(features: Array, targets: Array, regulariser: Array, readout: Array) -> tuple[Array, tuple[()]]:
-        return posterior_root(variant, features, regulariser).inverse(targets, readout), ()
+        return problem.root(features, regulariser).inverse(targets, readout), ()
 
-    standard = (readout - like(prior_loc, readout)) / like(prior_scale, readout)
-    phi, _ = solve(core, problem, as_matrix(standard))
+    whitened = (readout - broadcast_like(problem.prior_loc, readout)) / broadcast_like(problem.prior_scale, readout)
+    phi, _ = for_each_output(core, _representable(standardise(problem)), as_matrix(whitened))
     return phi.reshape(readout.shape)
 
 
-def _map_problem(
-    features: Array,
-    targets: Array,
-    named_readout: tuple[str, Array],
-    noise_scale: ArrayLike,
-    regulariser: ArrayLike | None,
-    variant: str,
-    prior_loc: ArrayLike,
-    prior_scale: ArrayLike,
-) -> tuple[str, Problem]:
-    check_data(features, targets)
-    check_readout(*named_readout, features, targets)
-    check_positive("noise_scale", noise_scale)
-    check_positive("prior_scale", prior_scale)
-    if regulariser is None:
-        regulariser = jnp.asarray(noise_scale, targets.dtype) ** 2
-    else:
-        check_positive("regulariser", regulariser)
-    variant = resolve_variant(variant, *features.shape)
-    return variant, _representable(standardise(features, targets, regulariser, prior_loc, prior_scale))
-
-
-def _representable(problem: Problem) -> Problem:
+def _representable(standard: Standardised) -> Standardised:
     """Any positive regulariser gives a bijection, so take one that survives the rounding of the Gram matrix."""
-    features = problem.features
+    features = standard.features
     floor = jnp.finfo(features.dtype).eps * jnp.sum(features**2, axis=(-2, -1))
-    return problem._replace(regulariser=jnp.maximum(problem.regulariser, floor))
+    return standard._replace(regulariser=jnp.maximum(standard.regulariser, floor))

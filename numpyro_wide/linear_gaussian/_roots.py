@@ -10,21 +10,45 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.lax import optimization_barrier
-from jax.lax.linalg import cholesky as lax_cholesky
-from jax.lax.linalg import triangular_solve
+from jax.lax import stop_gradient
 
+from numpyro_wide.linear_gaussian._linalg import (
+    add_diagonal,
+    cholesky,
+    diagonal,
+    gram_factor,
+    inverse_lower,
+    relative_factor_tangent,
+    solve_lower,
+    transpose,
+)
 from numpyro_wide.linear_gaussian._spectral import posterior_root_functions
 
 
 class Root(Protocol):
-    """One factorisation, and what can be done with it for targets (n, k) and readouts (d, k)."""
+    r"""What one factorisation gives for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
+
+    @classmethod
+    def of(cls, features: Array, regulariser: Array) -> "Root":
+        r"""Factorises, for features (n, d) and a scalar $\lambda$."""
+
+    def mean(self, targets: Array) -> Array:
+        r"""$\mu = \Psi^\top K^{-1} Y$, (d, k)."""
+
+    def log_det(self) -> Array:
+        r"""$\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
+
+    def trace(self) -> Array:
+        r"""Trace of the factorised matrix, $\|\Psi\|_F^2$ but for the regulariser."""
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        r"""The readout $W = \mu + A \phi$, and $\log|\det A|$, which is that of one output."""
+        r"""The readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
 
     def inverse(self, targets: Array, readout: Array) -> Array:
         r"""The repriorised readout $\phi = A^{-1} (W - \mu)$."""
+
+    def solve_features(self) -> Array:
+        r"""$K^{-1} \Psi = \Psi (\lambda I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
 
 
 class FeatureRoot(NamedTuple):
@@ -36,18 +60,33 @@ class FeatureRoot(NamedTuple):
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
-        """Factorises."""
         return cls(features, regulariser, gram_factor(features.T, regulariser))
 
+    def mean(self, targets: Array) -> Array:
+        return solve_lower(self.factor, self._whitened(targets), transpose=True)
+
+    def log_det(self) -> Array:
+        return 2 * self._half_log_det()
+
+    def trace(self) -> Array:
+        return jnp.sum(self.factor**2)
+
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        scale = jnp.sqrt(self.regulariser)
-        whitened = solve_lower(self.factor, self.features.T @ targets)
-        readout = solve_lower(self.factor, whitened + scale * phi, transpose=True)
-        return readout, -jnp.log(diagonal(self.factor) / scale).sum()
+        scaled = jnp.sqrt(self.regulariser) * phi
+        return solve_lower(self.factor, self._whitened(targets) + scaled, transpose=True), -self._half_log_det()
 
     def inverse(self, targets: Array, readout: Array) -> Array:
-        whitened = solve_lower(self.factor, self.features.T @ targets)
-        return (self.factor.T @ readout - whitened) / jnp.sqrt(self.regulariser)
+        return (self.factor.T @ readout - self._whitened(targets)) / jnp.sqrt(self.regulariser)
+
+    def solve_features(self) -> Array:
+        inverse_factor = inverse_lower(self.factor)
+        return self.features @ (inverse_factor.T @ inverse_factor)
+
+    def _whitened(self, targets: Array) -> Array:
+        return solve_lower(self.factor, self.features.T @ targets)
+
+    def _half_log_det(self) -> Array:
+        return jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
 
 
 class DataCholeskyRoot(NamedTuple):
@@ -59,16 +98,34 @@ class DataCholeskyRoot(NamedTuple):
 
     features: Array
     regulariser: Array
+    factor: Array
+
+    @classmethod
+    def of(cls, features: Array, regulariser: Array) -> "DataCholeskyRoot":
+        return cls(features, regulariser, gram_factor(features, regulariser))
+
+    def mean(self, targets: Array) -> Array:
+        return self.features.T @ solve_lower(self.factor, solve_lower(self.factor, targets), transpose=True)
+
+    def log_det(self) -> Array:
+        return 2 * jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
+
+    def trace(self) -> Array:
+        return jnp.sum(self.factor**2)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        return andrews_map(self.features, self.regulariser, targets, phi)
+        # With a derivative of its own, in which that of the factor has no part.
+        return andrews_map(self.features, self.regulariser, stop_gradient(self.factor), targets, phi)
 
     def inverse(self, targets: Array, readout: Array) -> Array:
-        factor, scale = gram_factor(self.features, self.regulariser), jnp.sqrt(self.regulariser)
-        mean_weights = solve_lower(factor, solve_lower(factor, targets), transpose=True)
-        centred = readout - self.features.T @ mean_weights
-        correction = solve_lower(add_diagonal(factor, scale), self.features @ centred, transpose=True)
+        scale = jnp.sqrt(self.regulariser)
+        centred = readout - self.mean(targets)
+        correction = solve_lower(add_diagonal(self.factor, scale), self.features @ centred, transpose=True)
         return centred + self.features.T @ correction / scale
+
+    def solve_features(self) -> Array:
+        inverse_factor = inverse_lower(self.factor)
+        return (inverse_factor.T @ inverse_factor) @ self.features
 
 
 class DataRoot(NamedTuple):
@@ -79,42 +136,52 @@ class DataRoot(NamedTuple):
     """
 
     features: Array
+    gram: Array
     inverse_gram: Array
     shrink: Array
     stretch: Array
-    log_det: Array
+    spectral_log_det: Array
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataRoot":
-        """Factorises."""
         gram = add_diagonal(features @ features.T, regulariser)
-        return cls(features, *posterior_root_functions(gram, regulariser))
+        return cls(features, gram, *posterior_root_functions(gram, regulariser))
+
+    def mean(self, targets: Array) -> Array:
+        # Refined once: a product with the inverse alone loses as many digits as K has between its eigenvalues.
+        weights = self.inverse_gram @ targets
+        weights = weights + self.inverse_gram @ (targets - self.gram @ weights)
+        return self.features.T @ weights
+
+    def log_det(self) -> Array:
+        return self.spectral_log_det
+
+    def trace(self) -> Array:
+        return jnp.trace(self.gram)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         weights = self.inverse_gram @ targets - self.shrink @ (self.features @ phi)
-        return phi + self.features.T @ weights, -0.5 * self.log_det
+        return phi + self.features.T @ weights, -0.5 * self.spectral_log_det
 
     def inverse(self, targets: Array, readout: Array) -> Array:
         centred = readout - self.features.T @ (self.inverse_gram @ targets)
         return centred + self.features.T @ (self.stretch @ (self.features @ centred))
 
+    def solve_features(self) -> Array:
+        return self.inverse_gram @ self.features
 
-def posterior_root(variant: str, features: Array, regulariser: Array) -> Root:
-    """The root of the named variant for features (n, d) and a scalar regulariser."""
-    if variant == "feature":
-        return FeatureRoot.of(features, regulariser)
-    if variant == "data":
-        return DataRoot.of(features, regulariser)
-    return DataCholeskyRoot(features, regulariser)
+
+ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
 
 
 @jax.custom_jvp
-def andrews_map(features: Array, regulariser: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
+def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
     r"""The data-cholesky map with a derivative that never forms $\mathrm{d}L$.
 
     Args:
         features: $\Psi$, (n, d).
         regulariser: $\lambda$, scalar.
+        factor: $L$, (n, n), of these features; the derivative takes it to move with them, whatever its own is.
         targets: $Y$, (n, k).
         phi: $\phi$, (d, k).
 
@@ -122,7 +189,6 @@ def andrews_map(features: Array, regulariser: Array, targets: Array, phi: Array)
         $\phi + \Psi^\top L^{-\top} (L^{-1} Y - (L + \sqrt\lambda I)^{-1} \Psi\phi)$ and $-\log\det(L / \sqrt\lambda)$.
     """
     scale = jnp.sqrt(regulariser)
-    factor = cholesky(features @ features.T, regulariser)
     inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)
     weights = solve_lower(factor, inner, transpose=True)
     return phi + transpose(features) @ weights, -jnp.log(diagonal(factor) / scale).sum()
@@ -130,10 +196,10 @@ def andrews_map(features: Array, regulariser: Array, targets: Array, phi: Array)
 
 @andrews_map.defjvp
 def _andrews_map_jvp(
-    primals: tuple[Array, Array, Array, Array], tangents: tuple[Array, Array, Array, Array]
+    primals: tuple[Array, ...], tangents: tuple[Array, ...]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    features, regulariser, targets, phi = primals
-    features_dot, regulariser_dot, targets_dot, phi_dot = tangents
+    features, regulariser, _, targets, phi = primals
+    features_dot, regulariser_dot, _, targets_dot, phi_dot = tangents
     scale = jnp.sqrt(regulariser)
     scale_dot = regulariser_dot / (2 * scale)
     factor = cholesky(features @ features.T, regulariser)
@@ -144,7 +210,7 @@ def _andrews_map_jvp(
 
     # dL = L F, so that L⁻¹ dL = F and tr(L⁻¹ dL) = tr F; all other products with F have k columns. The order of the
     # factors in the products with features is that whose transpose, the reverse mode, runs along rows.
-    F = _relative_factor_tangent(inverse, features_dot @ features.T, regulariser_dot)
+    F = relative_factor_tangent(inverse, features_dot @ features.T, regulariser_dot)
     signal_dot = features_dot @ phi + (phi_dot.T @ features_transposed).T
     mean_dot = inverse @ targets_dot - F @ mean_part
     noise_dot = solve_lower(shifted, signal_dot - factor @ (F @ noise_part) - scale_dot * noise_part)
@@ -154,69 +220,3 @@ def _andrews_map_jvp(
 
     log_abs_det = -jnp.log(diagonal(factor) / scale).sum()
     return (phi + features_transposed @ weights, log_abs_det), (readout_dot, log_abs_det_dot)
-
-
-@jax.custom_jvp
-def gram_factor(rows: Array, regulariser: Array) -> Array:
-    r"""Lower Cholesky factor $L$ of $R R^\top + \lambda I$ for rows $R$ (m, p)."""
-    return cholesky(rows @ rows.T, regulariser)
-
-
-@gram_factor.defjvp
-def _gram_factor_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    rows, regulariser = primals
-    rows_dot, regulariser_dot = tangents
-    factor = gram_factor(rows, regulariser)
-    return factor, factor @ _relative_factor_tangent(inverse_lower(factor), rows_dot @ rows.T, regulariser_dot)
-
-
-def _relative_factor_tangent(inverse: Array, half_gram_dot: Array, regulariser_dot: Array) -> Array:
-    r"""$L^{-1} \mathrm{d}L = \Phi(L^{-1} \mathrm{d}K L^{-\top})$ (Murray 2016, arXiv:1602.07527).
-
-    $\Phi$ is the lower triangle with its diagonal halved, and $\mathrm{d}K = H + H^\top + \mathrm{d}\lambda I$ is given
-    by $H = \mathrm{d}R\, R^\top$, so that the reverse mode multiplies by $R$ once, where autodiff would twice.
-    """
-    half = inverse @ add_diagonal(half_gram_dot, 0.5 * regulariser_dot) @ inverse.T
-    halved = jnp.tril(jnp.ones_like(half)) - 0.5 * jnp.eye(half.shape[0], dtype=half.dtype)
-    return halved * (half + half.T)
-
-
-def cholesky(gram: Array, regulariser: Array) -> Array:
-    """Lower Cholesky factor of the Gram matrix plus the regulariser on its diagonal."""
-    # A Gram matrix computed by one product is symmetric already.
-    return lax_cholesky(add_diagonal(gram, regulariser), symmetrize_input=False)
-
-
-def inverse_lower(factor: Array) -> Array:
-    """Inverse of a lower triangular matrix, with which products beat triangular solves of many columns.
-
-    By halves, [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]], so that nearly all the work is in matrix products:
-    on two cores 2.5 times faster than one triangular solve at 512 rows, and 5 times at 1024.
-    """
-    size = factor.shape[0]
-    if size <= 128:
-        return solve_lower(factor, jnp.eye(size, dtype=factor.dtype))
-    half = size // 2
-    upper_left, lower_right = inverse_lower(factor[:half, :half]), inverse_lower(factor[half:, half:])
-    lower_left = -lower_right @ (factor[half:, :half] @ upper_left)
-    return jnp.block([[upper_left, jnp.zeros((half, size - half), factor.dtype)], [lower_left, lower_right]])
-
-
-def add_diagonal(matrix: Array, value: Array) -> Array:
-    """The matrix plus a multiple of the identity."""
-    return matrix + value * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
-
-
-def diagonal(matrix: Array) -> Array:
-    """The diagonal, by a masked sum: its derivative is a product, where that of a gather is a scatter."""
-    return jnp.sum(jnp.where(jnp.eye(matrix.shape[0], dtype=bool), matrix, 0), axis=1)
-
-
-def transpose(matrix: Array) -> Array:
-    """A transposed copy: XLA multiplies a few columns by it three times faster than along the leading axis."""
-    return optimization_barrier(matrix.T)
-
-
-def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array:
-    """Solves with a lower triangular matrix or its transpose."""
-    return triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transpose)

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.util import not_jax_tracer
+import numpy as np
 
-from numpyro_wide.mcmc._state import KernelState
-from numpyro_wide.mcmc._tree import PyTree, all_finite
+from numpyro_wide._checks import is_known
+from numpyro_wide.mcmc._point import Point, PyTree
 
 
 def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], jax.Array] | None) -> None:
@@ -21,10 +21,11 @@ def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTre
         raise TypeError(f"{name} must be a function, but got {type(value).__name__}.")
 
 
-def check_start(state: KernelState) -> None:
-    """Refuse a first state without a finite energy and gradient, unless they are being traced."""
-    finite = all_finite((state.potential_energy, state.z_grad))
-    if not_jax_tracer(finite) and not finite:
+def check_start(point: Point) -> None:
+    """Refuse a first point without a finite energy and gradient, unless it is being traced."""
+    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
+    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
+    if all(map(is_known, leaves)) and not all(np.all(np.isfinite(leaf)) for leaf in leaves):
         raise ValueError(
             "The potential energy or its gradient is not finite at the first position; "
             "pass init_params inside the support, or another init_strategy."
@@ -35,6 +36,8 @@ def check_number(
     name: str, value: float, low: float, high: float, *, include_low: bool = False, include_high: bool = False
 ) -> float:
     """Return ``value`` as a float if it lies between ``low`` and ``high``."""
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{name} must be a number, but got {value!r}.")
     above = value >= low if include_low else value > low
     below = value <= high if include_high else value < high
     if not (above and below):

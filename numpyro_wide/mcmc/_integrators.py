@@ -4,30 +4,10 @@ Positions, momenta and gradients are pytrees of one structure. U is the potentia
 potential relative to N(0, I) (:eq:`relative`), so that ∇Φ = ∇U − x.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from numpyro_wide.mcmc._tree import PyTree, half_square_difference, total
-
-
-class Point(NamedTuple):
-    """A position with what is known about it.
-
-    Attributes:
-        z: the position, a pytree.
-        potential_energy: U at ``z``, a scalar.
-        z_grad: ∇U at ``z``, or None for a kernel that needs no gradient.
-    """
-
-    z: PyTree
-    potential_energy: jax.Array
-    z_grad: PyTree
-
-
-Evaluate = Callable[[PyTree], Point]
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, total
 
 
 def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | jax.Array) -> PyTree:
@@ -111,9 +91,10 @@ def rotation_share(index: int | jax.Array, num_steps: int | jax.Array) -> jax.Ar
     return jnp.where(num_steps <= 2, 1.0, jnp.where(from_end == 0, _FIRST_ROTATION, 1.0) * _unit(num_steps))
 
 
-def _unit(num_steps: int | jax.Array) -> float | jax.Array:
+def _unit(num_steps: int | jax.Array) -> jax.Array:
     """Length of a step in the midst of a graded trajectory."""
-    return num_steps / (num_steps - 2 + 2 * _FIRST_ROTATION)
+    steps = jnp.asarray(num_steps, float)
+    return steps / (steps - 2 + 2 * _FIRST_ROTATION)
 
 
 def crank_nicolson(position: PyTree, noise: PyTree, step_size: jax.Array) -> PyTree:

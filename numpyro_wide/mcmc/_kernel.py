@@ -10,37 +10,23 @@ import jax.numpy as jnp
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
-from numpyro_wide.mcmc._adaptation import AdaptState, find_step_size, init_adaptation, update_adaptation
+from numpyro_wide.mcmc._adaptation import AdaptState, Preconditioner, init_adaptation, update_adaptation
 from numpyro_wide.mcmc._checks import check_number, check_start
-from numpyro_wide.mcmc._integrators import Evaluate, Point
-from numpyro_wide.mcmc._reference import in_whitened_coordinates, unwhiten, whiten
-from numpyro_wide.mcmc._state import KernelState, Proposal, judge, point_of, share_clock
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, select
+from numpyro_wide.mcmc._reference import Reference
+from numpyro_wide.mcmc._state import KernelState, Proposal, acceptance, point_of, share_schedule
+from numpyro_wide.mcmc._step_size import find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
-from numpyro_wide.mcmc._tree import PyTree, normal_like, select
 
 
 class MetropolisKernel(TargetKernel):
     """Base of the kernels: a subclass proposes, this class does the rest.
 
-    Args:
-        model: NumPyro model, or None.
-        potential_fn: function of a pytree that returns the potential energy −log p, a scalar, or None.
-        step_size: step size to start from.
-        adapt_step_size: whether warmup adapts the step size.
-        target_accept_prob: mean acceptance probability that warmup aims at.
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the
-            acceptance of one trial crosses ``target_accept_prob``.
-        init_strategy: initialisation strategy of NumPyro for a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of
-            range.
-        TypeError: if ``model`` or ``potential_fn`` is not callable.
+    Its arguments, and what it raises, are those that all kernels share: see :mod:`numpyro_wide.mcmc`. A subclass knows
+    the ``max_step_size``, or that there is none.
     """
 
     _needs_momentum = False
-    _adapt_mass_matrix = False
-    _adapt_reference = False
 
     def __init__(
         self,
@@ -91,12 +77,14 @@ class MetropolisKernel(TargetKernel):
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
         rng_key, key_model = split(rng_key)
         point = self._initial_point(key_model, init_params, model_args, model_kwargs)
+        check_start(point)
+        evaluate = self._evaluator(model_args, model_kwargs)
 
         def first(point: Point, key: jax.Array) -> KernelState:
-            return self._first_state(point, key, num_warmup, model_args, model_kwargs)
+            return self._first_state(point, key, num_warmup, evaluate)
 
-        state = (first if single else jax.vmap(first))(point, rng_key)
-        check_start(state)
+        # One program: compiled one by one, its some thirty operations would take longer than the search among them.
+        state = jax.jit(first if single else jax.vmap(first))(point, rng_key)
         self._sample_fn = self._step
         return state
 
@@ -129,27 +117,20 @@ class MetropolisKernel(TargetKernel):
         """Move the step size to a value that the kernel can use as it is."""
         return step_size
 
-    def _initial_scale(self, z: PyTree) -> PyTree:
-        """Return the square root of the inverse diagonal mass to start from, or None for the identity."""
-        return None
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+        """Return what to start from, and the boundaries of the windows in which warmup learns it."""
+        return None, []
 
     def _obeys_acceptance(self, state: KernelState) -> jax.Array:
         """Tell whether a finite proposal may be rejected in this step."""
         return jnp.array(True)
 
-    def _first_state(
-        self,
-        point: Point,
-        rng_key: jax.Array,
-        num_warmup: int,
-        model_args: tuple[Any, ...],
-        model_kwargs: dict[str, Any] | None,
-    ) -> KernelState:
+    def _first_state(self, point: Point, rng_key: jax.Array, num_warmup: int, evaluate: Evaluate) -> KernelState:
         rng_key, key_momentum, key_search = jax.random.split(rng_key, 3)
         r = normal_like(key_momentum, point.z) if self._needs_momentum else None
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
         step_size = jnp.asarray(self._step_size, zero.dtype)
-        adapt = self._first_adapt_state(step_size, num_warmup, point.z)
+        learnt = self._first_preconditioner(point.z, num_warmup)
         state = KernelState(
             i=none,
             z=point.z,
@@ -162,31 +143,19 @@ class MetropolisKernel(TargetKernel):
             num_grad=none,
             num_nonfinite=none,
             step_size=step_size,
-            adapt_state=adapt,
+            adapt_state=init_adaptation(step_size, self._max_step_size, num_warmup, *learnt),
             rng_key=rng_key,
         )
         if self._find_heuristic_step_size:
-            evaluate = self._evaluator(model_args, model_kwargs)
-            search = jax.jit(lambda key, state: self._search_step_size(key, state, evaluate))
-            step_size = search(key_search, state)
-            adapt = self._first_adapt_state(step_size, num_warmup, point.z)
-        return state._replace(step_size=self._round_step_size(step_size), adapt_state=adapt)
-
-    def _first_adapt_state(self, step_size: jax.Array, num_warmup: int, z: PyTree) -> AdaptState:
-        return init_adaptation(
-            step_size,
-            self._max_step_size,
-            num_warmup,
-            z,
-            self._initial_scale(z),
-            self._adapt_mass_matrix,
-            self._adapt_reference,
-        )
+            step_size = self._search_step_size(key_search, state, evaluate)
+            adapt_state = init_adaptation(step_size, self._max_step_size, num_warmup, *learnt)
+            state = state._replace(adapt_state=adapt_state)
+        return state._replace(step_size=self._round_step_size(step_size))
 
     def _search_step_size(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> jax.Array:
         def accept_prob(key: jax.Array, step_size: jax.Array) -> jax.Array:
             proposal = self._trial(key, state._replace(step_size=step_size), evaluate)
-            return judge(proposal)[1]
+            return acceptance(proposal)[1]
 
         return find_step_size(accept_prob, state.step_size, self._target_accept_prob, self._max_step_size, rng_key)
 
@@ -195,14 +164,14 @@ class MetropolisKernel(TargetKernel):
     ) -> KernelState:
         evaluate = self._evaluator(model_args, model_kwargs)
         rng_key, key_propose, key_accept = jax.random.split(state.rng_key, 3)
-        current, reference = point_of(state), state.adapt_state.reference
-        if reference is None:
-            proposal = self._propose(key_propose, current, state.r, state, evaluate)
+        current, known = point_of(state), state.adapt_state.preconditioner
+        if isinstance(known, Reference):
+            evaluate_psi = known.in_whitened_coordinates(evaluate)
+            proposal = self._propose(key_propose, known.whiten_point(current), state.r, state, evaluate_psi)
+            proposal = proposal._replace(point=known.unwhiten_point(proposal.point))
         else:
-            evaluate_psi = in_whitened_coordinates(evaluate, reference)
-            proposal = self._propose(key_propose, whiten(reference, current), state.r, state, evaluate_psi)
-            proposal = proposal._replace(point=unwhiten(reference, proposal.point))
-        finite, accept_prob, energy_error = judge(proposal)
+            proposal = self._propose(key_propose, current, state.r, state, evaluate)
+        finite, accept_prob, energy_error = acceptance(proposal)
         drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
         accepted = finite & (drawn | ~self._obeys_acceptance(state))
         point = select(accepted, proposal.point, current)
@@ -214,19 +183,20 @@ class MetropolisKernel(TargetKernel):
             accept_prob=accept_prob,
             energy_error=energy_error,
             num_grad=jnp.asarray(proposal.num_grad, state.num_grad.dtype),
-            num_nonfinite=state.num_nonfinite + ~finite,
+            num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
         return self._finish_step(state)
 
     def _finish_step(self, state: KernelState) -> KernelState:
         """Adapt, if this was a step of warmup, and count the step."""
-        num_warmup = state.adapt_state.num_warmup
+        num_warmup = state.adapt_state.schedule.num_warmup
         step_size, adapt_state = jax.lax.cond(
             state.i < num_warmup, self._adapt, lambda s: (s.step_size, s.adapt_state), state
         )
         count = 1 + jnp.where(state.i < num_warmup, state.i, state.i - num_warmup)
-        mean = state.mean_accept_prob + (state.accept_prob - state.mean_accept_prob) / count
+        weight = 1 / jnp.asarray(count, state.accept_prob.dtype)
+        mean = state.mean_accept_prob + weight * (state.accept_prob - state.mean_accept_prob)
         return state._replace(i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state)
 
     def _adapt(self, state: KernelState) -> tuple[jax.Array, AdaptState]:
@@ -234,8 +204,7 @@ class MetropolisKernel(TargetKernel):
             state.adapt_state,
             state.i,
             self._target_accept_prob - state.accept_prob,
-            state.z,
-            state.z_grad,
+            point_of(state),
             state.step_size,
             self._max_step_size,
             self._adapt_step_size,
@@ -245,5 +214,5 @@ class MetropolisKernel(TargetKernel):
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
-        shared, axes = share_clock(state)
+        shared, axes = share_schedule(state)
         return jax.vmap(lambda chain: fn(chain, *args), in_axes=(axes,))(shared)

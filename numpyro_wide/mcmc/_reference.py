@@ -8,18 +8,22 @@ replicates, and C ⊗ I preconditions the leaf. A vector is one unit.
 With z = m + S ψ and S = I + V (diag(s) − 1) Vᵀ, Vᵀ V = I, kernels work on ψ as if it were z.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_wide.mcmc._integrators import Evaluate, Point
-from numpyro_wide.mcmc._tree import PyTree, select
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, select
 
 RANK = 16
+# Shares of warmup: the reference is learnt from the first on, and renewed at each of the others. A trajectory forgets
+# where it began, so that short windows do; the last part is left to the step size alone.
+WINDOWS = (0.1, 0.2, 0.35, 0.55, 0.75)
+MIN_WARMUP = 20
 
 
-class Reference(NamedTuple):
+class LeafMap(NamedTuple):
     """The map of one leaf, of p rows.
 
     Attributes:
@@ -58,12 +62,70 @@ class Moments(NamedTuple):
     sketch: jax.Array
 
 
-def identity_reference(z: PyTree) -> tuple[Reference, ...]:
-    """Return N(0, I) for the leaves of ``z``."""
-    return tuple(
-        Reference(moments.basis, jnp.zeros_like(moments.draw_sum), jnp.ones_like(moments.draw_sum))
-        for moments in start_moments(z)
-    )
+class Reference(NamedTuple):
+    """The Gaussian, and what a window of warmup has seen of the one that will follow it.
+
+    Attributes:
+        maps: one for each leaf of a position.
+        moments: likewise.
+    """
+
+    maps: tuple[LeafMap, ...]
+    moments: tuple[Moments, ...]
+
+    @classmethod
+    def start(cls, z: PyTree) -> Self:
+        """Return N(0, I), with nothing seen, for positions like ``z``."""
+        moments = start_moments(z)
+        return cls(
+            tuple(LeafMap(m.basis, jnp.zeros_like(m.draw_sum), jnp.ones_like(m.draw_sum)) for m in moments), moments
+        )
+
+    def count_draw(self, point: Point) -> Self:
+        """Add one draw and its gradient."""
+        leaves = jax.tree.leaves(point.z), jax.tree.leaves(point.z_grad)
+        return self._replace(moments=tuple(map(_count_leaf, self.moments, *leaves)))
+
+    def close(self) -> Self:
+        """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
+        found = tuple(_empty(jnp.linalg.qr(leaf.sketch)[0]) for leaf in self.moments)
+        return type(self)(tuple(map(_measure, self.moments, self.maps)), found)
+
+    def unwhiten(self, psi: PyTree) -> PyTree:
+        """Map ψ to z = m + S ψ."""
+        return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y + leaf.loc[:, None], psi)
+
+    def whiten_point(self, point: Point) -> Point:
+        """Map z to ψ and ∇U to its gradient in ψ."""
+        psi = self._for_each_leaf(lambda leaf, y: (y - leaf.loc[:, None]) / leaf.scale[:, None] - y, point.z)
+        return Point(psi, point.potential_energy, self._pull_back(point.z_grad))
+
+    def unwhiten_point(self, point: Point) -> Point:
+        """Invert :meth:`whiten_point`."""
+        gradient = self._for_each_leaf(lambda leaf, y: (1 / leaf.scale - 1)[:, None] * y, point.z_grad)
+        return Point(self.unwhiten(point.z), point.potential_energy, gradient)
+
+    def in_whitened_coordinates(self, evaluate: Evaluate) -> Evaluate:
+        """Return the evaluation of U as a function of ψ."""
+
+        def evaluate_psi(psi: PyTree) -> Point:
+            point = evaluate(self.unwhiten(psi))
+            return Point(psi, point.potential_energy, self._pull_back(point.z_grad))
+
+        return evaluate_psi
+
+    def _pull_back(self, gradient: PyTree) -> PyTree:
+        return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y, gradient)
+
+    def _for_each_leaf(self, change: Callable[[LeafMap, jax.Array], jax.Array], tree: PyTree) -> PyTree:
+        """Add V ``change(Vᵀ x)`` to every leaf x."""
+        leaves, structure = jax.tree.flatten(tree)
+        return jax.tree.unflatten(structure, [_move(change, *pair) for pair in zip(self.maps, leaves, strict=True)])
+
+
+def reference_windows(num_warmup: int) -> list[int]:
+    """Boundaries of the windows in which a warmup learns the reference."""
+    return [int(share * num_warmup) for share in WINDOWS]
 
 
 def start_moments(z: PyTree) -> tuple[Moments, ...]:
@@ -74,61 +136,11 @@ def start_moments(z: PyTree) -> tuple[Moments, ...]:
     return tuple(_empty(jnp.linalg.qr(directions)[0]) for directions in noise)
 
 
-def count_draw(moments: tuple[Moments, ...], z: PyTree, z_grad: PyTree) -> tuple[Moments, ...]:
-    """Add one draw and its gradient."""
-    return tuple(map(_count_leaf, moments, jax.tree.leaves(z), jax.tree.leaves(z_grad)))
-
-
-def close_window(
-    moments: tuple[Moments, ...], reference: tuple[Reference, ...]
-) -> tuple[tuple[Moments, ...], tuple[Reference, ...]]:
-    """Return empty moments along the directions that the window found, and the reference that it measured."""
-    found = tuple(_empty(jnp.linalg.qr(leaf.sketch)[0]) for leaf in moments)
-    return found, tuple(map(_measure, moments, reference))
-
-
-def colour(reference: tuple[Reference, ...], psi: PyTree) -> PyTree:
-    """Map ψ to z = m + S ψ."""
-    return _for_each_leaf(lambda ref, y: (ref.scale - 1)[:, None] * y + ref.loc[:, None], reference, psi)
-
-
-def whiten(reference: tuple[Reference, ...], point: Point) -> Point:
-    """Map z to ψ and ∇U to its gradient in ψ."""
-    psi = _for_each_leaf(lambda ref, y: (y - ref.loc[:, None]) / ref.scale[:, None] - y, reference, point.z)
-    return Point(psi, point.potential_energy, _pull_back(reference, point.z_grad))
-
-
-def unwhiten(reference: tuple[Reference, ...], point: Point) -> Point:
-    """Invert :func:`whiten`."""
-    gradient = _for_each_leaf(lambda ref, y: (1 / ref.scale - 1)[:, None] * y, reference, point.z_grad)
-    return Point(colour(reference, point.z), point.potential_energy, gradient)
-
-
-def in_whitened_coordinates(evaluate: Evaluate, reference: tuple[Reference, ...]) -> Evaluate:
-    """Return the evaluation of U as a function of ψ."""
-
-    def evaluate_psi(psi: PyTree) -> Point:
-        point = evaluate(colour(reference, psi))
-        return Point(psi, point.potential_energy, _pull_back(reference, point.z_grad))
-
-    return evaluate_psi
-
-
-def _pull_back(reference: tuple[Reference, ...], gradient: PyTree) -> PyTree:
-    return _for_each_leaf(lambda ref, y: (ref.scale - 1)[:, None] * y, reference, gradient)
-
-
-def _for_each_leaf(change, reference: tuple[Reference, ...], tree: PyTree) -> PyTree:  # type: ignore[no-untyped-def]
-    """Add V ``change(Vᵀ x)`` to every leaf x."""
-    leaves, structure = jax.tree.flatten(tree)
-    moved = []
-    for ref, leaf in zip(reference, leaves, strict=True):
-        if leaf.size == 0:
-            moved.append(leaf)
-            continue
-        rows = _rows(leaf)
-        moved.append((rows + ref.basis @ change(ref, ref.basis.T @ rows)).reshape(leaf.shape))
-    return jax.tree.unflatten(structure, moved)
+def _move(change: Callable[[LeafMap, jax.Array], jax.Array], leaf_map: LeafMap, leaf: jax.Array) -> jax.Array:
+    if leaf.size == 0:
+        return leaf
+    rows, basis = _rows(leaf), leaf_map.basis
+    return (rows + basis @ change(leaf_map, basis.T @ rows)).reshape(leaf.shape)
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
@@ -158,7 +170,7 @@ def _count_leaf(moments: Moments, z: jax.Array, z_grad: jax.Array) -> Moments:
     )
 
 
-def _measure(moments: Moments, previous: Reference) -> Reference:
+def _measure(moments: Moments, previous: LeafMap) -> LeafMap:
     """Take the mean and covariance in the window's directions that fit draws and gradients best.
 
     N(m, C) minimises the Fisher divergence to the draws if C is the geometric mean of cov(z) and cov(∇U)⁻¹ and
@@ -175,7 +187,7 @@ def _measure(moments: Moments, previous: Reference) -> Reference:
     covariance = inverse_root @ middle @ inverse_root
     variances, directions = jnp.linalg.eigh(covariance)
     loc = directions.T @ (mean - covariance @ slope)
-    measured = Reference(moments.basis @ directions, loc, jnp.sqrt(variances))
+    measured = LeafMap(moments.basis @ directions, loc, jnp.sqrt(variances))
     sound = jnp.all(jnp.isfinite(measured.basis)) & jnp.all(jnp.isfinite(loc)) & jnp.all(variances > 0)
     return select(sound, measured, previous)
 
@@ -183,5 +195,5 @@ def _measure(moments: Moments, previous: Reference) -> Reference:
 def _roots(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Square root of a symmetric positive matrix, and its inverse."""
     values, vectors = jnp.linalg.eigh(matrix)
-    scales = jnp.sqrt(values)
+    scales = jnp.sqrt(values)[None, :]
     return (vectors * scales) @ vectors.T, (vectors / scales) @ vectors.T

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_wide.mcmc._adaptation import AdaptState
-from numpyro_wide.mcmc._integrators import Point
-from numpyro_wide.mcmc._tree import PyTree, all_finite
+from numpyro_wide.mcmc._point import Point, PyTree, all_finite
 
 
 class KernelState(NamedTuple):
@@ -45,7 +44,7 @@ class KernelState(NamedTuple):
     rng_key: jax.Array
 
 
-def share_clock(state: KernelState) -> tuple[KernelState, Any]:
+def share_schedule(state: KernelState) -> tuple[KernelState, Any]:
     """Take what all chains of a batch have in common out of the batch.
 
     Chains of a batch are equally far. With a step number of its own each, what a kernel does at the end of a window
@@ -54,13 +53,12 @@ def share_clock(state: KernelState) -> tuple[KernelState, Any]:
     Returns:
         The state with one step number and one schedule for all, and the axes to map over.
     """
-    adapt = state.adapt_state
-    schedule: dict[str, Any] = {name: getattr(adapt, name) for name in ("num_warmup", "window_start", "window_ends")}
-    schedule = {name: None if value is None else value[0] for name, value in schedule.items()}
-    shared = state._replace(i=state.i[0], adapt_state=adapt._replace(**schedule))
-    adapt_axes = AdaptState(**{name: None if name in schedule else 0 for name in AdaptState._fields})  # type: ignore
+    schedule = jax.tree.map(lambda of_chains: of_chains[0], state.adapt_state.schedule)
+    shared = state._replace(i=state.i[0], adapt_state=state.adapt_state._replace(schedule=schedule))
     axes: dict[str, Any] = dict.fromkeys(KernelState._fields, 0)
-    return shared, KernelState(**{**axes, "i": None, "adapt_state": adapt_axes})
+    adapt_axes: dict[str, Any] = dict.fromkeys(AdaptState._fields, 0)
+    adapt_state = AdaptState(**{**adapt_axes, "schedule": None})
+    return shared, KernelState(**{**axes, "i": None, "adapt_state": adapt_state})
 
 
 class Proposal(NamedTuple):
@@ -78,7 +76,7 @@ def point_of(state: KernelState) -> Point:
     return Point(state.z, state.potential_energy, state.z_grad)
 
 
-def judge(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
+def acceptance(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tell whether a proposal is finite, its acceptance probability and its energy error."""
     point = proposal.point
     finite = all_finite((point.potential_energy, point.z_grad, proposal.energy_error))

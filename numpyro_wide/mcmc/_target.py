@@ -11,22 +11,11 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
 from numpyro_wide.mcmc._checks import check_scalar, check_target
-from numpyro_wide.mcmc._integrators import Evaluate, Point
-from numpyro_wide.mcmc._tree import PyTree
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
 
 
 class TargetKernel(MCMCKernel):
-    """A kernel that knows its target and nothing yet about how to move.
-
-    Args:
-        model: NumPyro model, or None.
-        potential_fn: function of a pytree that returns the potential energy −log p, a scalar, or None.
-        init_strategy: initialisation strategy of NumPyro for a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given.
-        TypeError: if it is not callable.
-    """
+    """A kernel that knows its target and nothing yet about how to move."""
 
     sample_field = "z"
     _needs_gradient = True

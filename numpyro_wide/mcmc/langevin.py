@@ -8,11 +8,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_wide.mcmc._adaptation import Preconditioner
 from numpyro_wide.mcmc._checks import check_number
-from numpyro_wide.mcmc._integrators import Evaluate, Point, leapfrog, refresh_momentum
+from numpyro_wide.mcmc._integrators import leapfrog, refresh_momentum
 from numpyro_wide.mcmc._kernel import MetropolisKernel
+from numpyro_wide.mcmc._mass import Mass, mass_windows
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
 from numpyro_wide.mcmc._state import KernelState, Proposal
-from numpyro_wide.mcmc._tree import PyTree, half_square_difference, normal_like
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -32,25 +34,21 @@ class UnderdampedLangevin(MetropolisKernel):
     one gradient.
 
     Args:
-        model: NumPyro model; give either this or ``potential_fn``.
-        potential_fn: function of a pytree that returns the potential energy, a scalar.
         step_size: leapfrog step $\epsilon$ to start from, positive.
         damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
-        adapt_step_size: whether warmup adapts the step size.
         adapt_mass_matrix: whether warmup fits a diagonal mass to the variances of the draws. Off by
             default, because a repriorised posterior tends to N(0, I).
         inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in
             the order of the flattened pytree; None for the identity.
-        target_accept_prob: mean acceptance probability that warmup aims at; None for 0.95 if adjusted and
-            0.98 if not.
-        find_heuristic_step_size: whether to search for a rough step size before warmup.
-        init_strategy: NumPyro's initialisation strategy for a ``model``.
+        target_accept_prob: None for 0.95 if adjusted and 0.98 if not.
+        model, potential_fn, adapt_step_size, find_heuristic_step_size, init_strategy: those of every kernel, see
+            :mod:`numpyro_wide.mcmc`.
 
     Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of
-            range.
+        ValueError: if ``damping`` is outside (0, 1], or ``inverse_mass_matrix`` does not fit the position once that is
+            known, and what every kernel raises.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight
@@ -102,7 +100,9 @@ class UnderdampedLangevin(MetropolisKernel):
 
     def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
         momentum = refresh_momentum(r, normal_like(rng_key, r), jnp.sqrt(1 - self._damping))
-        end, end_momentum = leapfrog(evaluate, point, momentum, state.step_size, state.adapt_state.scale)
+        known = state.adapt_state.preconditioner
+        scale = known.scale if isinstance(known, Mass) else None
+        end, end_momentum = leapfrog(evaluate, point, momentum, state.step_size, scale)
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_momentum, momentum)
         # Turning the momentum round after a rejection is what makes the partial refresh exact.
@@ -111,10 +111,17 @@ class UnderdampedLangevin(MetropolisKernel):
 
     def _obeys_acceptance(self, state: KernelState) -> jax.Array:
         # Uncorrected, a step that is still too large throws the chain away before it can be adapted.
-        still_adapting = self._adapt_step_size & (state.i < state.adapt_state.num_warmup)
+        still_adapting = self._adapt_step_size & (state.i < state.adapt_state.schedule.num_warmup)
         return self._adjusted | still_adapting
 
-    def _initial_scale(self, z: PyTree) -> PyTree:
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+        if self._adapt_mass_matrix:
+            return Mass.start(z, self._given_scale(z)), mass_windows(num_warmup)
+        if self._inverse_mass_matrix is not None:
+            return Mass.start(z, self._given_scale(z)), []
+        return None, []
+
+    def _given_scale(self, z: PyTree) -> PyTree:
         if self._inverse_mass_matrix is None:
             return None
         flat, unravel = ravel_pytree(z)

@@ -6,15 +6,10 @@ from typing import Any
 import jax
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._integrators import (
-    Evaluate,
-    Point,
-    crank_nicolson_langevin,
-    crank_nicolson_langevin_energy_error,
-)
+from numpyro_wide.mcmc._integrators import crank_nicolson_langevin, crank_nicolson_langevin_energy_error
 from numpyro_wide.mcmc._kernel import MetropolisKernel
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like
 from numpyro_wide.mcmc._state import KernelState, Proposal
-from numpyro_wide.mcmc._tree import PyTree, normal_like
 
 
 class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
@@ -36,17 +31,12 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     A step costs one gradient.
 
     Args:
-        model: NumPyro model; give either this or ``potential_fn``.
-        potential_fn: function of a pytree that returns the potential energy U, a scalar.
         step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
-        adapt_step_size: whether warmup adapts the step size.
-        target_accept_prob: mean acceptance probability that warmup aims at.
-        find_heuristic_step_size: whether to search for a rough step size before warmup.
-        init_strategy: NumPyro's initialisation strategy for a ``model``.
+        model, potential_fn, adapt_step_size, target_accept_prob, find_heuristic_step_size, init_strategy: those of
+            every kernel, see :mod:`numpyro_wide.mcmc`.
 
     Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of
-            range.
+        ValueError: if ``step_size`` is outside (0, 2], and what every kernel raises.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make

@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.initialization import init_to_uniform
 
+from numpyro_wide._checks import whole_number
+from numpyro_wide.mcmc._adaptation import Preconditioner
 from numpyro_wide.mcmc._checks import check_number
-from numpyro_wide.mcmc._integrators import Evaluate, Point, refresh_momentum, split_trajectory
+from numpyro_wide.mcmc._integrators import refresh_momentum, split_trajectory
 from numpyro_wide.mcmc._kernel import MetropolisKernel
-from numpyro_wide.mcmc._state import KernelState, Proposal
-from numpyro_wide.mcmc._tree import PyTree, half_square_difference, normal_like
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
+from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_windows
+from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
 
 
 class SplitHMC(MetropolisKernel):
@@ -36,8 +39,6 @@ class SplitHMC(MetropolisKernel):
     such as the one towards the mean of inputs that are not centred. Warmups shorter than 20 steps keep N(0, I).
 
     Args:
-        model: NumPyro model; give either this or ``potential_fn``.
-        potential_fn: function of a pytree that returns the potential energy U, a scalar.
         step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
             ``trajectory_angle``. Under ``"auto"`` the angle is rounded, so that a whole number of rotations makes a
             trajectory.
@@ -50,16 +51,14 @@ class SplitHMC(MetropolisKernel):
         persistence: share in [0, 1) of the velocity that outlives a trajectory: the new velocity is
             $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round.
         angle_jitter: the random factor is uniform on [1 − ``angle_jitter``, 1 + ``angle_jitter``].
-        adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
-        target_accept_prob: mean acceptance probability that warmup aims at.
-        find_heuristic_step_size: whether to search for a rough step size before warmup, so that
-            the first trajectories are not needlessly long.
-        init_strategy: NumPyro's initialisation strategy for a ``model``.
+        find_heuristic_step_size: on by default, so that the first trajectories are not needlessly long.
+        model, potential_fn, adapt_step_size, target_accept_prob, init_strategy: those of every kernel, see
+            :mod:`numpyro_wide.mcmc`.
 
     Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of
-            range.
+        ValueError: if a number of rotations is not a whole one of at least 1, another number is out of its range, and
+            what every kernel raises.
 
     References:
         Beskos, Pinski, Sanz-Serna, Stuart 2011, Hybrid Monte Carlo on Hilbert spaces. Shahbaba, Lan,
@@ -79,8 +78,6 @@ class SplitHMC(MetropolisKernel):
         1
     """
 
-    _needs_momentum = True
-
     def __init__(
         self,
         model: Callable[..., Any] | None = None,
@@ -98,11 +95,12 @@ class SplitHMC(MetropolisKernel):
         find_heuristic_step_size: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        self._num_steps = None if num_steps == "auto" else _check_count("num_steps", num_steps)
+        self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._trajectory_angle = check_number("trajectory_angle", trajectory_angle, 0.0, math.inf)
-        self._max_num_steps = _check_count("max_num_steps", max_num_steps)
+        self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         self._persistence = check_number("persistence", persistence, 0.0, 1.0, include_low=True)
         self._angle_jitter = check_number("angle_jitter", angle_jitter, 0.0, 1.0, include_low=True)
+        self._needs_momentum = self._persistence > 0
         self._adapt_reference = adapt_reference
         super().__init__(
             model,
@@ -123,8 +121,12 @@ class SplitHMC(MetropolisKernel):
         return self._trajectory(rng_key, point, r, state.step_size, self._count(state.step_size), evaluate)
 
     def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
-        point = Point(state.z, state.potential_energy, state.z_grad)
-        return self._trajectory(rng_key, point, state.r, state.step_size, 1, evaluate)
+        return self._trajectory(rng_key, point_of(state), state.r, state.step_size, 1, evaluate)
+
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+        if not self._adapt_reference or num_warmup < MIN_WARMUP:
+            return None, []
+        return Reference.start(z), reference_windows(num_warmup)
 
     def _trajectory(
         self,
@@ -136,13 +138,16 @@ class SplitHMC(MetropolisKernel):
         evaluate: Evaluate,
     ) -> Proposal:
         key_velocity, key_jitter = jax.random.split(rng_key)
-        velocity = refresh_momentum(r, normal_like(key_velocity, r), self._persistence)
+        noise = normal_like(key_velocity, point.z)
+        velocity = noise if r is None else refresh_momentum(r, noise, self._persistence)
         spread = self._angle_jitter
         factor = jax.random.uniform(key_jitter, dtype=step_size.dtype, minval=1 - spread, maxval=1 + spread)
         end, end_velocity = split_trajectory(evaluate, point, velocity, factor * step_size, num_steps)
         # U already holds the ½‖φ‖² of the Gaussian part.
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_velocity, velocity)
+        if r is None:
+            return Proposal(end, energy_error, num_grad=num_steps)
         backwards = jax.tree.map(jnp.negative, velocity)
         return Proposal(end, energy_error, end_velocity, backwards, num_steps)
 
@@ -156,9 +161,3 @@ class SplitHMC(MetropolisKernel):
         if self._num_steps is not None:
             return step_size
         return self._trajectory_angle / jnp.maximum(jnp.round(self._trajectory_angle / step_size), 1)
-
-
-def _check_count(name: str, value: int | str) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive whole number, but got {value!r}.")
-    return value

@@ -11,6 +11,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import Transform
 
+from numpyro_wide._checks import as_floats, is_known
+
 Family = TypeVar("Family", bound=Callable[..., Any])
 _DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
 
@@ -70,8 +72,9 @@ def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any
         constructor: the caller, for its domain and its name.
         size: the number of natural parameters; None for any.
     """
-    natural, shift = jnp.asarray(natural), jnp.asarray(shift)
-    total = jnp.asarray(natural + shift, jnp.result_type(natural, shift, jnp.float32))
+    # In float32 at least: encoders may work in half precision, densities must not.
+    natural, shift = jnp.broadcast_arrays(*as_floats(natural, shift, np.float32(0))[:2])
+    total = natural + shift
     name = f"natural.{constructor.__name__}"
     if total.ndim == 0 or (size is not None and total.shape[-1] != size):
         expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
@@ -85,7 +88,7 @@ def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any
 
 def _check_inside(natural: jax.Array, name: str, space: constraints.Constraint) -> None:
     """Refuse values outside the space where they are known, that is, outside jit."""
-    if isinstance(natural, jax.core.Tracer):
+    if not is_known(natural):
         return
     outside = ~np.asarray(space(natural))
     if outside.any():
@@ -100,11 +103,12 @@ def _check_inside(natural: jax.Array, name: str, space: constraints.Constraint) 
 def pack_normal(vector: jax.Array, precision: jax.Array) -> jax.Array:
     """Natural parameters of a multivariate Normal from Λμ (..., D) and Λ (..., D, D), (..., D(D + 3)/2)."""
     rows, columns = np.tril_indices(precision.shape[-1])
-    weights = np.where(rows == columns, -0.5, -1.0).astype(precision.dtype)
+    lower = precision[..., rows, columns]
+    weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
     vector = jnp.broadcast_to(
         vector, (*jnp.broadcast_shapes(vector.shape[:-1], precision.shape[:-2]), vector.shape[-1])
     )
-    entries = jnp.broadcast_to(weights * precision[..., rows, columns], (*vector.shape[:-1], len(rows)))
+    entries = jnp.broadcast_to(weights * lower, (*vector.shape[:-1], len(rows)))
     return jnp.concatenate([vector, entries], axis=-1)
 
 
@@ -117,10 +121,10 @@ def unpack_normal(natural: jax.Array) -> tuple[jax.Array, jax.Array]:
             f"D = 1, 2, 3, 4, ...), but got shape {natural.shape}."
         )
     rows, columns = np.tril_indices(dim)
-    entries = natural[..., dim:] * np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
+    weights = np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
+    entries = natural[..., dim:] * jnp.broadcast_to(weights, natural[..., dim:].shape)
     lower = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(entries)
-    strictly_lower = lower * np.tri(dim, k=-1, dtype=natural.dtype)
-    return natural[..., :dim], lower + jnp.swapaxes(strictly_lower, -1, -2)
+    return natural[..., :dim], lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2)
 
 
 def normal_dimension(size: int) -> int | None:

@@ -11,6 +11,7 @@ from jax.scipy.special import i0e
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
+from numpyro_wide._checks import as_floats
 from numpyro_wide.natural._domain import family, shifted
 
 _SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
@@ -65,13 +66,21 @@ class NaturalVonMises(dist.VonMises):
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
         """Log density at the angles ``value``, any real numbers: it is periodic."""
+        natural, value = as_floats(self.natural, value)
         point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
-        squared_norm = jnp.sum(self.natural**2, axis=-1)
+        natural, point = _of_equal_rank(natural, point)
+        squared_norm = jnp.sum(natural**2, axis=-1)
         is_small = squared_norm < _SMALL**2
-        near_zero = jnp.sum(self.natural * point, axis=-1) - _log_bessel_series(squared_norm)
-        eta = jnp.where(is_small[..., None], jnp.array([1, 0], self.natural.dtype), self.natural)
+        near_zero = jnp.sum(natural * point, axis=-1) - _log_bessel_series(squared_norm)
+        eta = jnp.where(is_small[..., None], jnp.array([1, 0], natural.dtype), natural)
         beyond = _alignment(eta, point) - _log_scaled_bessel(jnp.sqrt(jnp.sum(eta**2, axis=-1)))
         return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
+
+
+def _of_equal_rank(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays with leading axes of length 1, none longer than it was."""
+    rank = max(array.ndim for array in arrays)
+    return [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
 
 
 @jax.custom_jvp

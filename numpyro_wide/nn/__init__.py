@@ -18,7 +18,6 @@ from numpyro_wide.nn._random import network_parameters as network_parameters
 from numpyro_wide.nn._random import random_network as random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks as by_row_blocks
 from numpyro_wide.nn._scaled_relu import ScaledReLU as ScaledReLU
-from numpyro_wide.nn._scaled_relu import linearised_twin as linearised_twin
 from numpyro_wide.nn._scales import unit_scale as unit_scale
 from numpyro_wide.nn._schedules import inverse_time_schedule as inverse_time_schedule
 
@@ -32,7 +31,6 @@ __all__ = [
     "bnn",
     "by_row_blocks",
     "inverse_time_schedule",
-    "linearised_twin",
     "network_parameters",
     "random_network",
     "unit_scale",

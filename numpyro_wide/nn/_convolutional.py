@@ -1,10 +1,13 @@
 """Convolutional networks: plain, and the wide residual network without normalisers of Hron 2022."""
 
+from typing import Any
+
 import jax
 from flax import linen
 
-from numpyro_wide.nn._layers import NTKConv, as_real, check_images, scaled_features
-from numpyro_wide.nn._scales import Activation, activation_function, check_count, check_scale, scale_or_unit
+from numpyro_wide._checks import as_floats, check_not_negative, whole_number
+from numpyro_wide.nn._layers import NTKConv, check_images, check_scale, scaled_features
+from numpyro_wide.nn._scales import Activation, activation_function, scale_or_unit
 
 POOLINGS = ("flatten", "mean")
 
@@ -12,12 +15,13 @@ POOLINGS = ("flatten", "mean")
 class CNN(linen.Module):
     r"""Convolutional network in the NTK parametrisation, up to the scaled features of its readout.
 
-    Hidden layers of ``width`` channels and 3 × 3 filters, all at the images' resolution.
+    Hidden layers of ``width`` channels and 3 × 3 filters, all at the images' resolution. Scales may be learnt: numbers
+    that are traced, such as sites of the model.
 
     Attributes:
         depth: number of hidden layers.
         width: channels in each.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
         w_std: $\sigma_w$ of the hidden layers; None for :func:`unit_scale`'s, which keep the variance at one.
         b_std: $\sigma_b$ of the hidden layers.
         readout_w_std: $\sigma_w$ of the readout; None likewise.
@@ -41,20 +45,20 @@ class CNN(linen.Module):
     depth: int
     width: int
     activation: Activation = "gelu"
-    w_std: float | None = None
-    b_std: float = 0.0
-    readout_w_std: float | None = None
-    readout_b_std: float = 0.0
+    w_std: Any = None
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
     padding: str = "CIRCULAR"
     pooling: str = "flatten"
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
-        check_count("depth", self.depth)
+        whole_number("depth", self.depth)
         _check_network(self, x)
         activate = activation_function(self.activation)
-        hidden = as_real(x)
+        (hidden,) = as_floats(x)
         for layer in range(self.depth):
             w_std = scale_or_unit(self.w_std, self.activation if layer else "identity", self.b_std)
             convolution = NTKConv(
@@ -81,7 +85,7 @@ class WideResNet(linen.Module):
     Attributes:
         num_blocks: n, residual blocks in each group: 3 for 20 layers.
         width: channels in the first group.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
         w_std: $\sigma_w$ of all convolutions; None for :func:`unit_scale`'s.
         b_std: $\sigma_b$ of all convolutions.
         readout_w_std: $\sigma_w$ of the readout; None likewise.
@@ -106,10 +110,10 @@ class WideResNet(linen.Module):
     num_blocks: int
     width: int
     activation: Activation = "gelu"
-    w_std: float | None = None
-    b_std: float = 0.0
-    readout_w_std: float | None = None
-    readout_b_std: float = 0.0
+    w_std: Any = None
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
     c: float = 1.0
     padding: str = "CIRCULAR"
     pooling: str = "mean"
@@ -117,12 +121,13 @@ class WideResNet(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
-        check_count("num_blocks", self.num_blocks)
-        check_scale("c", self.c)
+        whole_number("num_blocks", self.num_blocks)
+        check_not_negative("c", self.c)
         _check_network(self, x)
         activate = activation_function(self.activation)
         first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
-        hidden = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")(as_real(x))
+        stem = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")
+        hidden = stem(*as_floats(x))
         k = 0
         for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
             for block in range(self.num_blocks):
@@ -160,10 +165,10 @@ class WideResNet(linen.Module):
 
 def _check_network(network: CNN | WideResNet, x: jax.Array) -> None:
     check_images(x)
-    check_count("width", network.width)
+    whole_number("width", network.width)
     for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):
         if getattr(network, name) is not None:
-            check_scale(name, getattr(network, name))
+            check_scale(name, getattr(network, name), is_number=True)
     if network.pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(map(repr, POOLINGS))}, but got {network.pooling!r}.")
 

@@ -3,11 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from numpyro_wide.nn._layers import NTKDense, as_real, scaled_features
-from numpyro_wide.nn._scales import Activation, activation_function, check_count, check_scale, scale_or_unit, unit_scale
+from numpyro_wide._checks import as_floats, is_known, whole_number
+from numpyro_wide.nn._layers import NTKDense, check_scale, scaled_features, scaled_inputs
+from numpyro_wide.nn._scales import Activation, activation_function, scale_or_unit
+
+SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
 
 
 class FCN(linen.Module):
@@ -18,17 +22,20 @@ class FCN(linen.Module):
     outputs, at one at any depth, for inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
     ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``.
 
+    All scales may be learnt: numbers that are traced, such as sites of the model; :func:`bnn` makes sites of them.
     There are no biases by default, so that every function is zero at the origin, and with "erf" odd, at any width: give
     ``b_std``, 0.5 say, where the targets are not like that.
 
     Attributes:
         depth: number of hidden layers, 0 for a linear model.
         width: units in each.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
         w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for :func:`unit_scale`'s.
-        b_std: $\sigma_b$ of the hidden layers, a number; 0, the default, is for no biases.
+        b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0, the default, is for no biases.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
+        input_scale: what the inputs are multiplied by, a number or one for each column: a learnt one says how much
+            each input matters (automatic relevance determination). None for one.
 
     Raises:
         ValueError: when it is run, for an unknown activation, a depth or width out of range, or negative scales.
@@ -46,32 +53,36 @@ class FCN(linen.Module):
     width: int
     activation: Activation = "gelu"
     w_std: Any = None
-    b_std: float = 0.0
-    readout_w_std: float | None = None
-    readout_b_std: float = 0.0
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
+    input_scale: Any = None
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …), flattened."""
-        check_count("depth", self.depth, least=0)
-        check_count("width", self.width)
+        whole_number("depth", self.depth, 0)
+        whole_number("width", self.width)
         activate = activation_function(self.activation)
         scales = self.scales()
-        hidden = as_real(x).reshape(x.shape[0], -1)
-        for layer, w_std in enumerate(scales["w_std"]):
-            name = f"hidden_{layer}"
-            hidden = activate(NTKDense(self.width, w_std=float(w_std), b_std=self.b_std, name=name)(hidden))
+        (hidden,) = as_floats(x)
+        hidden = scaled_inputs(hidden.reshape(hidden.shape[0], -1), self.input_scale)
+        by_layer = zip(scales["w_std"], _by_layer("b_std", self.b_std, self.depth), strict=True)
+        for layer, (w_std, b_std) in enumerate(by_layer):
+            dense = NTKDense(self.width, w_std=_number(w_std), b_std=_number(b_std), name=f"hidden_{layer}")
+            hidden = activate(dense(hidden))
         return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
 
     def scales(self) -> dict[str, Any]:
-        """The four scales as numbers, None resolved.
+        """The five scales, None resolved.
 
         Returns:
-            ``w_std`` (depth,), ``b_std``, ``readout_w_std`` and ``readout_b_std``: the keywords of
+            ``w_std`` (depth,), ``b_std``, ``readout_w_std``, ``readout_b_std`` and ``input_scale``: the keywords of
             :func:`~numpyro_wide.wide_limit.fcn_kernel`, whose kernel the features' inner products tend to.
 
         Raises:
-            ValueError: for negative scales, or a ``w_std`` that is neither a number nor (depth,).
+            ValueError: for negative scales, a ``w_std`` or ``b_std`` that is neither a number nor (depth,), or a
+                ``w_std`` of None beside biases of a learnt scale.
 
         Example:
             >>> from numpyro_wide.nn import FCN
@@ -81,22 +92,35 @@ class FCN(linen.Module):
             [1.0, 1.414]
             >>> kernel = fcn_kernel(network.depth, network.activation, **network.scales())
         """
-        for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):
+        for name in SCALES:
             if getattr(self, name) is not None:
-                check_scale(name, getattr(self, name))
+                check_scale(name, getattr(self, name), is_number=name.startswith("readout"))
+        b_std = _by_layer("b_std", self.b_std, self.depth)
         if self.w_std is None:
             # No activation precedes the first layer.
             preceding = ["identity", *[self.activation] * (self.depth - 1)][: self.depth]
-            by_layer = np.array([unit_scale(activation, self.b_std) for activation in preceding])
+            by_layer = zip(preceding, b_std, strict=True)
+            w_std: Any = np.array([scale_or_unit(None, activation, b_std) for activation, b_std in by_layer])
         else:
-            by_layer = np.asarray(self.w_std, float)
-            if by_layer.shape not in ((), (self.depth,)):
-                raise ValueError(f"w_std must be a number or have shape ({self.depth},), but got {by_layer.shape}.")
+            w_std = _by_layer("w_std", self.w_std, self.depth)
         return {
-            "w_std": np.broadcast_to(by_layer, (self.depth,)),
-            "b_std": self.b_std,
+            "w_std": w_std,
+            "b_std": self.b_std if np.ndim(self.b_std) == 0 else b_std,
             "readout_w_std": scale_or_unit(
                 self.readout_w_std, self.activation if self.depth else "identity", self.readout_b_std
             ),
             "readout_b_std": self.readout_b_std,
+            "input_scale": self.input_scale,
         }
+
+
+def _by_layer(name: str, scale: Any, depth: int) -> Any:
+    """A scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
+    shape = np.shape(scale)
+    if shape not in ((), (depth,)):
+        raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")
+    return np.broadcast_to(np.asarray(scale, float), (depth,)) if is_known(scale) else jnp.broadcast_to(scale, (depth,))
+
+
+def _number(scale: Any) -> Any:
+    return float(scale) if is_known(scale) else scale

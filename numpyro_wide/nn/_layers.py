@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 from flax import linen
 
-from numpyro_wide.nn._scales import check_count, check_scale
+from numpyro_wide._checks import check_not_negative, is_known, whole_number
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
 
@@ -103,13 +105,35 @@ class NTKConv(linen.Module):
         return _add_bias(self, (self.w_std / (height * width * num_channels) ** 0.5) * convolved)
 
 
-def scaled_features(units: jax.Array, readout_w_std: float, readout_b_std: float) -> jax.Array:
+def scaled_features(units: jax.Array, readout_w_std: Any, readout_b_std: Any) -> jax.Array:
     r"""What N(0, 1) readout weights multiply: $\sigma_w / \sqrt{d}$ times the units (n, d), a column for the bias."""
     features = (readout_w_std / units.shape[1] ** 0.5) * units
-    if not readout_b_std:
+    if is_known(readout_b_std) and not readout_b_std:
         return features
     bias_column = jnp.full((units.shape[0], 1), readout_b_std, features.dtype)
     return jnp.concatenate([features, bias_column], axis=1)
+
+
+def scaled_inputs(x: jax.Array, input_scale: Any) -> jax.Array:
+    """Inputs (n, d) times a number, or a number for each column; as they are for None."""
+    if input_scale is None:
+        return x
+    shape = np.shape(input_scale)
+    if shape not in ((), (x.shape[1],)):
+        raise ValueError(
+            f"input_scale must be a number or have shape ({x.shape[1]},), one for each column of the inputs, but got "
+            f"{shape}."
+        )
+    return x * jnp.asarray(input_scale, x.dtype) if shape == () else x * jnp.asarray(input_scale, x.dtype)[None, :]
+
+
+def check_scale(name: str, value: Any, *, is_number: bool) -> None:
+    """Not negative, where it is known, and no prior, which belongs elsewhere."""
+    if isinstance(value, dist.Distribution):
+        raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
+    if is_number and np.shape(value) != ():
+        raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
+    check_not_negative(name, value)
 
 
 def check_images(x: jax.Array) -> None:
@@ -121,19 +145,15 @@ def check_images(x: jax.Array) -> None:
         )
 
 
-def as_real(x: Any) -> jax.Array:
-    """Inputs as floating-point numbers: images often come as bytes."""
-    return jnp.asarray(x, jnp.result_type(x, float))
-
-
 def _check_layer(features: int, w_std: Any, b_std: Any) -> None:
-    check_count("features", features)
-    check_scale("w_std", w_std)
-    check_scale("b_std", b_std)
+    whole_number("features", features)
+    check_not_negative("w_std", w_std)
+    check_not_negative("b_std", b_std)
 
 
 def _add_bias(layer: Any, outputs: jax.Array) -> jax.Array:
     if isinstance(layer.b_std, int | float) and layer.b_std == 0:
         return outputs
     init: Callable = standard_normal_init
-    return outputs + layer.b_std * layer.param("bias", init, (layer.features,))
+    bias = layer.param("bias", init, (layer.features,))
+    return outputs + layer.b_std * jnp.expand_dims(bias, range(outputs.ndim - 1))

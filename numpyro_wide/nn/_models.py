@@ -1,6 +1,6 @@
 """Whole NumPyro models in one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,12 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import check_positive, listing, whole_number
+from numpyro_wide.nn._convolutional import CNN, WideResNet
+from numpyro_wide.nn._fully_connected import FCN, SCALES
+from numpyro_wide.nn._latent_scales import scale_site
 from numpyro_wide.nn._random import is_module, random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks
-from numpyro_wide.nn._scales import check_count
 
 
 def bnn(
@@ -21,14 +24,17 @@ def bnn(
     num_outputs: int | None,
     noise: ArrayLike | dist.Distribution,
     *,
+    scales: Mapping[str, ArrayLike | dist.Distribution] | None = None,
     readout_scale: ArrayLike = 1.0,
     block_size: int | str | None = None,
 ) -> Callable[..., None]:
     r"""A Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for every handler of this package.
 
-    Its sites, in their order: "noise" if it is latent; "hidden.…", one standard normal site for each parameter of
-    ``features_net`` (:func:`random_network`), such as "hidden.hidden_0.kernel"; "features", (n, d); "readout", standard
-    normal, (d, k), or (d,) without ``num_outputs``; and "y" in the plate "rows". So, in full::
+    Its sites, in their order: "noise" and the scales that are latent, each a deterministic site beside one called
+    "noise_base" and so on, which is N(0, 1) a priori, so that every kernel has an easy time; "hidden.…", one standard
+    normal site for each parameter of ``features_net`` (:func:`random_network`), such as "hidden.hidden_0.kernel";
+    "features", (n, d); "readout", standard normal, (d, k), or (d,) without ``num_outputs``; and "y" in the plate
+    "rows". So, in full::
 
         repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise)  # latent: "noise"
         collapse_readout(model, readout="readout", features="features", observed="y")
@@ -38,7 +44,11 @@ def bnn(
             included, such as :class:`FCN`; or a function of the inputs that does so and has sample sites of its own.
         num_outputs: k, or None for targets that are a vector (n,).
         noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
-            a distribution.
+            log-normal, half-normal, half-Cauchy, exponential or uniform.
+        scales: of ``features_net``, by name, in the place of its own: "w_std", "b_std", "readout_w_std",
+            "readout_b_std" and, for an :class:`FCN`, "input_scale"; numbers or arrays, such as those of
+            :func:`~numpyro_wide.wide_limit.fit`, or their priors, of the kinds that the noise may have, with a batch of
+            the scale's shape. ``features_net`` must then be one of this package's modules.
         readout_scale: standard deviation of the readout's prior, which broadcasts against it; for features without
             their scale, as in the standard parametrisation.
         block_size: rows of the inputs whose hidden units are held at a time, "auto", or None for all: see
@@ -48,10 +58,11 @@ def bnn(
         The model; without ``y`` it predicts, or simulates from the prior.
 
     Raises:
-        TypeError: if ``features_net`` is neither a module nor a function, or a function is to run in blocks.
-        ValueError: for a number of outputs or a block size below 1, or noise or ``readout_scale`` that are not
-            positive; when the model runs, if the features are not a matrix with a row for each of the inputs', or ``y``
-            has another shape than the outputs.
+        TypeError: if ``features_net`` is neither a module nor a function, or a function is to run in blocks or have
+            scales.
+        ValueError: for a number of outputs or a block size below 1, noise or ``readout_scale`` that are not positive,
+            or scales that the module does not have; when the model runs, if the features are not a matrix with a row
+            for each of the inputs', or ``y`` has another shape than the outputs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,27 +81,32 @@ def bnn(
             f"features_net must be a flax module or a function of the inputs, but is a {type(features_net).__name__}."
         )
     if num_outputs is not None:
-        check_count("num_outputs", num_outputs)
+        whole_number("num_outputs", num_outputs)
     for name, value in (("noise", noise), ("readout_scale", readout_scale)):
-        if not isinstance(value, dist.Distribution) and not np.all(np.asarray(value) > 0):
-            raise ValueError(f"{name} must be positive, but got {value}.")
+        if not isinstance(value, dist.Distribution):
+            check_positive(name, value)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
     by_row_blocks(features_net, block_size)  # refuses a wrong size now
-    return partial(_bnn, features_net, num_outputs, noise, readout_scale, block_size)
+    scales = dict(scales or {})
+    _check_scales(features_net, scales)
+    return partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
 
 
 def _bnn(
     features_net: Any,
     num_outputs: int | None,
     noise: ArrayLike | dist.Distribution,
+    scales: dict[str, ArrayLike | dist.Distribution],
     readout_scale: ArrayLike,
     block_size: int | str | None,
     x: Array,
     y: Array | None = None,
 ) -> None:
     """The model that :func:`bnn` gives."""
-    noise_scale = numpyro.sample("noise", noise) if isinstance(noise, dist.Distribution) else noise
+    noise_scale = scale_site("noise", noise)
+    if scales:
+        features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
     network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
     if block_size is not None:
         network = by_row_blocks(network, block_size)
@@ -104,8 +120,35 @@ def _bnn(
             f"y must have shape {mean.shape} for {features.shape[0]} rows and num_outputs={num_outputs}, but got "
             f"{jnp.shape(y)}."
         )
+    if np.broadcast_shapes(mean.shape, np.shape(noise_scale)) != mean.shape:
+        raise ValueError(
+            f"noise must broadcast against the outputs {mean.shape}, but has shape {np.shape(noise_scale)}; noise by "
+            "row is (n,) for a vector of outputs and (n, 1) or (n, k) for a matrix."
+        )
     with numpyro.plate("rows", features.shape[0]):
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
+
+
+def _check_scales(features_net: Any, scales: dict[str, ArrayLike | dist.Distribution]) -> None:
+    if not scales:
+        return
+    if not isinstance(features_net, FCN | CNN | WideResNet):
+        raise TypeError(
+            "scales are those of an FCN, CNN or WideResNet, but features_net is of another kind; give them sites in a "
+            "function of your own."
+        )
+    known = [name for name in SCALES if hasattr(features_net, name)]
+    if unknown := [name for name in scales if name not in known]:
+        raise ValueError(
+            f"scales must be among {listing(known)} of {type(features_net).__name__}, but got {listing(unknown)}."
+        )
+    for bias, weights in (("b_std", "w_std"), ("readout_b_std", "readout_w_std")):
+        given = scales.get(weights, getattr(features_net, weights))
+        if isinstance(scales.get(bias), dist.Distribution) and given is None:
+            raise ValueError(
+                f"{weights}=None keeps the variance at one for biases of a known scale, but {bias} has a prior; give "
+                f"{weights} too, a number or its prior."
+            )
 
 
 def _matrix(features: Array, x: Array) -> Array:

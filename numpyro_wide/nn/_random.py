@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from flax import linen, nnx
 from jax.tree_util import GetAttrKey, keystr
 
-from numpyro_wide._conjugate import listing
+from numpyro_wide._checks import listing
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_wide.nn._scales import check_count
-from numpyro_wide.wide_limit._blocks import in_row_blocks, take_rows
+from numpyro_wide._blocks import in_row_blocks, take_rows
+from numpyro_wide._checks import whole_number
 
 # Hidden units of a block under "auto": 256 MB in float32.
 AUTO_NUMBERS = 2**26
@@ -41,7 +41,7 @@ def by_row_blocks(network: Callable[[jax.Array], jax.Array], block_size: int | s
     if block_size not in (None, "auto"):
         if isinstance(block_size, str):
             raise ValueError(f'block_size must be a number of rows, "auto" or None, but got {block_size!r}.')
-        check_count("block_size", block_size)
+        block_size = whole_number("block_size", block_size)
 
     def blocked(x: jax.Array) -> jax.Array:
         x = jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""The amortised encoder of the paper, and its linearised twin."""
+"""The amortised encoder of the paper, with the network that is linear in the same parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 from jax.typing import ArrayLike
+
+from numpyro_wide._checks import is_known, whole_number
 
 
 class ScaledReLU(linen.Module):
@@ -23,7 +25,7 @@ class ScaledReLU(linen.Module):
         num_outputs: number of outputs, the natural parameters of a guide.
 
     Raises:
-        ValueError: at ``init`` or ``apply``, if one of them is not a positive integer.
+        ValueError: at ``init`` or ``apply``, if one of them is not a positive whole number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -42,9 +44,7 @@ class ScaledReLU(linen.Module):
     def setup(self) -> None:
         """Make the two layers."""
         for name in ("width", "num_outputs"):
-            size = getattr(self, name)
-            if not isinstance(size, int | np.integer) or size < 1:
-                raise ValueError(f"{name} must be a positive integer, but got {size!r}.")
+            whole_number(name, getattr(self, name))
         self.hidden = linen.Dense(self.width, use_bias=False, kernel_init=linen.initializers.normal(1.0))
         self.readout = linen.Dense(self.num_outputs, use_bias=False, kernel_init=linen.initializers.zeros)
 
@@ -56,56 +56,49 @@ class ScaledReLU(linen.Module):
         """Outputs (..., num_outputs) for inputs (..., d)."""
         return self.readout(self.features(x))
 
+    @linen.nowrap
+    def linearize(self, params0: Any) -> Callable[[Any, ArrayLike], jax.Array]:
+        """The encoder linearised in its parameters around ``params0`` (McNamara 2025, Section 5).
 
-def linearised_twin(encoder: ScaledReLU, params0: Any) -> Callable[[Any, ArrayLike], jax.Array]:
-    """The encoder linearised in its parameters around ``params0`` (McNamara 2025, Section 5).
+        The same function as ``wide_limit.linearize(encoder.apply, params0)``, at less than half of its cost: where
+        the readout of ``params0`` is zero, as at the start, the hidden weights have no first-order effect, and what is
+        left is the linear model of the readout on fixed random features.
 
-    The same function as ``wide_limit.linearize(encoder.apply, params0)``, at less than half of its cost: where
-    the readout of ``params0`` is zero, as at the start, the hidden weights have no first-order effect, and the
-    twin is the linear model of the readout on fixed random features.
+        Args:
+            params0: what ``encoder.init`` returned, or parameters from later on.
 
-    Args:
-        encoder: the network.
-        params0: what ``encoder.init`` returned, or parameters from later on.
+        Returns:
+            ``linear(params, x)``, with ``params`` of the structure of ``params0`` and outputs as ``encoder.apply``.
 
-    Returns:
-        ``twin(params, x)``, with ``params`` of the structure of ``params0`` and outputs as ``encoder.apply``.
+        Raises:
+            ValueError: if ``params0``, or later ``params``, are not the encoder's parameters.
 
-    Raises:
-        ValueError: if ``encoder`` is no :class:`ScaledReLU`, or ``params0`` are not its parameters.
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from numpyro_wide import nn
+            >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
+            >>> params0 = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
+            >>> encoder.linearize(params0)(params0, jnp.ones((5, 3))).shape
+            (5, 2)
+        """
+        hidden0, readout0 = _weights(self, params0)
+        # in NumPy, for a known array of jax.numpy becomes an unknown one by any operation under jit
+        is_at_start = is_known(readout0) and not np.asarray(readout0).any()
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide import nn
-        >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
-        >>> params0 = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
-        >>> twin = nn.linearised_twin(encoder, params0)
-        >>> twin(params0, jnp.ones((5, 3))).shape
-        (5, 2)
-    """
-    hidden0, readout0 = _weights(encoder, params0)
-    # in NumPy, for a known array of jax.numpy becomes an unknown one by any operation under jit
-    is_at_start = not isinstance(readout0, jax.core.Tracer) and not np.asarray(readout0).any()
+        def linear(params: Any, x: ArrayLike) -> jax.Array:
+            """Evaluate the linearised network."""
+            hidden, readout = _weights(self, params)
+            preactivations = x @ hidden0
+            outputs = linen.relu(preactivations) @ readout
+            if not is_at_start:
+                outputs += jnp.where(preactivations > 0, x @ (hidden - hidden0), 0) @ readout0
+            return outputs * self.width**-0.5
 
-    def twin(params: Any, x: ArrayLike) -> jax.Array:
-        """Evaluate the linearised network."""
-        hidden, readout = _weights(encoder, params)
-        preactivations = x @ hidden0
-        outputs = linen.relu(preactivations) @ readout
-        if not is_at_start:
-            outputs += jnp.where(preactivations > 0, x @ (hidden - hidden0), 0) @ readout0
-        return outputs * encoder.width**-0.5
-
-    return twin
+        return linear
 
 
 def _weights(encoder: ScaledReLU, params: Any) -> tuple[jax.Array, jax.Array]:
     """The hidden weights (d, p) and the readout's (p, num_outputs)."""
-    if not isinstance(encoder, ScaledReLU):
-        raise ValueError(
-            f"linearised_twin takes a ScaledReLU, but got {type(encoder).__name__}. "
-            "For any other network, see numpyro_wide.wide_limit.linearize."
-        )
     try:
         layers = params["params"]
         hidden, readout = layers["hidden"]["kernel"], layers["readout"]["kernel"]

@@ -1,11 +1,13 @@
 """Activations by name, and the scales of weights that keep the variance of a network's units at one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+
+from numpyro_wide._checks import is_known
 
 Activation = str | Callable[[jax.Array], jax.Array]
 
@@ -14,6 +16,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda u: jax.nn.gelu(u, approximate=False),
     "identity": lambda u: u,
     "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
 }
 
 
@@ -35,7 +38,7 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     variance one in the next layer, at any depth. √2 for the rectifier, 1.534 for the GELU.
 
     Args:
-        activation: "erf", "gelu" (the exact one), "identity", "relu", or a function of arrays.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
         b_std: $\sigma_b$, at least 0 and below 1.
 
     Returns:
@@ -61,18 +64,13 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     return float(np.sqrt((1 - b_std**2) / second_moment))
 
 
-def scale_or_unit(given: float | None, activation: Activation, b_std: float) -> float:
+def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
     """The given scale of a layer's weights; in place of None, that which keeps the variance at one."""
-    return unit_scale(activation, b_std) if given is None else given
-
-
-def check_scale(name: str, value: ArrayLike) -> None:
-    """A number that is not negative."""
-    if not isinstance(value, jax.core.Tracer) and not np.all(np.asarray(value) >= 0):
-        raise ValueError(f"{name} must not be negative, but got {value}.")
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """A whole number that is large enough."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
+    if given is not None:
+        return given
+    if not is_known(b_std):
+        raise ValueError(
+            "w_std=None and readout_w_std=None keep the variance at one for biases of a known scale, but theirs is "
+            "traced; give w_std and readout_w_std too."
+        )
+    return unit_scale(activation, float(b_std))

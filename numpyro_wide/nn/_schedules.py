@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import check_positive
+
 
 def inverse_time_schedule(init_value: float, *, slowdown: float = 10.0) -> Callable[[ArrayLike], jax.Array]:
     r"""Learning rate 1 / (1/r₀ + t / slowdown) at step t, as an optax schedule (McNamara 2025, Appendix E).
@@ -30,11 +32,10 @@ def inverse_time_schedule(init_value: float, *, slowdown: float = 10.0) -> Calla
         (1.0, 0.5)
     """
     for name, value in {"init_value": init_value, "slowdown": slowdown}.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, but got {value}.")
+        check_positive(name, value)
 
     def schedule(count: ArrayLike) -> jax.Array:
         """Give the rate at step ``count``."""
-        return init_value / (1 + jnp.asarray(count) * (init_value / slowdown))
+        return init_value / (1 + jnp.asarray(count, float) * (init_value / slowdown))
 
     return schedule

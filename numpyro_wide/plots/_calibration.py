@@ -1,4 +1,4 @@
-"""Figures of calibration: rank histograms, rank distribution functions, coverage."""
+"""Figures of calibration: histograms of ranks and transforms, rank distribution functions, coverage."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
+from numpyro_wide.plots._axes import axes_or_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,22 +38,54 @@ def plot_rank_histogram(
         The axes.
 
     Raises:
-        ValueError: for ranks of several scalars: draw one figure for each.
+        ValueError: for ranks of several scalars, of which each has a figure of its own; or for ranks that are not whole
+            numbers from 0 to ``num_draws``.
     """
+    num_draws = whole_number("num_draws", num_draws)
     ranks = _one_scalar(ranks)
-    ax = _axes(ax)
-    num_bins = _default_bins(len(ranks), num_draws) if num_bins is None else num_bins
+    _check_ranks("", ranks, num_draws)
+    num_bins = _default_bins(len(ranks), num_draws) if num_bins is None else whole_number("num_bins", num_bins)
     edges = np.linspace(0, num_draws + 1, num_bins + 1).round()
-    masses = np.diff(edges) / (num_draws + 1)
-    heights = np.histogram(ranks, edges)[0] / len(ranks) / masses
-    low, high = uniformity_band(masses, len(ranks), level=level, cumulative=False)
-    style: dict[str, Any] = {"color": "C0", "alpha": 0.75, "edgecolor": "white", "linewidth": 0.5} | kwargs
-    ax.bar(edges[:-1] / (num_draws + 1), heights, np.diff(edges) / (num_draws + 1), align="edge", **style)
-    low, high = (np.append(band, band[-1]) for band in (low / masses, high / masses))  # the last step, too
-    ax.fill_between(edges / (num_draws + 1), low, high, step="post", color="0.5", alpha=0.3, linewidth=0, zorder=3)
-    ax.axhline(1, color="0.2", linewidth=1, linestyle="--")
-    ax.set(xlim=(0, 1), ylim=(0, None), xlabel="normalised rank", ylabel="density relative to uniform")
+    ax = _histogram(np.histogram(ranks, edges)[0], edges / (num_draws + 1), level, ax, kwargs)
+    ax.set_xlabel("normalised rank")
     ax.set_title(_band_title(level), fontsize="medium")
+    return ax
+
+
+def plot_probability_integral_transform(
+    values: ArrayLike,
+    *,
+    num_bins: int | None = None,
+    level: float = 0.95,
+    ax: "Axes | None" = None,
+    **kwargs: Any,
+) -> "Axes":
+    """Histogram of the transforms of what was observed, with the simultaneous band of uniform ones.
+
+    A hump in the middle tells of predictions that are too wide, high ends of predictions that are too narrow, and a
+    slope of a bias (Gneiting 2007).
+
+    Args:
+        values: numbers in [0, 1], (n,), as ``diagnostics.probability_integral_transform`` gives them for one output.
+        num_bins: number of bins of equal width; by default one for every 20 values, at least 5 and at most 30.
+        level: probability that a histogram of n independent uniform values is inside the band everywhere. Counts are
+            binomial in each bin.
+        ax: where to draw; None for a new figure.
+        **kwargs: passed on to ``Axes.bar``.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for values of several outputs, of which each has a figure of its own; or for values outside [0, 1].
+    """
+    values = np.asarray(values)
+    _check_transforms(values)
+    num_bins = _most_bins(len(values)) if num_bins is None else whole_number("num_bins", num_bins)
+    edges = np.linspace(0, 1, num_bins + 1)
+    ax = _histogram(np.histogram(values, edges)[0], edges, level, ax, kwargs)
+    ax.set_xlabel("probability integral transform")
+    ax.set_title(_band_title(level, "calibrated predictions"), fontsize="medium")
     return ax
 
 
@@ -77,9 +111,15 @@ def plot_rank_ecdf(
 
     Returns:
         The axes.
+
+    Raises:
+        ValueError: for ranks that are not whole numbers from 0 to ``num_draws``.
     """
-    ax = _axes(ax)
+    num_draws = whole_number("num_draws", num_draws)
     curves = _scalars(ranks if isinstance(ranks, Mapping) else {"": ranks})
+    for label, values in curves.items():
+        _check_ranks(label, values, num_draws)
+    ax = axes_or_new(ax)
     points = np.arange(num_draws + 2)
     uniform = points / (num_draws + 1)
     for label, values in curves.items():
@@ -107,7 +147,7 @@ def plot_coverage(
     Returns:
         The axes.
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     named = coverage if isinstance(coverage, Mapping) else {"": coverage}
     curves = _scalars({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()})
     some = next(iter(named.values()))
@@ -123,12 +163,32 @@ def plot_coverage(
     return ax
 
 
-def _axes(ax: "Axes | None") -> "Axes":
-    if ax is not None:
-        return ax
-    from matplotlib import pyplot  # here, so that the package imports without a display
+def _histogram(counts: np.ndarray, edges: np.ndarray, level: float, ax: Any, style: dict[str, Any]) -> Any:
+    """Bars of densities relative to uniform on [0, 1], and their band."""
+    ax = axes_or_new(ax)
+    num_values, masses = int(counts.sum()), np.diff(edges)
+    low, high = uniformity_band(masses, num_values, level=level, cumulative=False)
+    style = {"color": "C0", "alpha": 0.75, "edgecolor": "white", "linewidth": 0.5} | style
+    ax.bar(edges[:-1], counts / num_values / masses, masses, align="edge", **style)
+    low, high = (np.append(band, band[-1]) for band in (low / masses, high / masses))  # the last step, too
+    ax.fill_between(edges, low, high, step="post", color="0.5", alpha=0.3, linewidth=0, zorder=3)
+    ax.axhline(1, color="0.2", linewidth=1, linestyle="--")
+    ax.set(xlim=(0, 1), ylim=(0, None), ylabel="density relative to uniform")
+    return ax
 
-    return pyplot.subplots(layout="constrained")[1]
+
+def _check_transforms(values: np.ndarray) -> None:
+    if values.ndim != 1 or not values.size:
+        raise ValueError(
+            f"a histogram shows the transforms of one output, (n,), but got shape {values.shape}. Draw one for each "
+            "output with ax=: those of a row depend on each other, for which the band does not hold."
+        )
+    is_right = (values >= 0) & (values <= 1)
+    if not is_right.all():
+        raise ValueError(
+            f"values must be in [0, 1], but {int((~is_right).sum())} of {values.size} are not, such as "
+            f"{values[~is_right][0]}; pass them as diagnostics.probability_integral_transform gives them."
+        )
 
 
 def _one_scalar(ranks: ArrayLike) -> np.ndarray:
@@ -141,10 +201,24 @@ def _one_scalar(ranks: ArrayLike) -> np.ndarray:
     return ranks
 
 
+def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
+    is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.round(ranks))
+    if not is_rank.all():
+        raise ValueError(
+            f"ranks{f' of {label!r}' if label else ''} must be whole numbers from 0 to num_draws = {num_draws}, but "
+            f"{int((~is_rank).sum())} of {ranks.size} are not, such as {ranks[~is_rank][0]}; pass them as "
+            "calibration.sbc_ranks gives them, with the number of draws that they are ranks among."
+        )
+
+
 def _default_bins(num_simulations: int, num_draws: int) -> int:
     """The largest divisor of the number of ranks that is not far below what the simulations can fill."""
-    most = min(30, max(5, num_simulations // 20), num_draws + 1)
+    most = min(_most_bins(num_simulations), num_draws + 1)
     return next((bins for bins in range(most, most // 2, -1) if (num_draws + 1) % bins == 0), most)
+
+
+def _most_bins(num_values: int) -> int:
+    return min(30, max(5, num_values // 20))
 
 
 def _scalars(groups: "Mapping[str, ArrayLike]") -> dict[str, np.ndarray]:
@@ -164,5 +238,5 @@ def _finish(ax: "Axes", level: float, labels: list[str]) -> None:
         ax.legend(frameon=False, fontsize="small", ncols=1 + (len(labels) > 6))
 
 
-def _band_title(level: float) -> str:
-    return f"band: {100 * level:g} % simultaneous, exact posterior"
+def _band_title(level: float, where: str = "exact posterior") -> str:
+    return f"band: {100 * level:g} % simultaneous, {where}"

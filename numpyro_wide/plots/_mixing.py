@@ -7,6 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide.diagnostics import autocorrelation, rhat_squared
+from numpyro_wide.plots._axes import axes_or_new
 
 
 def plot_ess_by_width(
@@ -33,7 +34,7 @@ def plot_ess_by_width(
         >>> ax.get_xlabel(), ax.get_yscale()
         ('width', 'log')
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     all_widths = sorted({width for by_width in ess.values() for width in by_width})
     for (label, by_width), marker in zip(ess.items(), _markers(ess), strict=True):
         widths = sorted(by_width)
@@ -71,7 +72,7 @@ def plot_rhat_by_steps(
         >>> plot_rhat_by_steps({"independent": draws}).get_xlabel()
         'steps'
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     for label, values in draws.items():
         array = np.asarray(values)
         if array.ndim < 2 or array.shape[0] < 2 or array.shape[1] < 10:
@@ -111,7 +112,7 @@ def plot_autocorrelation(
         >>> plot_autocorrelation({"independent": draws}).get_ylabel()
         'autocorrelation'
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     ax.axhline(0.0, color="0.7", linewidth=1)
     for label, values in draws.items():
         correlation = autocorrelation(values, max_lag=max_lag)
@@ -121,14 +122,6 @@ def plot_autocorrelation(
     ax.set(xlabel="lag, steps", ylabel="autocorrelation", xlim=(0, None), ylim=(None, 1))
     ax.legend()
     return ax
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt  # heavy, and chooses a backend
-
-    return plt.subplots(figsize=(5, 3.5), layout="constrained")[1]
 
 
 def _line_and_band(ax: Any, x: ArrayLike, mean: ArrayLike, least: ArrayLike, largest: ArrayLike, **style: Any) -> None:

@@ -7,6 +7,8 @@ from numpyro_wide.wide_limit.drift import smallest_eigenvalue as smallest_eigenv
 from numpyro_wide.wide_limit.empirical import empirical_nngp as empirical_nngp
 from numpyro_wide.wide_limit.empirical import empirical_ntk as empirical_ntk
 from numpyro_wide.wide_limit.empirical import linearize as linearize
+from numpyro_wide.wide_limit.evidence_fit import WideLimitFit as WideLimitFit
+from numpyro_wide.wide_limit.evidence_fit import fit as fit
 from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
 from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
 from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
@@ -16,10 +18,12 @@ from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
 
 __all__ = [
     "KernelDrift",
+    "WideLimitFit",
     "drift_monitor",
     "empirical_nngp",
     "empirical_ntk",
     "fcn_kernel",
+    "fit",
     "gp_log_evidence",
     "gp_posterior",
     "gradient_flow",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import as_floats
 from numpyro_wide.wide_limit.empirical import Network, empirical_ntk
 
 
@@ -37,7 +38,7 @@ def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
         >>> float(kernel_drift(jnp.eye(3), 3 * jnp.eye(3)))
         2.0
     """
-    kernel, kernel0 = jnp.asarray(kernel), jnp.asarray(kernel0)
+    kernel, kernel0 = as_floats(kernel, kernel0)
     if kernel.shape != kernel0.shape or kernel.ndim not in (2, 4):
         raise ValueError(
             f"kernel and kernel0 must have the same shape, (n1, n2) or (n1, n2, k, k), "
@@ -68,7 +69,7 @@ def smallest_eigenvalue(kernel: ArrayLike) -> jax.Array:
         >>> round(float(smallest_eigenvalue(jnp.diag(jnp.array([3.0, 2.0, 5.0])))), 5)
         2.0
     """
-    kernel = jnp.asarray(kernel)
+    (kernel,) = as_floats(kernel)
     if kernel.ndim not in (2, 4) or kernel.shape[0::2] != kernel.shape[1::2]:
         raise ValueError(f"kernel must have shape (n, n) or (n, n, k, k), but got {kernel.shape}.")
     if kernel.ndim == 4:

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide.wide_limit._blocks import in_row_blocks, take_rows
-from numpyro_wide.wide_limit._checks import check_block_size
+from numpyro_wide._blocks import in_row_blocks, take_rows
+from numpyro_wide._checks import whole_number
 
 # (params, x) -> outputs, row by row: the rows of x must not influence each other.
 Network = Callable[[Any, jax.Array], jax.Array]
@@ -54,7 +55,7 @@ def empirical_ntk(
         (4, 5, 2, 2)
     """
     _check_params(params)
-    block_size = check_block_size(block_size)
+    block_size = None if block_size is None else whole_number("block_size", block_size)
     x1, x2 = _check_rows(f, params, x1, x2)
     jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
 
@@ -108,7 +109,7 @@ def empirical_nngp(
         >>> empirical_nngp(features, jnp.ones((3, 100)), jnp.ones((4, 3))).shape
         (4, 4)
     """
-    block_size = check_block_size(block_size)
+    block_size = None if block_size is None else whole_number("block_size", block_size)
     x1, x2 = _check_rows(features, params, x1, x2)
     if jax.eval_shape(features, params, x1).ndim != 2:
         raise ValueError(
@@ -198,7 +199,7 @@ def _check_same_shapes(params: Any, params0: Any) -> None:
 
 def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[jax.Array, jax.Array | None]:
     """Return the inputs as arrays, after checks of their shapes and of what ``f`` makes of them."""
-    x1, x2 = jnp.asarray(x1), None if x2 is None else jnp.asarray(x2)
+    x1, x2 = jnp.asarray(_known_to_jax(x1)), None if x2 is None else jnp.asarray(_known_to_jax(x2))
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
         raise ValueError(f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}.")
     output = jax.eval_shape(f, params, x1)
@@ -209,3 +210,8 @@ def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) ->
             f"but returned {got}. Wrap it in a function that reshapes the output or picks a part."
         )
     return x1, x2
+
+
+def _known_to_jax(x: ArrayLike) -> ArrayLike:
+    """The array; of a table or a list, NumPy's."""
+    return x if isinstance(x, jax.Array) else np.asarray(x)

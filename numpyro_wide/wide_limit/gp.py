@@ -7,15 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
-from numpyro_wide.wide_limit._checks import (
-    as_floats,
-    check_no_nan,
-    check_not_negative,
-    check_shape,
-    check_square,
-    check_targets,
-    known_true,
-)
+from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, is_known_true
+from numpyro_wide.wide_limit._shapes import check_shape, check_symmetric, check_targets
 
 
 def gp_posterior(
@@ -44,8 +37,9 @@ def gp_posterior(
         noise, which all outputs share.
 
     Raises:
-        ValueError: for shapes that do not fit, a negative noise scale, NaN, or a kernel matrix that is not
-            positive definite once the noise is added.
+        ValueError: for shapes that do not fit, a negative noise scale, NaN, or a kernel matrix that is not symmetric,
+            or not positive definite once the noise is added. Under jit, where numbers are not known, the results are
+            NaN for a noise scale that is negative, and for a matrix that is not positive definite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,10 +49,11 @@ def gp_posterior(
         ((2,), (2, 2))
     """
     train, cross, test, targets = as_floats(kernel_train, kernel_cross, kernel_test, targets)
-    num_train, num_test = check_square("kernel_train", train), check_square("kernel_test", test)
+    num_train, num_test = check_symmetric("kernel_train", train), check_symmetric("kernel_test", test)
     check_shape("kernel_cross", cross, (num_test, num_train), "(n_test, n_train)")
-    check_no_nan(kernel_cross=cross, kernel_test=test)
-    chol, whitened = _whiten(train, targets, noise_scale)
+    check_no_nan("kernel_cross", cross)
+    check_no_nan("kernel_test", test)
+    chol, whitened = whiten(train, targets, noise_scale)
     explained = solve_triangular(chol, cross.T, lower=True)
     mean = jnp.matmul(explained.T, whitened, precision="highest")
     covariance = test - jnp.matmul(explained.T, explained, precision="highest")
@@ -77,7 +72,7 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
         noise_scale: standard deviation σ of the observation noise, a number or (n,).
 
     Returns:
-        A scalar.
+        A scalar; under jit minus infinity where the matrix is not positive definite, and NaN for a negative noise.
 
     Raises:
         ValueError: as :func:`gp_posterior` does.
@@ -88,26 +83,32 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
         ()
     """
     train, targets = as_floats(kernel_train, targets)
-    check_square("kernel_train", train)
-    chol, whitened = _whiten(train, targets, noise_scale)
-    num_columns = math.prod(targets.shape[1:])
+    check_symmetric("kernel_train", train)
+    chol, whitened = whiten(train, targets, noise_scale)
+    found = whitened_log_evidence(chol, whitened)
+    is_noise_right = ~jnp.isnan(as_not_negative("noise_scale", noise_scale)).any()
+    return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, found)
+
+
+def whitened_log_evidence(chol: jax.Array, whitened: jax.Array) -> jax.Array:
+    """The log evidence, from what :func:`whiten` gives."""
+    num_columns = math.prod(whitened.shape[1:])
     log_normaliser = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * chol.shape[0] * math.log(2 * math.pi)
     return -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
 
 
-def _whiten(train: jax.Array, targets: jax.Array, noise_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def whiten(train: jax.Array, targets: jax.Array, noise_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Return L, with LLᵀ = K + σ²I, and L⁻¹Y."""
     num_train = train.shape[0]
     check_targets(targets, num_train)
-    check_no_nan(kernel_train=train)
-    check_not_negative(noise_scale=noise_scale)
-    noise = jnp.asarray(noise_scale, train.dtype)
+    check_no_nan("kernel_train", train)
+    noise = as_not_negative("noise_scale", noise_scale, dtype=train.dtype)  # squared, -σ would pass for σ
     if noise.shape not in ((), (num_train,)):
         raise ValueError(
             f"noise_scale must be a number or have shape (n_train,) = {(num_train,)}, but got {noise.shape}."
         )
     chol = jnp.linalg.cholesky(train + jnp.diag(jnp.broadcast_to(noise**2, (num_train,))))
-    if known_true(jnp.isnan(chol)):
+    if is_known_true(jnp.isnan(chol)):
         raise ValueError(
             f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: "
             f"raise noise_scale, drop repeated inputs, or compute the kernel in float64."

@@ -2,24 +2,40 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide.wide_limit._blocks import in_row_blocks, take_rows
-from numpyro_wide.wide_limit._checks import (
-    as_floats,
-    as_integer,
-    check_block_size,
-    check_no_nan,
-    check_not_negative,
-)
+from numpyro_wide._blocks import in_row_blocks, take_rows
+from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_not_negative, whole_number
 from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
 
 Kernel = Callable[..., tuple[jax.Array, jax.Array]]
-Moments = list[tuple[jax.Array, jax.Array]]
-Layers = list[tuple[jax.Array, jax.Array]]  # variances of weights and biases, the readout last
+Layer = tuple[jax.Array, jax.Array]  # variances of its weights and biases
+Carried = tuple[jax.Array, jax.Array, jax.Array]  # E[φ(u) φ(v)] of the layer before, nngp and ntk, (n1, n2) each
+
+# Layers that are compiled one after the other, as is quicker to run; beyond, the time to compile would grow with the
+# depth.
+_MAX_UNROLLED = 3
+
+
+class _Moments(NamedTuple):
+    """What a hidden layer makes of single inputs, (n,) each.
+
+    Attributes:
+        square: mean square of what it takes in.
+        variance: of its preactivations u.
+        product: E[φ(u)²].
+        slope: E[φ'(u)²].
+    """
+
+    square: jax.Array
+    variance: jax.Array
+    product: jax.Array
+    slope: jax.Array
 
 
 def fcn_kernel(
@@ -30,6 +46,7 @@ def fcn_kernel(
     b_std: ArrayLike,
     readout_w_std: ArrayLike = 1.0,
     readout_b_std: ArrayLike = 0.0,
+    input_scale: ArrayLike | None = None,
     block_size: int | None = None,
 ) -> Kernel:
     r"""Kernels of a fully connected network as its hidden layers become infinitely wide.
@@ -58,13 +75,15 @@ def fcn_kernel(
         b_std: standard deviation of the hidden layers' biases, a number or (depth,).
         readout_w_std: standard deviation of the readout's weights.
         readout_b_std: standard deviation of the readout's bias.
+        input_scale: what the inputs are multiplied by, a number or (d_in,), one for each column (automatic relevance
+            determination); None for one.
         block_size: rows of the kernels computed at a time, which bounds the memory beyond the results
             themselves; None for all at once. A few hundred rows suit many thousands of inputs.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two
-        (n1, n2) matrices in the dtype of the inputs. With ``x2=None`` the diagonal is free of the rounding
-        that the inner products of equal vectors otherwise have.
+        (n1, n2) matrices in the dtype of the inputs, at least single precision. With ``x2=None`` the diagonal is free
+        of the rounding that the inner products of equal vectors otherwise have.
 
     Raises:
         ValueError: for an unknown activation, a negative depth or scale, a scale of another shape, a bad
@@ -77,12 +96,14 @@ def fcn_kernel(
         >>> nngp.shape, ntk.shape
         ((3, 4), (3, 4))
     """
-    depth = _checked_depth(depth)
-    _check_activation(activation)
-    block_size = check_block_size(block_size)
+    depth = whole_number("depth", depth, 0)
+    check_activation(activation)
+    block_size = None if block_size is None else whole_number("block_size", block_size)
     hidden = {"w_std": w_std, "b_std": b_std}
     readout = {"readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
     _check_scales(depth, hidden, readout)
+    if input_scale is not None:
+        check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
         """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
@@ -90,8 +111,9 @@ def fcn_kernel(
         _check_inputs(*inputs)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
-        scales = [jnp.broadcast_to(jnp.asarray(scale, dtype), (depth,)) for scale in hidden.values()]
-        scales += [jnp.asarray(scale, dtype) for scale in readout.values()]
+        inputs = tuple(_scaled(x, input_scale) for x in inputs)
+        scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in (hidden | readout).items()]
+        scales[:2] = [jnp.broadcast_to(scale, (depth,)) for scale in scales[:2]]
         return _kernels(inputs, scales, activation=activation, block_size=block_size)
 
     return kernel
@@ -103,68 +125,93 @@ def _kernels(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute both kernels of ``inputs``, (x1,) or (x1, x2)."""
     w_std, b_std, readout_w_std, readout_b_std = scales
-    layers: Layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
+    layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
     dual = DUALS[activation]
     x1, x2 = inputs[0], inputs[-1]
-    moments = [_moments(jnp.mean(x**2, axis=1), layers, dual) for x in inputs]
+    moments = [_moments(jnp.mean(x**2, axis=1), layers[:-1], dual) for x in inputs]
 
     def rows(start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
         inner = jnp.matmul(take_rows(x1, start, size), x2.T, precision="highest") / x1.shape[1]
-        row_moments = [(take_rows(square, start, size), take_rows(var, start, size)) for square, var in moments[0]]
+        row_moments = jax.tree.map(lambda moment: take_rows(moment, start, size), moments[0])
         diagonal = (jnp.arange(size), start + jnp.arange(size)) if len(inputs) == 1 else None
         return _recursion(inner, row_moments, moments[-1], diagonal, layers, dual)
 
     return in_row_blocks(rows, x1.shape[0], block_size)
 
 
-def _moments(norms: jax.Array, layers: Layers, dual: Dual) -> Moments:
-    """Return the mean square (n,) of what each hidden layer takes in, and the variance (n,) of its preactivations."""
-    moments: Moments = []
-    square = norms
-    for w_var, b_var in layers[:-1]:
+def _moments(norms: jax.Array, hidden: list[Layer], dual: Dual) -> list[_Moments]:
+    """What the hidden layers make of single inputs, whose mean squares are ``norms`` (n,)."""
+
+    def through(square: jax.Array, layer: Layer) -> tuple[jax.Array, _Moments]:
+        w_var, b_var = layer
         variance = w_var * square + b_var
-        moments.append((square, variance))
-        square = dual(variance, variance, variance, jnp.zeros_like(variance))[0]
-    return moments
+        product, slope = dual(variance, variance, variance, jnp.zeros_like(variance))
+        return product, _Moments(square, variance, product, slope)
+
+    return _through_layers(through, norms, hidden)[1]
 
 
 def _recursion(
     inner: jax.Array,
-    moments1: Moments,
-    moments2: Moments,
+    moments1: list[_Moments],
+    moments2: list[_Moments],
     diagonal: tuple[jax.Array, jax.Array] | None,
-    layers: Layers,
+    layers: list[Layer],
     dual: Dual,
 ) -> tuple[jax.Array, jax.Array]:
     """Carry the scaled inner products (n1, n2) of the inputs through all layers (:eq:`kernels`).
 
     ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
     """
-    w_var, b_var = layers[0]
-    product = inner
-    nngp = ntk = w_var * product + b_var
-    for layer, (square1, variance1), (square2, variance2) in zip(layers[1:], moments1, moments2, strict=True):
-        determinant = reduced_determinant(square1[:, None], square2[None, :], product, w_var, b_var)
-        product, slope = dual(variance1[:, None], variance2[None, :], nngp, determinant)
+
+    def through(carried: Carried, step: tuple[Layer, Layer, _Moments, _Moments]) -> tuple[Carried, None]:
+        product, nngp, ntk = carried
+        (w_var, b_var), (next_w_var, next_b_var), one, other = step
+        determinant = reduced_determinant(one.square[:, None], other.square[None, :], product, w_var, b_var)
+        product, slope = dual(one.variance[:, None], other.variance[None, :], nngp, determinant)
         if diagonal is not None:
             # Variances and covariance are rounded each in its own way. Here they must be the same number, for
             # an angle near 0 is off by √ε where its cosine is off by ε.
-            alone = dual(variance1, variance1, variance1, jnp.zeros_like(variance1))
-            product, slope = product.at[diagonal].set(alone[0]), slope.at[diagonal].set(alone[1])
-        w_var, b_var = layer
-        nngp = w_var * product + b_var
-        ntk = nngp + w_var * slope * ntk
+            product, slope = product.at[diagonal].set(one.product), slope.at[diagonal].set(one.slope)
+        nngp = next_w_var * product + next_b_var
+        return (product, nngp, nngp + next_w_var * slope * ntk), None
+
+    w_var, b_var = layers[0]
+    first = w_var * inner + b_var
+    steps = list(zip(layers[:-1], layers[1:], moments1, moments2, strict=True))
+    (_, nngp, ntk), _ = _through_layers(through, (inner, first, first), steps)
     return nngp, ntk
 
 
-def _checked_depth(depth: int) -> int:
-    number = as_integer(depth)
-    if number is None or number < 0:
-        raise ValueError(f"depth, the number of hidden layers, must be an integer of at least 0, but got {depth!r}.")
-    return number
+def _through_layers(through: Callable[[Any, Any], tuple[Any, Any]], carried: Any, layers: list) -> tuple[Any, list]:
+    """What ``through`` carries through all layers, and what it gives at each."""
+    if len(layers) > _MAX_UNROLLED:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+        # For gradients a layer's temporaries are computed once more, and not held for all layers.
+        carried, given = jax.lax.scan(jax.checkpoint(through), carried, stacked, unroll=2)
+        return carried, [jax.tree.map(lambda leaf, i=i: leaf[i], given) for i in range(len(layers))]
+    given = []
+    for layer in layers:
+        carried, at_layer = through(carried, layer)
+        given.append(at_layer)
+    return carried, given
 
 
-def _check_activation(activation: str) -> None:
+def _scaled(x: jax.Array, input_scale: ArrayLike | None) -> jax.Array:
+    """The inputs (n, d_in) in the units that the network sees."""
+    if input_scale is None:
+        return x
+    scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
+    if scale.shape not in ((), (x.shape[1],)):
+        raise ValueError(
+            f"input_scale must be a number or have shape (d_in,) = {(x.shape[1],)}, but got an array of shape "
+            f"{scale.shape}."
+        )
+    return x * jnp.broadcast_to(scale, x.shape)
+
+
+def check_activation(activation: str) -> None:
+    """One of those with closed-form kernels."""
     if not isinstance(activation, str) or activation not in DUALS:
         raise ValueError(
             f"activation must be one of {sorted(DUALS)}, the ones with closed-form kernels, "
@@ -174,11 +221,11 @@ def _check_activation(activation: str) -> None:
 
 def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, ArrayLike]) -> None:
     for name, scale in {**hidden, **readout}.items():
-        shape = jnp.asarray(scale).shape
+        shape = np.shape(scale)
         if shape != () and (name in readout or shape != (depth,)):
             layers = "" if name in readout else f" or an array of shape (depth,) = {(depth,)}"
             raise ValueError(f"{name} must be a number{layers}, but got an array of shape {shape}.")
-    check_not_negative(**hidden, **readout)
+        check_not_negative(name, scale)
 
 
 def _check_inputs(x1: jax.Array, x2: jax.Array | None = None) -> None:
@@ -188,8 +235,8 @@ def _check_inputs(x1: jax.Array, x2: jax.Array | None = None) -> None:
                 f"{name} must be a matrix (n, d_in) with at least one row and one column, "
                 f"but got shape {x.shape}. Flatten images, and write a single input as x[None, :]."
             )
+        check_no_nan(name, x)
     if x2 is not None and x1.shape[1] != x2.shape[1]:
         raise ValueError(
             f"x1 and x2 must have the same number of columns d_in, but got shapes {x1.shape} and {x2.shape}."
         )
-    check_no_nan(x1=x1, **({} if x2 is None else {"x2": x2}))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_wide.wide_limit._checks import check_no_nan, known_true
+from numpyro_wide._checks import as_floats, check_no_nan, check_positive, whole_number
 from numpyro_wide.wide_limit.empirical import Network, empirical_ntk
 
 
@@ -58,7 +58,7 @@ def ntk_map(
 
     Raises:
         ValueError: if the targets have not the shape of the outputs or hold NaN, if λ is not positive, or if
-            ``num_probes`` or ``order`` is not a positive integer.
+            ``num_probes`` or ``order`` is not a positive whole number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -70,15 +70,17 @@ def ntk_map(
         >>> float(theta[0]), float(log_det)  # 1/2 and log 1/2
         (0.5, -0.693)
     """
-    x, targets, regulariser = jnp.asarray(x), jnp.asarray(targets), jnp.asarray(regulariser)
+    num_probes, order = whole_number("num_probes", num_probes), whole_number("order", order)
+    x = jnp.asarray(x)
+    targets, regulariser = as_floats(targets, regulariser)
     outputs, transpose = jax.vjp(lambda params: f(params, x), phi)
-    _check(outputs, targets, regulariser, num_probes, order)
-    kernel = empirical_ntk(f, phi, x, block_size=block_size)
+    _check(outputs, targets, regulariser)
+    (kernel,) = as_floats(empirical_ntk(f, phi, x, block_size=block_size))
     if outputs.ndim == 2:
         kernel = jnp.moveaxis(kernel, 2, 1).reshape(outputs.size, outputs.size)
     factor = jnp.linalg.cholesky(kernel + regulariser * jnp.eye(outputs.size, dtype=kernel.dtype))
     residuals = (targets - outputs).reshape(-1)
-    weights = jax.scipy.linalg.cho_solve((factor, True), residuals).reshape(outputs.shape)  # r̃
+    weights = jax.scipy.linalg.cho_solve((factor, True), residuals).reshape(outputs.shape).astype(outputs.dtype)  # r̃
     (step,) = transpose(weights)
     theta = jax.tree.map(jnp.add, phi, step)
 
@@ -123,12 +125,12 @@ def _inner(left: Any, right: Any) -> jax.Array:
     return sum(products[1:], start=products[0])
 
 
-def _check(outputs: jax.Array, targets: jax.Array, regulariser: jax.Array, num_probes: int, order: int) -> None:
+def _check(outputs: jax.Array, targets: jax.Array, regulariser: jax.Array) -> None:
     if targets.shape != outputs.shape:
         raise ValueError(f"targets must have the shape of the network's outputs, {outputs.shape}, got {targets.shape}.")
-    check_no_nan(targets=targets)
-    if regulariser.shape != () or known_true(~(regulariser > 0)):
-        raise ValueError(f"regulariser must be a positive number, such as the noise variance, but got {regulariser}.")
-    for name, number in {"num_probes": num_probes, "order": order}.items():
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a positive integer, but got {number!r}.")
+    check_no_nan("targets", targets)
+    if regulariser.shape != ():
+        raise ValueError(
+            f"regulariser must be a number, such as the noise variance, but has shape {regulariser.shape}."
+        )
+    check_positive("regulariser", regulariser)

@@ -4,15 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from numpyro_wide.wide_limit._checks import (
-    as_floats,
-    check_no_nan,
-    check_not_negative,
-    check_shape,
-    check_square,
-    check_targets,
-)
+from numpyro_wide._checks import as_floats, check_no_nan, check_not_negative
 from numpyro_wide.wide_limit._flow_operator import flow_operator
+from numpyro_wide.wide_limit._shapes import check_shape, check_symmetric, check_targets
 
 KernelPair = tuple[ArrayLike, ArrayLike]
 
@@ -49,7 +43,7 @@ def gradient_flow(
         f_t(x), (n_test,) or (n_test, k).
 
     Raises:
-        ValueError: for shapes that do not fit, a negative time, or NaN.
+        ValueError: for shapes that do not fit, a kernel that is not symmetric, a negative time, or NaN.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,14 +51,15 @@ def gradient_flow(
         (2,)
     """
     train, cross, targets, start, test_start = as_floats(ntk_train, ntk_cross, targets, initial_train, initial_test)
-    check_targets(targets, check_square("ntk_train", train))
+    check_targets(targets, check_symmetric("ntk_train", train))
     check_shape("ntk_cross", cross, (*cross.shape[:1], train.shape[0]), "(n_test, n_train)")
     if start.shape != ():
         check_shape("initial_train", start, targets.shape, "that of targets")
     if test_start.shape != ():
         expected = (cross.shape[0], *targets.shape[1:])
         check_shape("initial_test", test_start, expected, "(n_test,) or (n_test, k)")
-    check_no_nan(initial_train=start, initial_test=test_start)
+    check_no_nan("initial_train", start)
+    check_no_nan("initial_test", test_start)
     return test_start + jnp.matmul(_smoother(train, cross, time), targets - start, precision="highest")
 
 
@@ -94,7 +89,8 @@ def ntk_ensemble(
         The mean, (n_test,) or (n_test, k), and the covariance (n_test, n_test), which all outputs share.
 
     Raises:
-        ValueError: for anything but pairs, shapes that do not fit, a negative time, or NaN.
+        ValueError: for anything but pairs, shapes that do not fit, a kernel that is not symmetric, a negative time, or
+            NaN.
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,14 +108,15 @@ def ntk_ensemble(
     nngp_train, nngp_cross, nngp_test, ntk_train, ntk_cross, targets = as_floats(
         nngp_train, nngp_cross, nngp_test, ntk_train, ntk_cross, targets
     )
-    num_train = check_square("kernel_train's nngp", nngp_train)
-    num_test = check_square("kernel_test's nngp", nngp_test)
+    num_train = check_symmetric("kernel_train's nngp", nngp_train)
+    num_test = check_symmetric("kernel_test's nngp", nngp_test)
     check_shape("kernel_train's ntk", ntk_train, (num_train, num_train), "(n_train, n_train)")
+    check_symmetric("kernel_train's ntk", ntk_train)
     check_shape("kernel_cross's nngp", nngp_cross, (num_test, num_train), "(n_test, n_train)")
     check_shape("kernel_cross's ntk", ntk_cross, (num_test, num_train), "(n_test, n_train)")
     check_targets(targets, num_train)
     for pair, matrix in {"train": nngp_train, "cross": nngp_cross, "test": nngp_test}.items():
-        check_no_nan(**{f"kernel_{pair}'s nngp": matrix})
+        check_no_nan(f"kernel_{pair}'s nngp", matrix)
     smoother = _smoother(ntk_train, ntk_cross, time)
     product = lambda left, right: jnp.matmul(left, right, precision="highest")  # noqa: E731
     removed = product(smoother, nngp_cross.T)
@@ -130,8 +127,9 @@ def ntk_ensemble(
 
 def _smoother(train: jax.Array, cross: jax.Array, time: ArrayLike) -> jax.Array:
     """Return Θ* Θ⁻¹ (I − exp(−tΘ)), (n_test, n)."""
-    check_no_nan(ntk_train=train, ntk_cross=cross)
-    check_not_negative(time=time)
+    check_no_nan("ntk_train", train)
+    check_no_nan("ntk_cross", cross)
+    check_not_negative("time", time)
     if jnp.shape(time) != ():
         raise ValueError(f"time must be a number, but got shape {jnp.shape(time)}. Use jax.vmap for several.")
     return jnp.matmul(cross, flow_operator(train, jnp.asarray(time, train.dtype)), precision="highest")

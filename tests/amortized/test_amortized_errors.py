@@ -6,11 +6,11 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from amortized_cases import linear_guide, normal_model
 from numpyro.handlers import scale
 from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
+from tests.amortized.amortized_cases import linear_guide, normal_model
 
 KEY = jax.random.key(0)
 sample, normal = numpyro.sample, dist.Normal(0.0, 1.0)
@@ -102,8 +102,9 @@ def test_mistakes_in_model_and_guide(model, guide, message):
         ({"observed": []}, ValueError, "at least one site"),
         ({"observed": 3}, TypeError, "sequence of names, got 3"),
         ({"observed": [3]}, TypeError, r"sequence of names, got \[3\]"),
-        ({"batch_size": 0}, ValueError, "positive integer, got 0"),
-        ({"batch_size": 2.0}, ValueError, "positive integer, got 2.0"),
+        ({"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, but got 0"),
+        ({"batch_size": 2.0}, ValueError, "whole number of at least 1, but got 2.0"),
+        ({"batch_size": True}, ValueError, "whole number of at least 1, but got True"),
         ({"optim": numpyro.optim.Minimize()}, TypeError, "Minimize needs a loss that is not random"),
         ({"optim": "adam"}, TypeError, "optimiser of numpyro.optim or optax, got str"),
         ({"model": None}, TypeError, "must be functions, got NoneType"),
@@ -118,10 +119,10 @@ def test_mistakes_in_the_arguments(change, error, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_steps": 0}, "num_steps must be a positive integer, got 0"),
-        ({"held_out": -1}, "held_out must be a number of simulations"),
-        ({"held_out": 5, "evaluate_every": 0}, "evaluate_every must be a positive integer"),
-        ({"held_out": 5, "patience": 1.5}, "patience must be a positive integer"),
+        ({"num_steps": 0}, "num_steps must be a whole number of at least 1, but got 0"),
+        ({"held_out": -1}, "held_out must be a whole number of at least 0, but got -1"),
+        ({"held_out": 5, "evaluate_every": 0}, "evaluate_every must be a whole number of at least 1, but got 0"),
+        ({"held_out": 5, "patience": 1.5}, "patience must be a whole number of at least 1, but got 1.5"),
         ({"patience": 3}, "held_out=1000"),
         ({"checkpoint_every": 3}, "checkpoint=path"),
     ],

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from amortized_cases import NOISE_SCALE, PRIOR_LOC, PRIOR_SCALE, linear_guide, normal_model
 
 from numpyro_wide import AmortizedForwardKL
+from tests.amortized.amortized_cases import NOISE_SCALE, PRIOR_LOC, PRIOR_SCALE, linear_guide, normal_model
 
 
 def expected_loss(unconstrained):

@@ -7,13 +7,13 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from amortized_cases import ENTROPY, normal_model
 from flax import linen, nnx
 from numpyro.contrib.module import flax_module, nnx_module
 from numpyro.infer import Predictive
 from numpyro.primitives import mutable
 
 from numpyro_wide import AmortizedForwardKL
+from tests.amortized.amortized_cases import ENTROPY, normal_model
 
 positive = dist.constraints.positive
 

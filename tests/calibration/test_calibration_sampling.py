@@ -39,7 +39,8 @@ def guide(observed, x):
 @pytest.fixture(scope="module")
 def exact():
     """Draws of the exact posterior."""
-    return from_guide(jax.random.key(0), model, guide, {}, X, observed="y", num_simulations=400, batch_size=64)
+    params = {"inflation": jnp.array(1.0)}
+    return from_guide(jax.random.key(0), model, guide, params, X, observed="y", num_simulations=400, batch_size=64)
 
 
 def test_the_exact_guide_is_calibrated(exact):
@@ -103,10 +104,65 @@ def test_correlated_draws_are_reported():
 
 
 def test_refuses_unknown_sites():
-    with pytest.raises(ValueError, match=r"observed must name sites .*\['slope', 'nuisance', 'y'\], but got \['z'\]"):
+    sites = r"\['z'\] are not among its sample and deterministic sites \['slope', 'nuisance', 'y'\]"
+    with pytest.raises(ValueError, match=rf"observed must name sites of the model, but {sites}"):
         from_guide(jax.random.key(0), model, guide, {}, X, observed="z")
     other = lambda observed, x: numpyro.sample("w", dist.Normal())  # noqa: E731
-    with pytest.raises(ValueError, match=r"the guide's sites must name .*\['nuisance', 'slope'\], but got \['w'\]"):
+    with pytest.raises(ValueError, match=r"site of the model, but \['w'\] are not among \['slope', 'nuisance'\]"):
         from_guide(jax.random.key(0), model, other, {}, X, observed="y", num_simulations=2)
-    with pytest.raises(ValueError, match=r"sites must name .* but got \['y'\]"):
+    with pytest.raises(ValueError, match=r"sites must name latents .*\['nuisance', 'slope'\], but got \['y'\]"):
         from_mcmc(jax.random.key(0), model, NUTS, X, observed="y", sites=["y"], num_simulations=2)
+
+
+def test_a_guide_without_its_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"params must hold .*\['inflation'\] are missing.*not fitted.*get_params"):
+        from_guide(jax.random.key(0), model, guide, {}, X, observed="y", num_simulations=2)
+    with pytest.raises(TypeError, match="params must be a dictionary .* but is a tuple"):
+        from_guide(jax.random.key(0), model, guide, (), X, observed="y", num_simulations=2)
+
+
+def test_models_that_do_not_simulate_are_refused():
+    """As the trainer refuses them: with a factor, a given value or a scale, draws are not from the joint law."""
+
+    def with_factor(x):
+        model(x)
+        numpyro.factor("penalty", 1.0)
+
+    def subsampled(x):
+        slope = numpyro.sample("slope", dist.Normal(1.0, 2.0))
+        with numpyro.plate("rows", 6, subsample_size=3):
+            numpyro.sample("y", dist.Normal(slope, 0.7))
+
+    def implicit(x):
+        numpyro.deterministic("y", 2 * numpyro.sample("slope", dist.Normal()))
+
+    calls = [
+        lambda model: from_guide(jax.random.key(0), model, guide, {"inflation": 1.0}, X, observed="y"),
+        lambda model: from_mcmc(jax.random.key(0), model, NUTS, X, observed="y"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"must simulate every site, but \['penalty'\]"):
+            call(with_factor)
+        with pytest.raises(ValueError, match=r"plate 'rows' is subsampled \(3 of 6\)"):
+            call(subsampled)
+    with pytest.raises(ValueError, match=r"needs the density of what is observed, but \['y'\] are functions"):
+        calls[1](implicit)
+
+
+def test_a_guide_may_see_a_function_of_the_latents():
+    def implicit():
+        numpyro.deterministic("y", 2 * numpyro.sample("slope", dist.Normal()))
+
+    def near(observed):
+        numpyro.sample("slope", dist.Normal(observed["y"] / 2, 0.1))
+
+    found = from_guide(jax.random.key(0), implicit, near, {}, observed="y", num_simulations=50, num_draws=19)
+    np.testing.assert_allclose(found.draws["slope"].mean(1), found.observed["y"] / 2, atol=5 * 0.1 / 19**0.5)
+    np.testing.assert_allclose(found.truth["slope"], found.observed["y"] / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["num_simulations", "num_draws", "batch_size"])
+def test_numbers_of_draws_are_whole(name):
+    for value in (0, 2.5, True):
+        with pytest.raises(ValueError, match=rf"{name} must be a whole number of at least 1, but got {value}"):
+            from_guide(jax.random.key(0), model, guide, {}, X, observed="y", **{name: value})

@@ -17,6 +17,7 @@ from scipy import stats
 from numpyro_wide import ReprioriseReadout, collapse_readout, repriorise
 from numpyro_wide.diagnostics import to_arviz
 from numpyro_wide.mcmc import PreconditionedCrankNicolson
+from tests.compilations import compilations
 from tests.models import small_data
 
 X, Y = small_data(8)
@@ -186,6 +187,9 @@ def test_a_readout_repriorised_inside_the_model():
     [
         ({"include": ["featurs"]}, "include names 'featurs', which is neither stored nor a site.*'features'"),
         ({"return_sites": ["f"], "predictions": (X,)}, "return_sites names 'f', which the model does not have.*'y'"),
+        ({"drop": ["hiden"]}, "drop names 'hiden', which is neither stored nor a site of the model.*'net/hidden'"),
+        ({"dims": {"v": ["a", "b"]}}, "dims names 'v', which is neither stored nor a site of the model.*'w'"),
+        ({"dims": {"w": ["a"]}}, r"dims names 1 dimensions of site 'w', \['a'\], but it has 2"),
         ({"dims": {"w": ["a", "b", "c"]}}, r"dims names 3 dimensions of site 'w', \['a', 'b', 'c'\], but it has 2"),
         ({"coords": {"row": range(8)}}, "coords names 'row', which is no dimension; the dimensions are .*'rows'"),
     ],
@@ -224,3 +228,78 @@ def test_arguments_of_another_kind_or_order_are_refused():
         to_arviz(network, mcmc, X, Y)
     with pytest.raises(TypeError, match=r"predictions must be a tuple .*, but is a ndarray; .* predictions=\(x_new,\)"):
         to_arviz(mcmc, network, X, Y, predictions=X_TEST)
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*but is a int; the order is to_arviz\(mcmc"):
+        to_arviz(mcmc, network, X, Y, rng_key=0)
+
+
+def likelihood(fn):
+    """A model whose observations are of the distribution that ``fn`` gives for the mean and the features."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        features = numpyro.deterministic("features", jnp.concatenate([x, jnp.ones_like(x)], axis=1))
+        numpyro.sample("y", fn(features @ w), obs=y)
+
+    return model
+
+
+def two_outputs(mean):
+    return dist.Normal(jnp.stack([mean, -mean], axis=1), 0.3)
+
+
+HIDDEN = np.arange(len(X)) % 3 == 0
+EVENTS = {
+    "rows": (lambda mean: dist.Normal(mean, 0.3).to_event(1), Y[:, 0], lambda each: each),
+    "outputs too": (lambda mean: two_outputs(mean).to_event(2), Y, lambda each: each.sum(-1)),
+    "masked": (lambda mean: dist.Normal(mean, 0.3).mask(~HIDDEN).to_event(1), Y[:, 0], lambda each: each * ~HIDDEN),
+    "masked as a whole": (lambda mean: dist.Normal(mean, 0.3).to_event(1).mask(False), Y[:, 0], lambda each: 0 * each),
+    "a batch": (lambda mean: dist.Normal(mean, 0.3), Y[:, 0], lambda each: each),
+    "a batch of events": (lambda mean: two_outputs(mean).to_event(1), Y, lambda each: each.sum(-1)),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_an_event_of_rows_is_split_into_observations(case):
+    fn, y, by_row = EVENTS[case]
+    model = likelihood(fn)
+    draws = {"w": np.random.default_rng(0).normal(size=(2, 50, 2)).astype("f")}
+    values = to_arviz(stub(draws, model), model, X, y, dims={"y": ["rows", "output"][: y.ndim]})
+    mean = draws["w"] @ np.concatenate([X, np.ones_like(X)], axis=1).T
+    mean = mean if y.ndim == 1 else np.stack([mean, -mean], axis=-1)
+    values = values["log_likelihood"]["y"]
+    assert values.dims == ("chain", "draw", "rows")
+    np.testing.assert_allclose(values, by_row(stats.norm.logpdf(y, mean, 0.3)), rtol=1e-3, atol=1e-3)
+
+
+def test_an_event_that_is_no_product_is_one_observation_and_says_so():
+    model = likelihood(lambda mean: dist.MultivariateNormal(mean, jnp.eye(len(X))))
+    draws = {"w": np.ones((2, 3, 2), "f")}
+    with pytest.warns(UserWarning, match=r"'y' is one event of shape \(8,\).*Write rows that are independent in a"):
+        values = to_arviz(stub(draws, model), model, X, Y[:, 0])["log_likelihood"]["y"]
+    assert values.shape == (2, 3)
+
+
+def test_loo_of_a_model_without_plates():
+    model = likelihood(EVENTS["rows"][0])
+    wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+    draws = {"w": np.random.default_rng(0).normal(0, 0.1, size=(2, 50, 2)).astype("f")}
+    idata = to_arviz(stub(draws, wrapped), wrapped, X, Y[:, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert az.loo(idata).n_data_points == len(X)
+
+
+@pytest.mark.parametrize("model", [network, REPRIORISED, COLLAPSED], ids=["plain", "repriorised", "collapsed"])
+def test_a_second_call_compiles_nothing(model):
+    draws = prior_draws()
+    if model is COLLAPSED:
+        del draws["w"]
+    options = {"predictions": (X_TEST,), "posterior_predictive": True, "include": ["function"]}
+    del draws["function"]
+    others = {name: values + 0.1 for name, values in draws.items()}
+    idata = to_arviz(stub(draws, model), model, X, Y, **options)
+    with compilations() as compiled:
+        again = to_arviz(stub(others, model), model, X, Y + 1, **options)
+    assert not compiled
+    assert not np.allclose(idata["log_likelihood"]["y"], again["log_likelihood"]["y"])
+    np.testing.assert_array_equal(again["observed_data"]["y"], Y + 1)

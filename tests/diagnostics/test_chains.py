@@ -182,7 +182,7 @@ def test_two_normalisations_are_refused():
 
 
 def test_negative_lags_are_refused():
-    with pytest.raises(ValueError, match="max_lag must be at least 0, or None for all lags, but got -1"):
+    with pytest.raises(ValueError, match="max_lag must be a whole number of at least 0, but got -1"):
         autocorrelation(ar1(0.5, 2, 100), max_lag=-1)
 
 
@@ -206,3 +206,18 @@ def test_more_chains_than_draws_are_asked_about():
         with pytest.warns(UserWarning, match=r"60 chains of 10 draws each; .*group_by_chain=True") as found:
             call()
         assert [warning.filename for warning in found] == [__file__]
+
+
+def test_keys_and_numbers_of_another_kind_are_refused():
+    samples = {"w": np.zeros((2, 10, 3))}
+    calls = (
+        lambda key: project(samples, key),
+        lambda key: projected_ess(samples, key),
+        lambda key: function_ess(lambda draw: draw["w"], samples, key),
+        lambda key: random_projections(key, ["w"]),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"):
+            call(0)
+    with pytest.raises(ValueError, match="num_projections must be a whole number of at least 1, but got 0"):
+        project(samples, jax.random.key(0), num_projections=0)

@@ -12,6 +12,7 @@ from scipy import integrate, stats
 
 from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide.diagnostics import _width, wide_enough
+from tests.compilations import compilations
 from tests.models import network, small_data
 
 KEY = jax.random.key(0)
@@ -114,7 +115,27 @@ def test_pareto_k_of_weights_with_a_pareto_tail():
     assert _width._row(4 * np.log(weights)).advice == "far: run a chain"
 
 
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_a_second_call_compiles_nothing(form):
+    model = condition(network, {"sigma": 0.3})
+    if form == "collapsed":
+        model = collapse_readout(model, readout="w", features="features", observed="y")
+    else:
+        model = repriorise(model, readout="w", features="features", targets="y", noise_scale="sigma")
+    x, y = small_data()
+    with compilations() as first:
+        report = wide_enough(KEY, model, x, y, num_draws=100)
+    with compilations() as second:
+        other = wide_enough(jax.random.key(1), model, x, 30 * y, num_draws=100)
+    assert first and not second
+    assert other.rows["model"].log_evidence < report.rows["model"].log_evidence - 1  # of the new data and not the old
+
+
 def test_mistakes_are_refused():
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"):
+        wide_enough(0, collapsed(4), X, Y)
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, but got 2.5"):
+        wide_enough(KEY, collapsed(4), X, Y, batch_size=2.5)
     with pytest.raises(ValueError, match="observes nothing with these arguments; pass the observations too.*'hidden'"):
         wide_enough(KEY, collapsed(4), X)
     with pytest.raises(
@@ -125,7 +146,7 @@ def test_mistakes_are_refused():
         TypeError, match=r"rng_key must be a PRNG key.*but is a CollapsedModel; the order is wide_enough"
     ):
         wide_enough(collapsed(4), X, Y)
-    with pytest.raises(ValueError, match="num_draws must be at least 100"):
+    with pytest.raises(ValueError, match="num_draws must be a whole number of at least 100, but got 10"):
         wide_enough(KEY, collapsed(4), X, Y, num_draws=10)
     with pytest.raises(ValueError, match="no draw has a finite weight"):
         _width._row(np.full(100, np.nan))

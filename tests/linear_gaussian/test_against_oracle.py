@@ -9,8 +9,7 @@ import pytest
 from jax.scipy.stats import norm
 
 from numpyro_wide import linear_gaussian as lg
-
-from . import oracle
+from tests.linear_gaussian import oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -12,8 +12,7 @@ from sklearn.datasets import load_digits
 
 from numpyro_wide import linear_gaussian as lg
 from tests.conftest import enable_x64
-
-from . import oracle
+from tests.linear_gaussian import oracle
 
 VARIANTS = ("feature", "data", "data-cholesky")
 
@@ -132,3 +131,55 @@ def _round_trip_by_variant(features, targets, phi, noise_scale):
 
 def round_trip(features, targets, phi, noise_scale, variant):
     return _round_trip_by_variant(features, targets, phi, noise_scale)[variant]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("n", "d"), [(6, 4), (4, 6)])
+@pytest.mark.usefixtures("nans_allowed")
+def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n, d):
+    """At a norm of the features of 1e15 and a noise of 1 float32 once gave an evidence that was 32 nats off."""
+    features = np.float32(1e15) * np.random.default_rng(0).normal(size=(n, d)).astype("f")
+    targets, phi = np.ones(n, "f"), np.ones(d, "f")
+    assert np.isnan(lg.log_evidence(features, targets, 1.0, variant))
+    assert np.isnan(lg.readout_draw(features, targets, phi, 1.0, variant)).all()
+    assert all(np.isnan(part).all() for part in lg.readout_predictive(features, features, targets, 1.0))
+    assert np.isfinite(lg.readout_map(features, targets, phi, 1.0, variant=variant)[0]).all()
+    # A tenth of the norm's rounding is the border: just above it digits are lost, not the whole number.
+    small = np.float32(1e-15) * features
+    noise_scale = 1.1 * np.sqrt(0.1 * np.finfo("f").eps) * np.linalg.norm(small)
+    targets = small @ phi + noise_scale * np.random.default_rng(1).normal(size=n).astype("f")
+    case = oracle.random_case(n, d, None)._replace(features=small.astype(float), targets=targets.astype(float))
+    expected = oracle.evidence(case._replace(noise_scale=np.array(noise_scale)))
+    np.testing.assert_allclose(lg.log_evidence(small, targets, noise_scale), expected, atol=0.5)
+
+
+def test_half_precision_lists_and_tables_are_taken_as_single_precision():
+    features, targets = np.random.default_rng(0).normal(size=(5, 3)), np.arange(5)
+    expected = lg.log_evidence(features.astype(np.float16).astype("f"), targets.astype("f"), 0.5)
+    for half in (
+        features.astype(np.float16),
+        jnp.asarray(features.astype(np.float16)),
+        features.astype(np.float16).tolist(),
+    ):
+        found = lg.log_evidence(half, targets.tolist(), 0.5)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert jnp.isfinite(lg.log_evidence(jnp.asarray(features, jnp.bfloat16), targets, 0.5))
+    for other in (features.astype(object), features.astype(str), features + 1j):
+        with pytest.raises(TypeError, match=r"arrays must hold real numbers, but one of shape \(5, 3\) has the type"):
+            lg.log_evidence(other, targets, 0.5)
+
+
+@pytest.mark.usefixtures("nans_allowed")
+def test_negative_scales_under_jit_are_not_their_mirror_image():
+    features, targets, phi = np.eye(4, 3), np.ones(4), np.ones(3)
+
+    @jax.jit
+    def everything(noise_scale, prior_scale, regulariser):
+        readout, log_abs_det = lg.readout_map(features, targets, phi, noise_scale, regulariser, prior_scale=prior_scale)
+        return log_abs_det, readout.sum(), lg.log_evidence(features, targets, noise_scale, prior_scale=prior_scale)
+
+    assert all(map(jnp.isfinite, everything(0.5, 1.0, 0.3)))
+    assert jnp.isnan(everything(-0.5, 1.0, 0.3)[2])
+    assert all(map(jnp.isnan, everything(0.5, -1.0, 0.3)))
+    assert all(map(jnp.isnan, everything(0.5, 1.0, -0.3)[:2]))

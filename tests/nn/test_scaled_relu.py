@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
 
 from numpyro_wide import nn
 from numpyro_wide.wide_limit import empirical_ntk, linearize
@@ -73,7 +72,7 @@ def test_the_twin_is_the_linearised_network(at):
     params0 = start if at == "the start" else trained(encoder, x, seed=2)[1]
 
     def twin_loss(params0, params):
-        return jnp.sum(jnp.sin(nn.linearised_twin(encoder, params0)(params, x)))
+        return jnp.sum(jnp.sin(encoder.linearize(params0)(params, x)))
 
     def reference_loss(params0, params):
         return jnp.sum(jnp.sin(linearize(encoder.apply, params0)(params, x)))
@@ -97,8 +96,7 @@ def test_at_the_start_the_twin_does_no_more_than_regress_on_its_features():
         return gradient.lower(params0).compile().cost_analysis()["flops"]
 
     twin, network, general = (
-        flops(apply)
-        for apply in (nn.linearised_twin(encoder, params0), encoder.apply, linearize(encoder.apply, params0))
+        flops(apply) for apply in (encoder.linearize(params0), encoder.apply, linearize(encoder.apply, params0))
     )
     assert twin < network
     assert twin < 0.5 * general
@@ -119,16 +117,18 @@ def test_the_learning_rate_falls_as_in_the_paper():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: nn.ScaledReLU(0, 2).init(jax.random.key(0), x), "width must be a positive integer, but got 0"),
-        (lambda x: nn.ScaledReLU(4, 1.5).init(jax.random.key(0), x), "num_outputs must be a positive .* got 1.5"),
-        (lambda x: nn.linearised_twin(linen.Dense(2), {}), "takes a ScaledReLU, but got Dense.*wide_limit.linearize"),
-        (lambda x: nn.linearised_twin(nn.ScaledReLU(4, 2), {}), r"expected what ScaledReLU.*init returns.*got \{\}"),
         (
-            lambda x: nn.linearised_twin(nn.ScaledReLU(4, 2), nn.ScaledReLU(5, 2).init(jax.random.key(0), x)),
+            lambda x: nn.ScaledReLU(0, 2).init(jax.random.key(0), x),
+            "width must be a whole number .* got 0",
+        ),
+        (lambda x: nn.ScaledReLU(4, 1.5).init(jax.random.key(0), x), "num_outputs must be a whole number .* got 1.5"),
+        (lambda x: nn.ScaledReLU(4, 2).linearize({}), r"expected what ScaledReLU.*init returns.*got \{\}"),
+        (
+            lambda x: nn.ScaledReLU(4, 2).linearize(nn.ScaledReLU(5, 2).init(jax.random.key(0), x)),
             r"\(d, 4\).*but got .*\(3, 5\)",
         ),
-        (lambda x: nn.inverse_time_schedule(0.0), "init_value must be positive, but got 0.0"),
-        (lambda x: nn.inverse_time_schedule(1.0, slowdown=-1.0), "slowdown must be positive, but got -1.0"),
+        (lambda x: nn.inverse_time_schedule(0.0), "init_value must be positive everywhere, but got 0.0"),
+        (lambda x: nn.inverse_time_schedule(1.0, slowdown=-1.0), "slowdown must be positive everywhere, but got -1.0"),
     ],
 )
 def test_refuses_what_does_not_fit(call, message):

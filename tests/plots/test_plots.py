@@ -8,17 +8,19 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import log_density
+from scipy.stats import binom
 
 from numpyro_wide import repriorise
-from numpyro_wide.diagnostics import autocorrelation, rhat_squared
+from numpyro_wide.diagnostics import PosteriorSlice, autocorrelation, posterior_slice, rhat_squared
 from numpyro_wide.linear_gaussian import readout_map
 from numpyro_wide.plots import (
-    PosteriorSlice,
     plot_autocorrelation,
     plot_ess_by_width,
     plot_posterior_slice,
+    plot_probability_integral_transform,
+    plot_rank_ecdf,
+    plot_rank_histogram,
     plot_rhat_by_steps,
-    posterior_slice,
 )
 from tests.models import network, small_data
 
@@ -155,3 +157,58 @@ def test_points_that_span_no_slice_are_refused():
         posterior_slice(model, [{"v": jnp.ones(3)}] * 3)
     with pytest.raises(ValueError, match="at least two chains and ten draws, but 'one' has shape"):
         plot_rhat_by_steps({"one": DRAWS[:1]})
+
+
+@pytest.mark.parametrize("plot", [plot_rank_histogram, plot_rank_ecdf])
+@pytest.mark.parametrize("wrong", [np.nan, -1, 10, 0.5])
+def test_ranks_that_are_none_are_refused(plot, wrong):
+    ranks = np.array([0, 3, wrong, 9])
+    with pytest.raises(ValueError, match="must be whole numbers from 0 to num_draws = 9, but 1 of 4 are not, such as"):
+        plot(ranks, 9)
+    assert not plt.get_fignums()
+
+
+def test_the_ranks_that_are_wrong_are_named():
+    with pytest.raises(ValueError, match=r"ranks of 'w\[1\]' must be"):
+        plot_rank_ecdf({"w": np.array([[0, 10], [1, 2]])}, 9)
+    with pytest.raises(ValueError, match="num_draws must be a whole number of at least 1, but got 9.5"):
+        plot_rank_histogram(np.arange(4), 9.5)
+
+
+def test_transforms_and_their_band(ax):
+    values = np.random.default_rng(3).random(600) ** 2
+    assert plot_probability_integral_transform(values, num_bins=4, ax=ax, color="C3") is ax
+    counts = [np.sum((values >= left) & (values < left + 0.25)) for left in (0, 0.25, 0.5, 0.75)]
+    np.testing.assert_allclose([patch.get_height() for patch in ax.patches], np.array(counts) * 4 / 600)
+    low, high = band(ax)[0.25]
+    # Wider than one bin's binomial interval of 95 %, narrower than that of 99 %: Bonferroni over four.
+    for level, is_inside in ((0.95, True), (0.99, False)):
+        ends = np.array(binom.interval(level, 600, 0.25)) * 4 / 600
+        assert (low < ends[0] and high > ends[1]) == is_inside
+    assert ax.get_title() == "band: 95 % simultaneous, calibrated predictions"
+    assert len(plot_probability_integral_transform(np.array([0.0, 0.5, 1.0])).patches) == 5  # on a new figure
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_transforms_of_calibrated_predictions_are_inside_the_band(power):
+    drawn = plot_probability_integral_transform(np.random.default_rng(4).random(2000) ** power)
+    edges = band(drawn)
+    outside = []
+    for patch in drawn.patches:
+        low, high = edges[patch.get_x()]
+        outside.append(not low <= patch.get_height() <= high)
+    assert any(outside) == (power == 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((3, 2)), r"transforms of one output, \(n,\), but got shape \(3, 2\)"),
+        (np.zeros(0), r"got shape \(0,\)"),
+        (np.array([0.2, 1.5]), r"must be in \[0, 1\], but 1 of 2 are not, such as 1.5"),
+        (np.array([0.2, np.nan, -1.0]), r"2 of 3 are not, such as nan"),
+    ],
+)
+def test_transforms_that_are_none(values, message):
+    with pytest.raises(ValueError, match=message):
+        plot_probability_integral_transform(values)

@@ -221,7 +221,7 @@ def test_a_wider_network_drifts_less(make_network):
 
     keys = jax.random.split(jax.random.key(0), 10)
     narrow, wide = (jnp.mean(jax.jit(jax.vmap(lambda k, w=w: drift(k, w)))(keys)) for w in (32, 512))
-    # 4 times less for a drift like 1/√width; half of it leaves room for ten seeds
+    # 4 times less for a drift like 1/√width; half of it, since ten seeds are few
     assert narrow > 2 * wide
 
 

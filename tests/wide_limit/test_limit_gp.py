@@ -109,10 +109,15 @@ def test_works_under_jit_and_vmap(x64):
             r"\(n_test, n_train\) = \(2, 3\), but got \(3, 2\). Transpose it.",
         ),
         ({"targets": np.ones(4)}, r"targets must have shape .* n_train = 3.*got \(4,\)"),
-        ({"targets": np.array([1.0, np.nan, 2.0])}, "targets contains NaN"),
-        ({"kernel_cross": np.full((2, 3), np.nan)}, "kernel_cross contains NaN"),
+        ({"targets": np.array([1.0, np.nan, 2.0])}, "targets must not contain NaN"),
+        ({"kernel_cross": np.full((2, 3), np.nan)}, "kernel_cross must not contain NaN"),
         ({"noise_scale": -0.1}, "noise_scale must not be negative or NaN, but got -0.1"),
         ({"noise_scale": np.ones(2)}, r"noise_scale must be a number or .*\(3,\), but got \(2,\)"),
+        (
+            {"kernel_train": np.eye(3) + np.eye(3, k=1)},
+            "kernel_train must be symmetric.*by up to 1, its largest entry being 1",
+        ),
+        ({"kernel_test": np.eye(2) + 0.01 * np.eye(2, k=1)}, "kernel_test must be symmetric"),
         ({"kernel_train": -np.eye(3)}, "not positive definite in float32: raise noise_scale"),
     ],
 )
@@ -130,3 +135,26 @@ def test_refuses_what_does_not_fit(changes, message):
         evidence_arguments = {name: arguments[name] for name in ("kernel_train", "targets", "noise_scale")}
         with jax.debug_nans(False), pytest.raises(ValueError, match=message):
             gp_log_evidence(**evidence_arguments)
+
+
+def test_rounding_does_not_make_a_kernel_asymmetric():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 40)).astype("f")
+    train = x @ (x / 40).T * (1 + 1e-6 * rng.normal(size=(200, 200)).astype("f"))
+    mean, _ = gp_posterior(train, train, (train + train.T) / 2, x[:, 0], 1.0)
+    assert mean.shape == (200,)
+
+
+def test_a_negative_noise_under_jit_gives_nan_and_not_its_mirror_image():
+    with jax.debug_nans(False):
+        evidence = jax.jit(lambda scale: gp_log_evidence(jnp.eye(3), jnp.ones(3), scale))
+        assert jnp.isnan(evidence(-0.5)) and jnp.isfinite(evidence(0.5))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, int, bool])
+def test_numbers_of_any_type_will_do(dtype):
+    train = jnp.eye(3, dtype=dtype)
+    mean, covariance = gp_posterior(train, train, train, [1, 0, 2], jnp.ones((), dtype))
+    assert mean.dtype == covariance.dtype == jnp.float32
+    np.testing.assert_allclose(mean, [0.5, 0, 1], rtol=1e-6)
+    np.testing.assert_allclose(gp_log_evidence(train, [1, 0, 2], 1), -2.5 * 0.5 - 1.5 * np.log(4 * np.pi), rtol=1e-6)

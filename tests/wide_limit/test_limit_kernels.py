@@ -266,14 +266,14 @@ def test_integers_of_any_kind_count_layers_and_rows(integer):
     [
         ({"activation": "tanh"}, r"one of \['erf', 'gelu', 'identity', 'relu'\].*'tanh'"),
         ({"activation": jax.nn.relu}, "activation must be one of"),
-        ({"depth": -1}, "depth.*at least 0, but got -1"),
-        ({"depth": 1.5}, "depth.*integer.*1.5"),
-        ({"depth": True}, "depth.*integer.*True"),
+        ({"depth": -1}, "depth must be a whole number of at least 0, but got -1"),
+        ({"depth": 1.5}, "depth must be a whole number.*1.5"),
+        ({"depth": True}, "depth must be a whole number.*True"),
         ({"w_std": -1.0}, "w_std must not be negative or NaN, but got -1.0"),
         ({"readout_b_std": float("nan")}, "readout_b_std must not be negative or NaN"),
         ({"b_std": [0.1, 0.2, 0.3]}, r"b_std must be a number or .*\(2,\), but got .* \(3,\)"),
         ({"readout_w_std": [1.0, 2.0]}, r"readout_w_std must be a number.*\(2,\)"),
-        ({"block_size": 0}, "block_size must be None .* positive integer, but got 0"),
+        ({"block_size": 0}, "block_size must be a whole number of at least 1, but got 0"),
     ],
 )
 def test_refuses_bad_networks(changes, message):
@@ -289,10 +289,68 @@ def test_refuses_bad_networks(changes, message):
         (np.ones((2, 3)), np.ones((2, 4, 4)), r"x2 must be a matrix .*shape \(2, 4, 4\).*Flatten images"),
         (np.ones((0, 3)), None, "at least one row"),
         (np.ones((2, 3)), np.ones((2, 4)), r"same number of columns.*\(2, 3\) and \(2, 4\)"),
-        (np.array([[1.0, np.nan]]), None, "x1 contains NaN"),
-        (np.ones((2, 2)), np.array([[1.0, np.nan]]), "x2 contains NaN"),
+        (np.array([[1.0, np.nan]]), None, "x1 must not contain NaN"),
+        (np.ones((2, 2)), np.array([[1.0, np.nan]]), "x2 must not contain NaN"),
     ],
 )
 def test_refuses_bad_inputs(x1, x2, message):
     with jax.debug_nans(False), pytest.raises(ValueError, match=message):
         fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)(x1, x2)
+
+
+@pytest.mark.parametrize("activation", ["erf", "gelu"])
+def test_the_program_does_not_grow_with_the_depth(activation):
+    def square_roots(depth):
+        kernel = fcn_kernel(depth, activation, w_std=1.3, b_std=0.4)
+        return jax.jit(kernel).lower(jnp.ones((4, 3))).as_text().count("sqrt")
+
+    assert square_roots(40) == square_roots(10) > 0
+
+
+def test_a_deep_network_is_the_composition_of_its_layers(x64):
+    """Where layers run in a loop: by blocks and whole, with scales by layer, against one layer at a time."""
+    x, w_std, b_std = inputs(4), np.linspace(0.8, 1.4, 7), np.linspace(0.1, 0.7, 7)
+    norms, product = np.mean(x**2, axis=1), x @ x.T / 3
+    slope = ntk = 0.0
+    for w, b in zip([*w_std, 0.7], [*b_std, 0.3], strict=True):
+        nngp, variances = w**2 * product + b**2, w**2 * norms + b**2
+        ntk = nngp + w**2 * slope * ntk
+        root = np.sqrt((1 + 2 * variances)[:, None] * (1 + 2 * variances))
+        product = (2 / np.pi) * np.arcsin(2 * nngp / root)
+        norms = (2 / np.pi) * np.arcsin(2 * variances / (1 + 2 * variances))
+        slope = 4 / np.pi / np.sqrt(root**2 - 4 * nngp**2)
+    scales = {"w_std": w_std, "b_std": b_std, "readout_w_std": 0.7, "readout_b_std": 0.3}
+    for options in ({}, {"block_size": 3}):
+        kernel = fcn_kernel(7, "erf", **scales, **options)
+        np.testing.assert_allclose(kernel(x), (nngp, ntk), rtol=1e-10)
+        np.testing.assert_allclose(kernel(x, x.copy()), (nngp, ntk), rtol=1e-10)
+
+
+def test_derivatives_of_a_deep_network_are_right(x64):
+    x, direction, step = jnp.asarray(inputs(3)), jnp.asarray(inputs(3, seed=2)), 1e-5
+
+    @jax.jit
+    def along(s):
+        kernel = fcn_kernel(6, "erf", w_std=1.2 + s, b_std=0.6 + 0.5 * s, readout_w_std=1.2 + s)
+        return jnp.stack([*kernel(x + s * direction), *kernel(x + s * direction, x)])
+
+    expected = (along(step) - along(-step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(along))(0.0), expected, rtol=2e-5, atol=1e-8)
+    np.testing.assert_allclose(jax.jit(jax.jacrev(along))(0.0), expected, rtol=2e-5, atol=1e-8)
+
+
+def test_a_negative_scale_under_jit_gives_nan_and_not_its_mirror_image():
+    def nngp(scale, name):
+        return fcn_kernel(1, "erf", **(SCALES | {name: scale}))(jnp.ones((2, 3)))[0]
+
+    with jax.debug_nans(False):
+        for name in SCALES:
+            assert jnp.isnan(jax.jit(nngp, static_argnums=1)(-0.5, name)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.int32])
+def test_inputs_of_any_type_will_do(dtype):
+    x = jnp.arange(6, dtype=dtype).reshape(2, 3)
+    nngp, _ = fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)(x)
+    assert nngp.dtype == jnp.float32
+    np.testing.assert_array_equal(nngp, fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)([[0, 1, 2], [3, 4, 5]])[0])

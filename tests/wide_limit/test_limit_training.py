@@ -167,10 +167,11 @@ def test_repeated_inputs_learn_the_mean_of_their_targets(x64, dtype):
         ({"kernel_cross": [np.ones((3, 2))] * 2}, r"kernel_cross's nngp .*= \(2, 3\), but got \(3, 2\)"),
         ({"kernel_train": (np.eye(3), np.eye(2))}, r"kernel_train's ntk .*= \(3, 3\), but got \(2, 2\)"),
         ({"targets": np.ones((2, 1))}, r"targets must have shape .*n_train = 3"),
+        ({"kernel_train": (np.eye(3), np.eye(3) + np.eye(3, k=1))}, "kernel_train's ntk must be symmetric"),
         ({"time": -1.0}, "time must not be negative or NaN, but got -1.0"),
         ({"time": np.ones(2)}, r"time must be a number, but got shape \(2,\). Use jax.vmap"),
-        ({"kernel_test": [np.full((2, 2), np.nan)] * 2}, "kernel_test's nngp contains NaN"),
-        ({"kernel_cross": (np.ones((2, 3)), np.full((2, 3), np.nan))}, "ntk_cross contains NaN"),
+        ({"kernel_test": [np.full((2, 2), np.nan)] * 2}, "kernel_test's nngp must not contain NaN"),
+        ({"kernel_cross": (np.ones((2, 3)), np.full((2, 3), np.nan))}, "ntk_cross must not contain NaN"),
     ],
 )
 def test_the_ensemble_refuses_what_does_not_fit(changes, message):
@@ -191,7 +192,7 @@ def test_the_ensemble_refuses_what_does_not_fit(changes, message):
         ({"ntk_cross": np.ones(3)}, r"ntk_cross must have shape \(n_test, n_train\)"),
         ({"initial_train": np.ones(2)}, r"initial_train must have shape .*\(3,\), but got \(2,\)"),
         ({"initial_test": np.ones((2, 1))}, r"initial_test must have shape .*\(2,\), but got \(2, 1\)"),
-        ({"initial_test": np.nan}, "initial_test contains NaN"),
+        ({"initial_test": np.nan}, "initial_test must not contain NaN"),
     ],
 )
 def test_gradient_flow_refuses_what_does_not_fit(changes, message):

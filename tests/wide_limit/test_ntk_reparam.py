@@ -109,10 +109,10 @@ def test_gradients_of_the_estimate_are_its_own(problem):
     ("changes", "message"),
     [
         ({"targets": np.ones(3)}, r"shape of the network's outputs, \(2,\), got \(3,\)"),
-        ({"targets": np.array([1.0, np.nan])}, "targets contains NaN"),
-        ({"regulariser": 0.0}, "regulariser must be a positive number, .* got 0.0"),
-        ({"num_probes": 0}, "num_probes must be a positive integer, but got 0"),
-        ({"order": 1.5}, "order must be a positive integer, but got 1.5"),
+        ({"targets": np.array([1.0, np.nan])}, "targets must not contain NaN"),
+        ({"regulariser": 0.0}, "regulariser must be positive everywhere, but got 0.0"),
+        ({"num_probes": 0}, "num_probes must be a whole number of at least 1, but got 0"),
+        ({"order": 1.5}, "order must be a whole number of at least 1, but got 1.5"),
     ],
 )
 def test_refuses_what_does_not_fit(changes, message):

@@ -1,0 +1,145 @@
+"""What every part asks of what users pass: whole numbers, signs, NaN, floating point, names. One contract for each."""
+
+from collections.abc import Iterable
+from numbers import Number
+from operator import index
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+
+def is_known(value: Any) -> bool:
+    """Whether this process can read a value now: it is not traced, and no other process holds a part of it."""
+    return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
+
+
+def is_known_true(condition: ArrayLike) -> bool:
+    """Whether any entry of a condition is true; False where its value is not known yet, as under jit."""
+    try:
+        return bool(jnp.any(condition))
+    except jax.errors.ConcretizationTypeError:
+        return False
+
+
+def is_tracing() -> bool:
+    """Whether JAX is tracing, so that numbers are not known."""
+    return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
+
+
+def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
+    """The value as Python's integer. NumPy's are whole numbers too; True and False are none.
+
+    Args:
+        name: of the argument.
+        value: what came.
+        least: the smallest that will do.
+        order: of the arguments, to be shown where something else came in this one's place.
+
+    Raises:
+        ValueError: for another number, or a word.
+        TypeError: for anything else, such as an array or a model.
+    """
+    try:
+        number = None if isinstance(value, bool | np.bool_) else index(value)
+    except TypeError:
+        number = None
+    if number is not None and number >= least:
+        return number
+    if isinstance(value, Number | np.generic | str):
+        raise ValueError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
+    came = f"{name} must be a whole number, but is a {type(value).__name__}"
+    raise TypeError(f"{came}; the order is {order}." if order else f"{came}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Positive everywhere, where the numbers are known already."""
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
+    # NumPy, since under jit even a known number would be traced by JAX.
+    if is_known(value) and not np.all(np.asarray(value) > 0):
+        raise ValueError(f"{name} must be positive everywhere, but got {value}.")
+
+
+def check_not_negative(name: str, value: ArrayLike) -> None:
+    """Neither negative nor NaN, where the numbers are known already."""
+    if is_known(value) and not np.all(np.asarray(value) >= 0):
+        raise ValueError(
+            f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support, "
+            "for example by exp or softplus."
+        )
+
+
+def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
+    """The numbers as floats, refused where negative or NaN, and NaN where negative but not known, as under jit."""
+    check_not_negative(name, value)
+    (array,) = as_floats(value, dtype=dtype)
+    return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
+
+
+def check_no_nan(name: str, value: Any) -> None:
+    """Refuses NaN, where the numbers are known already."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    # Of an array over several processes, each can look at its own part.
+    parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
+    for part in parts:
+        _refuse_other_than_numbers(part)
+    num_nan = sum(int(np.isnan(part).sum()) for part in parts)
+    if num_nan:
+        raise ValueError(
+            f"{name} must not contain NaN, but {num_nan} of its entries do; drop or impute the missing ones."
+        )
+
+
+def as_floats(*arrays: ArrayLike, dtype: Any = None) -> tuple[Array, ...]:
+    """The arrays, lists or tables in their common floating-point type, at least single precision.
+
+    Args:
+        *arrays: numbers of any real type.
+        dtype: the type, where it is decided.
+
+    Raises:
+        TypeError: for what does not hold real numbers.
+    """
+    given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
+    for x in given:
+        _refuse_other_than_numbers(x)
+    if dtype is None:
+        # The one place where types are meant to be promoted, also for who asks JAX to be strict about it. LAPACK has
+        # no half precision.
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.promote_types(jnp.result_type(*given, float), jnp.float32)
+    return tuple(jnp.asarray(x, dtype) for x in given)
+
+
+def _refuse_other_than_numbers(x: Array | np.ndarray) -> None:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not (
+        x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
+    ):
+        raise TypeError(
+            f"arrays must hold real numbers, but one of shape {x.shape} has the type {x.dtype}; encode words, and take "
+            "the columns of a table that hold numbers."
+        )
+
+
+def check_key(name: str, value: Any, order: str) -> None:
+    """A PRNG key, of either kind that JAX has.
+
+    Raises:
+        TypeError: for anything else, such as a whole number; ``order`` shows the order of the arguments.
+    """
+    is_key = isinstance(value, Array) and (jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or value.dtype == np.uint32)
+    if not is_key and not (isinstance(value, np.ndarray) and value.dtype == np.uint32):
+        raise TypeError(
+            f"{name} must be a PRNG key, such as jax.random.key(0), but is a {type(value).__name__}; the order is "
+            f"{order}."
+        )
+
+
+def listing(names: Iterable[str]) -> str:
+    """Names for an error message."""
+    return ", ".join(repr(name) for name in names) or "none"

@@ -1,0 +1,197 @@
+"""A model that simulates and a guide that scores: one run of each, and what both must look like."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.primitives import Messenger
+
+from numpyro_wide._traces import Sites, run_model, sample_sites
+
+Draws = dict[str, Array]
+
+
+def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
+    """The observed sites' names, of one or several."""
+    names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
+    if not names:
+        raise ValueError("observed must name at least one site; without data there is nothing to condition on.")
+    return names
+
+
+def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...], args: tuple, kwargs: dict) -> Draws:
+    """One simulation: values of the sample sites, and of deterministic ones that are observed."""
+    sites = run_model(model, args, kwargs, rng_key=rng_key)
+    return {
+        name: site["value"]
+        for name, site in sites.items()
+        if site["type"] == "sample" or (site["type"] == "deterministic" and name in observed)
+    }
+
+
+def run_guide(
+    guide: Callable,
+    rng_key: Array,
+    params: Mapping[str, Any],
+    observed_values: Draws,
+    args: tuple,
+    kwargs: dict,
+    latents: Draws | None = None,
+) -> Sites:
+    """Sites of the guide for one data set, with its params and mutable state, and with latents if they are given."""
+    # A guide with mutable state writes into the containers it is given.
+    params = jax.tree.map(lambda leaf: leaf, dict(params))
+    values = {**params, **(latents or {})}
+    return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
+
+
+def draw_from_guide(
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+) -> tuple[Draws, Array]:
+    """One draw of the latents that the guide covers, and its log density."""
+    sites = run_guide(guide, rng_key, params, observed_values, args, kwargs)
+    return values_of_type(sites, "sample"), log_density(sites)
+
+
+def log_density(sites: Sites) -> Array:
+    """Log density of a trace, summed over its sample sites."""
+    terms = [jnp.sum(site["fn"].log_prob(site["value"])) for site in sample_sites(sites).values()]
+    return sum(terms[1:], start=terms[0])
+
+
+def values_of_type(sites: Sites, *types: str) -> dict[str, Any]:
+    """Values of the sites of some types."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] in types}
+
+
+def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
+    """Names of the model's sample sites that are not data."""
+    return [name for name in sample_sites(model_sites) if name not in observed]
+
+
+def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
+    """Refuse a model whose run is not one simulation of the observed sites."""
+    candidates = [name for name, site in sites.items() if site["type"] in ("sample", "deterministic")]
+    missing = [name for name in observed if name not in candidates]
+    if missing:
+        raise ValueError(
+            f"observed must name sites of the model, but {missing} are not among its sample and deterministic sites "
+            f"{candidates}."
+        )
+    given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
+    if given:
+        raise ValueError(
+            f"the model must simulate every site, but {given} have given values (obs=..., or a factor). Call it "
+            "without data: give its argument for the data the default None, and pass obs=None on."
+        )
+    for kind, mend in [
+        ("param", "fix their values with numpyro.handlers.substitute(model, data=params)"),
+        ("mutable", "leave mutable state to the guide"),
+    ]:
+        names = list(values_of_type(sites, kind))
+        if names:
+            raise ValueError(
+                f"the model must hold no {kind} sites, as it is simulated, not learnt, got {names}; {mend}."
+            )
+    _check_plates_and_scales("model", sites)
+
+
+def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> None:
+    """Refuse a guide whose density is not one of latents of the model."""
+    latents = latent_names(model_sites, observed)
+    samples = sample_sites(sites)
+    scored = [name for name, site in samples.items() if name in observed or site["is_observed"]]
+    if scored:
+        raise ValueError(
+            f"the guide must score latents alone, but it has the observed sites {scored}; read data from its first "
+            f"argument, a dictionary with the keys {list(observed)}, and use no obs=... and no factor."
+        )
+    unknown = [name for name in samples if name not in latents]
+    if unknown:
+        raise ValueError(
+            f"every sample site of the guide must be a latent site of the model, but {unknown} are not among "
+            f"{latents}. Auxiliary variables have no simulated values to be scored at."
+        )
+    if not samples:
+        raise ValueError(f"the guide has no sample site; give it one for some of the model's latents {latents}.")
+    _check_plates_and_scales("guide", sites)
+    for name, site in samples.items():
+        _check_guide_site(name, site, model_sites[name])
+
+
+def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
+    shape, expected = site["fn"].shape(), jnp.shape(model_site["value"])
+    if shape != expected:
+        raise ValueError(
+            f"the guide's site {name!r} must have the model's shape {expected}, but has {shape}; the guide is written "
+            "for one simulated data set, and plates or .expand(...) give a distribution its shape."
+        )
+    if site["fn"].support.is_discrete != model_site["fn"].support.is_discrete:
+        kinds = ["discrete" if s["fn"].support.is_discrete else "continuous" for s in (site, model_site)]
+        raise ValueError(f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}.")
+    if site["infer"].get("enumerate"):
+        raise ValueError(
+            f"the guide's site {name!r} asks to be enumerated, but is scored at its simulated value; remove "
+            "infer={'enumerate': ...}. Leave the site out of the guide to have it marginalised."
+        )
+
+
+def _check_plates_and_scales(where: str, sites: Sites) -> None:
+    for name, site in sites.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            size, subsample_size = site["args"]
+            raise ValueError(
+                f"the {where}'s plate {name!r} is subsampled ({subsample_size} of {size}), but a simulation must be of "
+                "whole data; remove subsample_size."
+            )
+        if site["type"] == "sample" and site["scale"] is not None:
+            raise ValueError(
+                f"the {where}'s site {name!r} has a scaled log density (handlers.scale), but densities are compared as "
+                "they are; remove the scale."
+            )
+
+
+def check_params(
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+) -> Sites:
+    """Run the guide once, and refuse parameters that lack some of its own: it would take those that it starts from."""
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "params must be a dictionary with the values of the guide's param sites, as a trainer's run returns them, "
+            f"but is a {type(params).__name__}."
+        )
+    asked_for = _AskedFor(guide)
+    try:
+        sites = run_guide(asked_for, rng_key, params, observed_values, args, kwargs)
+    except Exception as error:
+        # Such as NumPyro's assertion that of a flax module's parameters and state, either both are given or neither.
+        _refuse_missing(asked_for.names, params, error)
+        raise
+    held = values_of_type(sites, "param", "mutable")
+    _refuse_missing([name for name, value in held.items() if value is not None], params)
+    return sites
+
+
+class _AskedFor(Messenger):
+    """Notes the names of the param and mutable sites that a guide comes to."""
+
+    def __init__(self, fn: Callable):
+        super().__init__(fn)
+        self.names: list[str] = []
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] in ("param", "mutable") and msg["name"] not in self.names:
+            self.names.append(msg["name"])
+
+
+def _refuse_missing(names: list[str], params: Mapping[str, Any], cause: Exception | None = None) -> None:
+    missing = [name for name in names if name not in params]
+    if missing:
+        raise ValueError(
+            f"params must hold values for all param and mutable sites of the guide, but {missing} are missing, and the "
+            "guide would be one that is not fitted. Pass what a trainer's run returned, or get_params of its state."
+        ) from cause

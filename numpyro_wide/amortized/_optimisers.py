@@ -1,0 +1,21 @@
+"""Optimisers of every library as NumPyro's."""
+
+from typing import Any
+
+from jax.example_libraries import optimizers
+from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
+
+
+def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
+    """The optimiser as one of ``numpyro.optim``; refuses what is none, or needs a loss without noise."""
+    if isinstance(optim, Minimize):
+        raise TypeError("Minimize needs a loss that is not random; pass a stochastic optimiser, such as optim.Adam.")
+    if isinstance(optim, _NumPyroOptim):
+        return optim
+    if isinstance(optim, optimizers.Optimizer):
+        return _NumPyroOptim(lambda *functions: functions, *optim)
+    import optax  # heavy, and needed here alone
+
+    if isinstance(optim, optax.GradientTransformation):
+        return optax_to_numpyro(optim)
+    raise TypeError(f"optim must be an optimiser of numpyro.optim or optax, got {type(optim).__name__}.")

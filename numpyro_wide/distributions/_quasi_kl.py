@@ -1,0 +1,190 @@
+"""The quasi-KL divergence, which survives singular guides and improper priors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from multipledispatch import Dispatcher
+from numpyro.distributions.kl import kl_divergence
+from numpyro.distributions.util import scale_and_mask, sum_rightmost
+
+from numpyro_wide._traces import unwrap
+from numpyro_wide.distributions._dropout import BernoulliDropout
+from numpyro_wide.distributions._log_uniform import ImproperLogUniform, log_uniform_kl
+from numpyro_wide.distributions._singular import SingularDistribution
+
+_rules = Dispatcher("quasi_kl")
+
+
+def register_quasi_kl(q_type: type, p_type: type) -> Callable:
+    """Register a closed form ``rule(q, p)`` for :func:`quasi_kl`, as a decorator.
+
+    The rule sees both distributions without ``Expanded``, ``Independent`` or ``Masked`` around them and
+    returns an array that broadcasts to the batch shape of ``q``. Under a multivariate ``q``, an
+    elementwise ``p`` (event dimension 0) is a product over the entries of the event.
+
+    Args:
+        q_type: Type of the guide's distribution.
+        p_type: Type of the prior.
+
+    Returns:
+        The decorator.
+
+    Example:
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_wide.distributions import GaussianDropout, register_quasi_kl
+        >>> @register_quasi_kl(GaussianDropout, dist.Cauchy)
+        ... def upper_bound(q, p): ...
+    """
+    return _rules.register(q_type, p_type)
+
+
+def quasi_kl(
+    q: dist.Distribution,
+    p: dist.Distribution,
+    *,
+    rng_key: jax.Array | None = None,
+    num_samples: int = 1000,
+) -> jax.Array:
+    r"""Quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9; Mathematics, :eq:`qkl`).
+
+    Here q is the density of Q with respect to the natural measure of its support S and p the Lebesgue
+    density of P. Where Q has a Lebesgue density this is the KL divergence. Otherwise it is the limit of
+    the KL of Q blurred by N(0, I/m), once a constant that depends on dimensions alone is added (Theorems
+    4 and 5; :eq:`qkl-limit`). It is bounded below by $-\log\int_S p\,dm_S$, not by 0.
+
+    Closed forms: the singular distributions of this package against ``Normal`` and ``MultivariateNormal``
+    (such as :eq:`degenerate`), ``BernoulliDropout`` against anything (such as :eq:`bernoulli`), ``Normal``
+    against ``ImproperLogUniform`` (up to a constant; :eq:`dawson`), and whatever NumPyro's
+    ``kl_divergence`` knows. Otherwise it is estimated from draws of q. An elementwise prior, such as
+    ``Normal(0, 1)``, is taken as a product over the entries of q's event. What a mask of q hides, or the masks of both
+    together, is left out.
+
+    Args:
+        q: The approximation.
+        p: The prior.
+        rng_key: Key of the draws where there is no closed form; a fixed key without it.
+        num_samples: Number of those draws.
+
+    Returns:
+        The divergence, of the batch shape of q.
+
+    Raises:
+        ValueError: If the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro.distributions as dist
+        >>> from numpyro_wide.distributions import GaussianDropout
+        >>> rows = GaussianDropout(jnp.array([[3.0, 4.0], [1.0, 0.0]]), alpha=0.5)
+        >>> [round(float(x), 2) for x in quasi_kl(rows, dist.Normal(0.0, 1.0))]
+        [17.91, 1.52]
+    """
+    q, p, mask = _strip_masks(q, p)
+    try:
+        value = closed_quasi_kl(q, p)
+    except NotImplementedError:
+        key = jax.random.key(0) if rng_key is None else rng_key
+        draws, intermediates = q.sample_with_intermediates(key, (num_samples,))
+        log_q = q.log_prob(draws, intermediates) if intermediates else q.log_prob(draws)
+        log_p = sum_rightmost(p.log_prob(draws), q.event_dim - p.event_dim)
+        value = jnp.mean(log_q - log_p, 0)
+    return scale_and_mask(value, mask=mask)
+
+
+def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> jax.Array:
+    """Quasi-KL divergence where a closed form exists.
+
+    Args:
+        q: The approximation.
+        p: The prior.
+
+    Returns:
+        The divergence, of the batch shape of q.
+
+    Raises:
+        NotImplementedError: If there is none.
+        ValueError: If the events do not fit.
+    """
+    _check_events(q, p)
+    q, p, mask = _strip_masks(q, p)
+    q_core, p_core = unwrap(q), unwrap(p)
+    rule = _rules.dispatch(type(q_core), type(p_core))
+    if rule is None or p_core.event_dim > q_core.event_dim:
+        return scale_and_mask(kl_divergence(q, p), mask=mask)
+    value = rule(q_core, p_core)
+    shape = q.shape()[: len(q.shape()) - q_core.event_dim]
+    value = sum_rightmost(jnp.broadcast_to(value, shape), q.event_dim - q_core.event_dim)
+    return scale_and_mask(value, mask=mask)
+
+
+def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
+    if p.event_dim > q.event_dim:
+        raise ValueError(
+            f"quasi_kl needs a prior whose event has no more dimensions than that of q: got p with event "
+            f"shape {p.event_shape} and q with {q.event_shape}; use q.to_event({p.event_dim - q.event_dim})."
+        )
+    if p.event_dim and p.event_shape != q.event_shape[q.event_dim - p.event_dim :]:
+        raise ValueError(f"quasi_kl needs equal event shapes, got {q.event_shape} for q and {p.event_shape} for p.")
+
+
+def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
+    if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
+        raise ValueError(
+            "quasi_kl got a masked prior and a q without a mask, whose own density would be left out with the prior's; "
+            "mask the guide's site as well, to leave those entries out of the divergence."
+        )
+    mask: Any = None
+    for d in (q, p):
+        if isinstance(d, dist.MaskedDistribution):
+            mask = d._mask if mask is None else jnp.logical_and(mask, d._mask)
+    return (
+        q.base_dist if isinstance(q, dist.MaskedDistribution) else q,
+        p.base_dist if isinstance(p, dist.MaskedDistribution) else p,
+        None if mask is True else mask,
+    )
+
+
+# Closed forms: QKL = −H(q) − E_q log p, where a Gaussian p needs only the first two moments of q.
+
+
+@register_quasi_kl(SingularDistribution, dist.Normal)
+def _singular_normal(q: SingularDistribution, p: dist.Normal) -> jax.Array:
+    second_moment = jnp.square(q.mean - p.loc) + q.variance
+    cross_entropy = 0.5 * second_moment / jnp.square(p.scale) + jnp.log(p.scale) + 0.5 * math.log(2 * math.pi)
+    return jnp.sum(cross_entropy, -1) - q.entropy()
+
+
+@register_quasi_kl(SingularDistribution, dist.MultivariateNormal)
+def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> jax.Array:
+    factor, weights = q.covariance_factor()
+    batch_shape = jnp.broadcast_shapes(q.batch_shape, p.batch_shape)
+    # Columns: the shift of the mean, then the directions of q's covariance.
+    parts = ((q.mean - p.loc)[..., None], factor)
+    columns = jnp.concatenate([jnp.broadcast_to(c, batch_shape + c.shape[-2:]) for c in parts], -1)
+    scale_tril = jnp.broadcast_to(p.scale_tril, batch_shape + p.scale_tril.shape[-2:])
+    white = jax.scipy.linalg.solve_triangular(scale_tril, columns, lower=True)
+    squared = jnp.sum(jnp.square(white), -2)
+    quadratic = squared[..., 0] + jnp.sum(weights * squared[..., 1:], -1)
+    half_log_det = jnp.sum(jnp.log(jnp.diagonal(p.scale_tril, axis1=-2, axis2=-1)), -1)
+    dim = q.event_shape[-1]
+    return 0.5 * quadratic + half_log_det + 0.5 * dim * math.log(2 * math.pi) - q.entropy()
+
+
+@register_quasi_kl(BernoulliDropout, dist.Distribution)
+def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> jax.Array:
+    # Two atoms: the expectation is a sum of two terms, whatever the prior.
+    at_zero, at_row = (sum_rightmost(p.log_prob(atom), 1 - p.event_dim) for atom in (jnp.zeros_like(q.rows), q.rows))
+    return -q.entropy() - q.rate * at_zero - (1.0 - q.rate) * at_row
+
+
+# Without these two the general rule for dropout and those for Gaussian priors would tie.
+register_quasi_kl(BernoulliDropout, dist.Normal)(_singular_normal)
+register_quasi_kl(BernoulliDropout, dist.MultivariateNormal)(_singular_multivariate_normal)
+
+
+@register_quasi_kl(dist.Normal, ImproperLogUniform)
+def _normal_log_uniform(q: dist.Normal, p: ImproperLogUniform) -> jax.Array:
+    return log_uniform_kl(q.loc, q.scale)

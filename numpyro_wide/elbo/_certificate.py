@@ -1,0 +1,97 @@
+"""A bound that says when a mean-field guide must ignore the data."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_positive
+
+
+def mean_field_bound(
+    inputs: Any,
+    targets: Any,
+    test_inputs: Any,
+    num_neurons: Any,
+    *,
+    noise_scale: Any = 1.0,
+    weight_scale: Any = 1.0,
+    bias_scale: Any = 1.0,
+    readout_scale: Any = 1.0,
+) -> jax.Array:
+    r"""Bound what the optimal mean-field guide of an erf network can predict (Coker 2021, Theorem 1).
+
+    For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$,
+    $b \sim N(0, s_b^2)$, $v \sim N(0, s_v^2/K)$ and Gaussian noise, every mean-field Gaussian
+    guide whose ELBO is no worse than its prior's has
+
+    .. math:: |E_q f(x^*)| \le s_v\sqrt{2C}\sqrt{1 - e^{-4C'/(\pi K)}}, \quad
+              C = \tfrac1{2\sigma^2}\sum_n(y_n^2 + s_v^2 V(x_n)), \quad
+              C' = 2(D+1)C\,(s_w^2\lVert x^*\rVert^2 + s_b^2)
+
+    where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a
+    wide network fitted in this way ignores the data. The paper prints unit variances, for which this is
+    its equation 92 (Mathematics, :eq:`certificate`); the same proof gives the general form. With several
+    outputs C sums over all of them and the bound holds for each.
+
+    Args:
+        inputs: Training inputs, (n, D).
+        targets: Training targets, (n,) or (n, k).
+        test_inputs: Where to bound, (n*, D).
+        num_neurons: The width K; an array adds leading axes to the result.
+        noise_scale: Standard deviation σ of the noise.
+        weight_scale: Prior standard deviation of the input weights.
+        bias_scale: Prior standard deviation of the hidden biases.
+        readout_scale: Prior standard deviation of a readout weight times √K.
+
+    Returns:
+        The bound at every test input, shape (..., n*).
+
+    Raises:
+        ValueError: If the shapes do not fit, the noise or the width is not positive, another scale is negative, or data
+            hold NaN. Under jit, where numbers are not known, the bound is not finite then.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, y = jnp.array([[-1.0], [1.0]]), jnp.array([-1.0, 1.0])
+        >>> bounds = mean_field_bound(x, y, jnp.array([[1.0]]), jnp.array([1e2, 1e4, 1e6]))
+        >>> [round(float(b), 3) for b in bounds[:, 0]]
+        [0.69, 0.072, 0.007]
+    """
+    x, y, x_test = as_floats(inputs, targets, test_inputs)
+    if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:
+        raise ValueError(
+            "mean_field_bound needs inputs (n, D), targets (n,) or (n, k) and test_inputs (n*, D), got "
+            f"{x.shape}, {y.shape} and {x_test.shape}; a single input column is x[:, None]."
+        )
+    for name, data in (("inputs", x), ("targets", y), ("test_inputs", x_test)):
+        check_no_nan(name, data)
+    check_positive("noise_scale", noise_scale)
+    check_positive("num_neurons", num_neurons)
+    noise_scale, weight_scale, bias_scale, readout_scale, num_neurons = (
+        as_not_negative(name, scale)
+        for name, scale in (
+            ("noise_scale", noise_scale),
+            ("weight_scale", weight_scale),
+            ("bias_scale", bias_scale),
+            ("readout_scale", readout_scale),
+            ("num_neurons", num_neurons),
+        )
+    )
+    y = y.reshape(len(x), -1)
+    pre_activation = jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
+    prior_variance = jnp.square(readout_scale) * _erf_second_moment(pre_activation)
+    kl_bound = 0.5 * jnp.sum(jnp.square(y) + prior_variance[:, None]) / jnp.square(noise_scale)
+    test_size = jnp.square(weight_scale) * jnp.sum(jnp.square(x_test), 1) + jnp.square(bias_scale)
+    mean_bound = 2.0 * (x.shape[1] + 1) * kl_bound * test_size
+    width = num_neurons[..., None]
+    mean_bound = jnp.expand_dims(mean_bound, range(num_neurons.ndim))
+    # expm1 keeps the digits of 1 − exp(−small) for wide networks.
+    saturation = -jnp.expm1(-4.0 / math.pi * mean_bound / width)
+    return readout_scale * jnp.sqrt(2.0 * kl_bound * saturation)
+
+
+def _erf_second_moment(variance: jax.Array) -> jax.Array:
+    # E erf(z)² for z ~ N(0, v) is (2/π) arcsin(2v / (1 + 2v)).
+    return 2.0 / math.pi * jnp.arcsin(2.0 * variance / (1.0 + 2.0 * variance))

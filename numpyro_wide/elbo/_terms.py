@@ -1,0 +1,256 @@
+"""The likelihood and KL terms of an ELBO, site by site, while it is being trained, and what they say of the fit."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from numpyro.primitives import Messenger
+
+from numpyro_wide._checks import check_key, check_positive, whole_number
+from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO
+
+
+class ELBOTerms(NamedTuple):
+    """Terms of an ELBO by site.
+
+    Attributes:
+        log_likelihood: Expected log likelihood of every observed site, minibatches scaled to all data.
+        kl: Divergence of every latent site from its prior, not tempered.
+        tempered_kl: The same as it enters the loss, times η.
+        ratio: ``tempered_kl`` over the absolute value of the summed log likelihood. A site whose ratio
+            dwarfs the others' or 1 is held by its prior; a ratio of 0 says that the prior plays no part.
+        total_ratio: The sum of the ratios: the balance of Huix 2022, Figures 5 and 6, upside down.
+        num_weights: Number of scalars of every latent site.
+    """
+
+    log_likelihood: dict[str, jax.Array]
+    kl: dict[str, jax.Array]
+    tempered_kl: dict[str, jax.Array]
+    ratio: dict[str, jax.Array]
+    total_ratio: jax.Array
+    num_weights: dict[str, int]
+
+
+class MonitoredRun(NamedTuple):
+    """Result of :func:`run_monitored`.
+
+    Attributes:
+        params: The fitted parameters, constrained.
+        state: The last state of SVI.
+        losses: The loss of every step.
+        steps: Steps after which the terms were looked at, shape (looks,).
+        terms: :class:`ELBOTerms` with a leading axis (looks,).
+    """
+
+    params: dict[str, jax.Array]
+    state: Any
+    losses: jax.Array
+    steps: np.ndarray
+    terms: ELBOTerms
+
+
+class OnPriorWarning(UserWarning):
+    """A fitted guide sits on its prior."""
+
+
+class _Recorder(Messenger):
+    """Note the size of every latent site and the name of every observed one as the function runs."""
+
+    def __init__(self, fn: Callable, sizes: dict[str, int], observed: set[str] | None):
+        super().__init__(fn)
+        self.sizes, self.observed = sizes, observed
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] != "sample":
+            return
+        if msg["is_observed"] and self.observed is not None:
+            self.observed.add(msg["name"])
+        elif msg["value"] is not None:
+            self.sizes[msg["name"]] = int(np.prod(np.shape(msg["value"])))
+
+
+def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
+    """Split the ELBO of a guide under training into its likelihood and KL terms.
+
+    Works with every loss that can report its sites: this package's, NumPyro's ``Trace_ELBO`` and
+    ``TraceMeanField_ELBO``. It may be compiled (``jax.jit`` with ``svi`` closed over), and draws once more
+    from the guide, with the state's key, which it leaves unused.
+
+    Args:
+        svi: The trainer.
+        svi_state: Its state, ``svi.run(...).state``.
+        *args: Arguments of model and guide.
+        **kwargs: Keyword arguments of model and guide.
+
+    Returns:
+        The terms.
+
+    Raises:
+        ValueError: If the loss cannot report sites.
+        TypeError: If the state is something else, such as the parameters.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO, elbo_terms
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(eta=0.5))
+        >>> terms = elbo_terms(svi, svi.init(jax.random.key(0), 1.0), 1.0)
+        >>> sorted(terms.kl), sorted(terms.log_likelihood), terms.num_weights
+        (['w'], ['y'], {'w': 1})
+    """
+    loss = svi.loss
+    if not hasattr(loss, "sum_sites"):
+        raise ValueError(
+            f"elbo_terms needs a loss that can report its sites (with an attribute `sum_sites`), such as "
+            f"TraceQKL or TemperedTraceMeanFieldELBO, got {type(loss).__name__}."
+        )
+    if not isinstance(svi_state, SVIState):
+        raise TypeError(
+            f"svi_state must be the state of SVI, as svi.init(...) or svi.run(...).state gives it, but is a "
+            f"{type(svi_state).__name__}; of a run or a fit pass its .state, not its .params."
+        )
+    params = {**svi.get_params(svi_state), **(svi_state.mutable_state or {})}
+    by_site, sizes, observed = _evaluate(loss, svi, svi_state.rng_key, params, args, kwargs)
+    plain = by_site
+    if isinstance(loss, TemperedTraceMeanFieldELBO):
+        plain, _, _ = _evaluate(loss.untempered(), svi, svi_state.rng_key, params, args, kwargs)
+    log_likelihood = {name: -value for name, value in by_site.items() if name in observed}
+    tempered = {name: value for name, value in by_site.items() if name not in observed}
+    total = jnp.abs(sum(log_likelihood.values(), start=jnp.array(0.0)))
+    ratio = {name: value / total for name, value in tempered.items()}
+    return ELBOTerms(
+        log_likelihood,
+        {name: plain[name] for name in tempered},
+        tempered,
+        ratio,
+        sum(ratio.values(), start=jnp.array(0.0)),
+        {name: sizes[name] for name in tempered if name in sizes},
+    )
+
+
+def _evaluate(
+    loss: Any, svi: SVI, rng_key: jax.Array, params: dict, args: tuple, kwargs: dict
+) -> tuple[dict[str, jax.Array], dict[str, int], set[str]]:
+    by_site_loss = copy.copy(loss)
+    by_site_loss.sum_sites = False
+    sizes: dict[str, int] = {}
+    observed: set[str] = set()
+    by_site = by_site_loss.loss(
+        rng_key,
+        params,
+        _Recorder(svi.model, sizes, observed),
+        _Recorder(svi.guide, sizes, None),
+        *args,
+        **kwargs,
+        **svi.static_kwargs,
+    )
+    return by_site, sizes, observed
+
+
+def run_monitored(
+    svi: SVI, rng_key: jax.Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
+) -> MonitoredRun:
+    """Train as ``svi.run`` does and look at the terms of the ELBO every so many steps.
+
+    Args:
+        svi: The trainer.
+        rng_key: Key of the run.
+        num_steps: Number of steps, a multiple of ``every``.
+        *args: Arguments of model and guide.
+        every: Steps between two looks.
+        **kwargs: Keyword arguments of model and guide.
+
+    Returns:
+        The fit and its history.
+
+    Raises:
+        TypeError: If ``rng_key`` is no PRNG key, or ``num_steps`` or ``every`` no number.
+        ValueError: If they are not positive whole numbers, or ``every`` does not divide ``num_steps``.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO, run_monitored
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(eta=0.5))
+        >>> run = run_monitored(svi, jax.random.key(0), 20, 1.0, every=10)
+        >>> run.steps.tolist(), run.terms.kl["w"].shape
+        ([10, 20], (2,))
+    """
+    order = "run_monitored(svi, rng_key, num_steps, x, y, every=100)"
+    check_key("rng_key", rng_key, order)
+    num_steps, every = whole_number("num_steps", num_steps, order=order), whole_number("every", every, order=order)
+    if num_steps % every:
+        raise ValueError(f"num_steps must be a multiple of `every`, but got {num_steps} and every={every}.")
+
+    @jax.jit
+    def stretch(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[jax.Array, ELBOTerms]]:
+        state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=every)
+        return state, (losses, elbo_terms(svi, state, *args, **kwargs))
+
+    state = svi.init(rng_key, *args, **kwargs)
+    looks = []
+    for _ in range(num_steps // every):
+        state, look = stretch(state, args, kwargs)
+        looks.append(look)
+    losses, terms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *looks)
+    steps = np.arange(every, num_steps + 1, every)
+    return MonitoredRun(svi.get_params(state), state, losses.reshape(-1), steps, terms)
+
+
+def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, float]:
+    """Warn where a fitted guide has hardly left its prior.
+
+    Such a guide keeps a bounded KL while its weights grow in number, so the divergence is counted in nats per
+    weight. In repriorised coordinates a guide on its prior is no fault: there N(0, I) is the wide
+    limit of the posterior.
+
+    Args:
+        terms: From :func:`~numpyro_wide.elbo.elbo_terms`, of the fitted guide; of the looks of
+            :func:`~numpyro_wide.elbo.run_monitored`, the last is taken.
+        tolerance: Nats per weight below which a site counts as being on its prior. A weight whose standard
+            deviation went from 1 to 0.87, or whose mean moved by 0.14 prior standard deviations, is worth
+            0.01.
+
+    Returns:
+        Nats per weight of every latent site.
+
+    Raises:
+        ValueError: If the tolerance is not positive.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO, elbo_terms, warn_if_on_prior
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(eta=0.5))
+        >>> sorted(warn_if_on_prior(elbo_terms(svi, svi.init(jax.random.key(0), 1.0), 1.0)))
+        ['w']
+    """
+    check_positive("tolerance", tolerance)
+    terms = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) == 0 else leaf[-1], terms)
+    per_weight = {name: float(terms.kl[name]) / int(count) for name, count in terms.num_weights.items() if count}
+    on_prior = {name: value for name, value in per_weight.items() if value < tolerance}
+    if on_prior:
+        listed = ", ".join(f"{name} ({value:.2g})" for name, value in on_prior.items())
+        warnings.warn(
+            f"The guide sits on its prior at {listed}, in nats per weight: it has learned almost nothing "
+            f"there. A wide mean-field guide does this whatever the data; temper the KL "
+            f"(TemperedTraceMeanFieldELBO), or fit in repriorised coordinates.",
+            OnPriorWarning,
+            stacklevel=2,
+        )
+    return per_weight

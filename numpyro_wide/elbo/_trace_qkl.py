@@ -1,0 +1,157 @@
+"""The ELBO with quasi-KL divergences, and penalised maximum likelihood."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer.elbo import ELBO
+from numpyro.util import check_model_guide_match
+
+from numpyro_wide._traces import unwrap
+from numpyro_wide.distributions import ImproperLogUniform, closed_quasi_kl
+from numpyro_wide.elbo._pair import check_weight, log_density, run_pair
+
+
+class TraceQKL(ELBO):
+    r"""The negative ELBO with the quasi-KL divergence in place of the KL (Hron 2018, section 5).
+
+    .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
+
+    with the divergence of Mathematics, :eq:`qkl`. It is the loss for guides that live on points, lines or
+    planes, such as ``AutoDropout``, and equals the mean-field ELBO for guides that have a density. Site by
+    site it uses the closed forms of :func:`~numpyro_wide.distributions.quasi_kl`, and the draw at hand where
+    there is none. Its gradient follows the draws, so a discrete parameter such as a dropout rate needs a
+    relaxed draw. As with any mean-field ELBO, the parents of a site in the model must not depend on it in
+    the guide.
+
+    Args:
+        num_particles: Draws of the guide for each evaluation.
+        vectorize_particles: Whether they are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
+            your own.
+        sum_sites: Whether to add up the sites, or to return a dictionary by site.
+
+    Raises:
+        ValueError: If a prior is improper; see :class:`PenalizedMaximumLikelihood`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_wide.autoguide import AutoDropout
+        >>> from numpyro_wide.elbo import TraceQKL
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 2]).to_event(2))
+        ...     numpyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=y)
+        >>> svi = SVI(model, AutoDropout(model, rate=0.1), numpyro.optim.Adam(0.01), TraceQKL())
+        >>> fit = svi.run(jax.random.key(0), 10, jnp.ones((5, 3)), jnp.ones((5, 2)), progress_bar=False)
+        >>> fit.losses.shape
+        (10,)
+    """
+
+    _accepts_improper: ClassVar[bool] = False
+
+    def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
+        self.sum_sites = sum_sites
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(
+        self, rng_key: jax.Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Evaluate the loss; arguments and result as for any ELBO of NumPyro."""
+
+        def particle(key: jax.Array) -> tuple[Any, dict | None]:
+            guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
+            check_model_guide_match(model_trace, guide_trace)
+            terms = self._terms(model_trace, guide_trace)
+            mutable = {
+                name: site["value"] for name, site in (guide_trace | model_trace).items() if site["type"] == "mutable"
+            }
+            return sum(terms.values(), start=jnp.array(0.0)) if self.sum_sites else terms, mutable or None
+
+        if self.num_particles == 1:
+            loss, mutable_state = particle(rng_key)
+            return {"loss": loss, "mutable_state": mutable_state}
+        losses, mutable_state = self.vectorize_particles_fn(particle, random.split(rng_key, self.num_particles))
+        if mutable_state is not None:
+            warnings.warn("Mutable state is not updated with more than one particle.", stacklevel=2)
+        return {"loss": jax.tree.map(lambda x: jnp.mean(x, 0), losses), "mutable_state": None}
+
+    def _terms(self, model_trace: dict, guide_trace: dict) -> dict[str, jax.Array]:
+        """Contribution of every site to the loss."""
+        terms = {}
+        for name, site in model_trace.items():
+            if site["type"] == "sample":
+                terms[name] = -log_density(site) if site["is_observed"] else self._quasi_kl(guide_trace[name], site)
+        for name, site in guide_trace.items():
+            if site["type"] == "sample" and name not in model_trace:
+                terms[name] = log_density(site)
+        return terms
+
+    def _quasi_kl(self, guide_site: dict, model_site: dict) -> jax.Array:
+        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
+            raise ValueError(
+                f"The prior of site {model_site['name']!r} is improper, so there is no posterior to "
+                f"approximate (Hron 2018, Prop. 1); use the loss PenalizedMaximumLikelihood, which says "
+                f"what it then is, or a proper prior."
+            )
+        try:
+            value = closed_quasi_kl(guide_site["fn"], model_site["fn"])
+        except NotImplementedError:
+            return log_density(guide_site) - log_density(model_site)
+        return jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
+
+
+class PenalizedMaximumLikelihood(TraceQKL):
+    r"""Penalised maximum likelihood with the log-uniform penalty (Hron 2018, section 3.3).
+
+    The loss of variational Gaussian dropout, $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, under its
+    own name: the log-uniform prior has no posterior, so the optimum is a regularised fit and the width of
+    the guide is no measure of uncertainty. For the same reason the weight c of the penalty is free. Sites
+    with another prior enter as in :class:`TraceQKL`.
+
+    Args:
+        num_particles: Draws of the guide for each evaluation.
+        penalty_weight: c > 0, for the sites with an ``ImproperLogUniform`` prior.
+        vectorize_particles: As for ``TraceQKL``.
+        sum_sites: As for ``TraceQKL``.
+
+    Raises:
+        ValueError: If the weight is not positive.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from numpyro_wide.autoguide import flat_prototype
+        >>> from numpyro_wide.distributions import ImproperLogUniform
+        >>> from numpyro_wide.elbo import PenalizedMaximumLikelihood
+        >>> def model(y):
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", ImproperLogUniform()), 1.0), obs=y)
+        >>> guide = AutoNormal(flat_prototype(model))
+        >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), PenalizedMaximumLikelihood())
+        >>> svi.run(jax.random.key(0), 10, 2.0, progress_bar=False).losses.shape
+        (10,)
+    """
+
+    _accepts_improper: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        penalty_weight: float = 1.0,
+        vectorize_particles: bool | Callable = True,
+        sum_sites: bool = True,
+    ):
+        check_weight("penalty_weight", penalty_weight)
+        self.penalty_weight = penalty_weight
+        super().__init__(num_particles, vectorize_particles=vectorize_particles, sum_sites=sum_sites)
+
+    def _quasi_kl(self, guide_site: dict, model_site: dict) -> jax.Array:
+        value = super()._quasi_kl(guide_site, model_site)
+        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform):
+            return self.penalty_weight * value
+        return value

@@ -1,0 +1,184 @@
+"""Repriorisation of one readout site: a NumPyro reparametriser."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
+from numpyro.infer.reparam import Reparam
+
+from numpyro_wide._checks import check_no_nan
+from numpyro_wide.linear_gaussian import ReadoutProblem, check_variant, map_readout, unmap_readout
+from numpyro_wide.readout._conjugate import normal_parameters
+from numpyro_wide.readout._given import active_plates, refuse_given_value
+
+
+class ReadoutTransform(Transform):
+    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, eq. 3; :eq:`map`).
+
+    Args:
+        problem: the readout's features, targets, noise, regulariser and prior.
+    """
+
+    _last: tuple[Array, tuple[Array, Array]] | None = None
+
+    def __init__(self, problem: ReadoutProblem):
+        self.problem = problem
+
+    @property
+    def domain(self) -> Any:
+        """Real vectors or matrices."""
+        return constraints.independent(constraints.real, self._num_axes)
+
+    codomain = domain
+
+    @property
+    def _num_axes(self) -> int:
+        return len(self.problem.readout_shape)
+
+    def __call__(self, x: Array) -> Array:
+        """The readout, for a repriorised one with any leading axes."""
+        return self._over_leading_axes(lambda phi: self._forward(phi)[0], x)
+
+    def _inverse(self, y: Array) -> Array:
+        return self._over_leading_axes(lambda readout: unmap_readout(self.problem, readout), y)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        r"""Log of $|\det \partial W / \partial \phi|$, which depends on neither."""
+        return self._over_leading_axes(lambda phi: self._forward(phi)[1], x)
+
+    def base_of_posterior_draw(self, standard_normal: Array) -> Array:
+        """The repriorised readout whose image is a draw from the readout's posterior given the features."""
+        if self.problem.regulariser is None:
+            return standard_normal
+        exact = ReadoutTransform(self.problem.exact())
+        return self._inverse(exact(standard_normal))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, Any]]]:
+        """The problem, a tree of arrays itself."""
+        return (self.problem,), (("problem",), {})
+
+    def _forward(self, phi: Array) -> tuple[Array, Array]:
+        # NumPyro asks for the readout once as a value and once in the density of the base site, whose derivatives
+        # the compiler would not merge: the second time, hand out the first result.
+        if self._last is None or self._last[0] is not phi:
+            self._last = phi, map_readout(self.problem, phi)
+        return self._last[1]
+
+    def _over_leading_axes(self, single: Callable[[Array], Array], x: Array) -> Array:
+        for _ in range(jnp.ndim(x) - self._num_axes):
+            single = jax.vmap(single)
+        return single(x)
+
+
+def readout_transform(site: dict) -> ReadoutTransform | None:
+    """The map of a repriorised readout's base site; None for any other site."""
+    inverses = (transform.inv for transform in getattr(site["fn"], "transforms", []))
+    return next((inverse for inverse in inverses if isinstance(inverse, ReadoutTransform)), None)
+
+
+class ReprioriseReadout(Reparam):
+    r"""Repriorise a readout: sample $\phi$ in its place, whose posterior tends to N(0, I) as the network widens.
+
+    The readout $W$ becomes a deterministic function of the new site ``<name>_base`` and of all that the features
+    depend on, $W = \mu + A \phi$ (Hron 2022, eq. 3; Mathematics, :eq:`map`). The new site's distribution is the
+    readout's prior pulled back through the map (:eq:`joint`), so the model's joint distribution is unchanged, whatever
+    its likelihood: a likelihood other than Gaussian with these targets and this noise makes the posterior of $\phi$
+    less simple, never wrong.
+
+    The readout's prior must not be in a ``scale`` handler, nor the rows in a subsampled plate: the log-determinant
+    would be scaled as well, and the map another one for each minibatch. :func:`~numpyro_wide.repriorise` checks that.
+
+    Start chains with NumPyro's ``init_to_uniform``, its default: a draw from that prior, as of ``init_to_sample``, lies
+    so far out in the coordinates $\phi$ that float32 loses the energy's digits there.
+
+    With ``targets=None``, the readout is left alone, so that one model serves for fitting and for prediction. Predict
+    with draws of the readout site itself and without targets: shown other inputs *with* targets, the map would
+    compute another readout from them.
+
+    Args:
+        features: $\Psi$, shape (n, d): what the readout multiplies, scaled as in the model, bias column included.
+        targets: $Y$, shape (n,) or (n, k), or None.
+        noise_scale: $\sigma$, a number or array that broadcasts against ``targets``; may be the value of a site.
+        regulariser: $\lambda$, a number or array that broadcasts against ``targets``, or a function of
+            ``noise_scale``. $\sigma^2$ by default; $\lambda \to \infty$ is no reparametrisation.
+        variant: "feature" (Cholesky of a d × d matrix), "data-cholesky" (of an n × n matrix), "data" (eigenvectors of
+            an n × n matrix), or "auto", the cheaper of the first two.
+
+    Raises:
+        ValueError: when the model runs, if shapes do not fit, the prior is not Normal, the noise is not positive,
+            targets or features contain NaN, or the readout is observed or conditioned on.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.handlers import reparam, seed, trace
+        >>> from numpyro_wide import ReprioriseReadout
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = jnp.tanh(x @ hidden) / 50**0.5
+        ...     with reparam(config={"w": ReprioriseReadout(features, y, 0.1)}):
+        ...         w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> sites = trace(seed(model, jax.random.key(0))).get_trace(x, jnp.sin(x[:, 0]))
+        >>> sites["w_base"]["type"], sites["w"]["type"]
+        ('sample', 'deterministic')
+    """
+
+    def __init__(
+        self,
+        features: ArrayLike,
+        targets: ArrayLike | None,
+        noise_scale: ArrayLike,
+        *,
+        regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
+        variant: str = "auto",
+    ):
+        check_variant(variant)
+        self.features = features
+        self.targets = targets
+        self.noise_scale = noise_scale
+        self.regulariser = regulariser(noise_scale) if callable(regulariser) else regulariser
+        self.variant = variant
+
+    def __call__(self, name: str, fn: Any, obs: Array | None) -> tuple[Any, Array | None]:
+        """Replace the readout site; see NumPyro's ``Reparam``."""
+        if self.targets is None:
+            return fn, obs
+        base_name = f"{name}_base"
+        if obs is not None:
+            raise ValueError(f"the readout {name!r} is observed; a repriorised readout must be latent.")
+        refuse_given_value(name, base_name)
+        check_no_nan("features", self.features)
+        check_no_nan("targets", self.targets)
+        loc, scale = normal_parameters(name, "readout", fn)
+        problem = ReadoutProblem.of(
+            self.features,
+            self.targets,
+            self.noise_scale,
+            self.regulariser,
+            self.variant,
+            prior_loc=loc,
+            prior_scale=scale,
+            readout=(f"readout {name!r}", tuple(fn.shape())),
+            same_type=(loc, scale),
+        )
+        plates = active_plates()
+        for plate in plates:
+            if plate.subsample_size != plate.size:
+                raise ValueError(f"the readout {name!r} is in the subsampled plate {plate.name!r}; use the full plate.")
+        transform = ReadoutTransform(problem)
+        prior = fn.to_event(len(problem.readout_shape) - fn.event_dim)
+        phi = numpyro.sample(
+            base_name,
+            dist.TransformedDistribution(prior, transform.inv),
+            # The map couples all weights: none of the readout's plates makes them independent any longer.
+            infer={"block_plates": [plate.name for plate in plates]},
+        )
+        return None, transform(phi)

@@ -1,0 +1,253 @@
+"""A whole model with its readout repriorised."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, overload
+
+import jax
+from jax.typing import ArrayLike
+from numpyro.handlers import reparam
+from numpyro.primitives import Messenger
+
+from numpyro_wide._checks import listing
+from numpyro_wide._traces import latent_sites, run_model
+from numpyro_wide.readout._conjugate import check_options
+from numpyro_wide.readout._given import refuse_base_without_targets
+from numpyro_wide.readout._reparam import ReprioriseReadout
+from numpyro_wide.readout._wrapped import Model, adopt_signature, bound_arguments
+
+SurrogateFunction: TypeAlias = Callable[[Any], tuple[ArrayLike, ArrayLike]]
+Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
+
+
+@dataclass(frozen=True, eq=False)
+class RepriorisedModel:
+    """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
+
+    fn: Model
+    readout: str
+    features: str
+    targets: str
+    noise_scale: str | ArrayLike | None
+    surrogate: SurrogateFunction | None
+    regulariser: Regulariser
+    variant: str
+
+    def __post_init__(self) -> None:
+        adopt_signature(self, self.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, repriorised if it is given targets."""
+        arguments = bound_arguments(self.fn, args, kwargs)
+        if self.targets not in arguments and not isinstance(arguments, defaultdict):
+            raise ValueError(
+                f"targets names the argument {self.targets!r}, which the model does not have; "
+                f"its arguments are {listing(arguments)}. Make the targets an argument, or repriorise the readout "
+                "inside the model with ReprioriseReadout."
+            )
+        if arguments[self.targets] is None:
+            refuse_base_without_targets(self.readout, f"{self.readout}_base")
+            return self.fn(*args, **kwargs)
+
+        sites = _SiteValues(hidden=self.features, base=f"{self.readout}_base")
+        try:
+            with sites, reparam(config=partial(self._reparam, arguments, sites)):
+                result = self.fn(*args, **kwargs)
+        except AssertionError as error:
+            self._explain(error, args, kwargs)
+            raise
+        if self.readout not in sites.values:
+            raise ValueError(
+                f"readout names the sample site {self.readout!r}, which the model does not have; "
+                f"its sites are {listing(sites.values)}."
+            )
+        if f"{self.readout}_base" not in sites.values:
+            raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
+        return result
+
+    def _reparam(self, arguments: dict[str, Any], sites: "_SiteValues", msg: dict) -> ReprioriseReadout | None:
+        if msg["name"] != self.readout:
+            return None
+        targets: Any = arguments[self.targets]
+        noise_scale: Any = self.noise_scale
+        if self.surrogate is not None:
+            targets, noise_scale = self.surrogate(targets)
+        elif isinstance(noise_scale, str):
+            given = arguments.get(noise_scale)
+            noise_scale = self._preceding(sites, "noise_scale") if given is None else given
+        return ReprioriseReadout(
+            self._preceding(sites, "features"),
+            targets,
+            noise_scale,
+            regulariser=self.regulariser,
+            variant=self.variant,
+        )
+
+    def _explain(self, error: AssertionError, args: tuple, kwargs: dict) -> None:
+        """NumPyro asserts, without a word, that a site has a key to be drawn with."""
+        if str(error):
+            return
+        jax.eval_shape(lambda: latent_sites(run_model(self, args, kwargs)).clear())  # says so if a name is wrong
+        raise ValueError(
+            "the model was called without a PRNG key to draw its sites with; pass it to MCMC or SVI, or call it inside "
+            "of numpyro.handlers.seed."
+        ) from error
+
+    def _preceding(self, sites: "_SiteValues", role: str) -> Any:
+        name = getattr(self, role)
+        if name not in sites.values:
+            raise ValueError(
+                f"{role} names the site {name!r}, which must come before the readout {self.readout!r} in the model; "
+                f"the sites before it are {listing(sites.values)}."
+            )
+        return sites.values[name]
+
+
+@overload
+def repriorise(
+    fn: Model,
+    *,
+    readout: str,
+    features: str,
+    targets: str,
+    noise_scale: str | ArrayLike | None = ...,
+    surrogate: SurrogateFunction | None = ...,
+    regulariser: Regulariser = ...,
+    variant: str = ...,
+) -> RepriorisedModel: ...
+
+
+@overload
+def repriorise(
+    fn: None = ...,
+    *,
+    readout: str,
+    features: str,
+    targets: str,
+    noise_scale: str | ArrayLike | None = ...,
+    surrogate: SurrogateFunction | None = ...,
+    regulariser: Regulariser = ...,
+    variant: str = ...,
+) -> Callable[[Model], RepriorisedModel]: ...
+
+
+def repriorise(
+    fn: Model | None = None,
+    *,
+    readout: str,
+    features: str,
+    targets: str,
+    noise_scale: str | ArrayLike | None = None,
+    surrogate: SurrogateFunction | None = None,
+    regulariser: Regulariser = None,
+    variant: str = "auto",
+) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
+    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, eq. 3).
+
+    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
+    (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that
+    of the model as it was (:eq:`joint`). The features site is for the handler alone and is not recorded. Called with
+    ``targets=None`` (or without targets, where None is the default) the wrapped model is the model as it was.
+
+    Warning:
+        Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
+        computes the readout from the inputs at hand; on other inputs than it was fitted on that is another readout.
+        Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
+        that is given the first without the second, and no targets, refuses to run.
+
+    The map needs all of the data: a repriorised model with subsampled rows, whose base site would mean another readout
+    for each minibatch, refuses to run. A ``scale`` handler around the wrapped model scales the density of the new
+    coordinates, log-determinant included: that is right where the guide is scaled as well, and no tempered posterior.
+
+    Features, targets or noise that are not those of the likelihood leave the posterior as it is, but not its simple
+    form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
+
+    Args:
+        fn: the model. Without it, ``repriorise`` gives a decorator.
+        readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
+        features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
+        targets: name of the model's argument that holds the targets, (n,) or (n, k).
+        noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
+            the name of an argument or of a site that precedes the readout.
+        surrogate: instead of a noise scale where the likelihood is not Gaussian: a function from the argument that
+            ``targets`` names, labels say, to targets and a noise scale, such as
+            ``functools.partial(surrogate_targets, likelihood="categorical", num_classes=10)``.
+        regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
+            scale; its square by default.
+        variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
+
+    Returns:
+        The wrapped model.
+
+    Raises:
+        TypeError: if ``fn`` or ``surrogate`` is not callable, a name is not a string, or neither a noise scale nor a
+            surrogate is given.
+        ValueError: here for an unknown variant, or if both are given; when the model runs, if an argument or site is
+            missing or comes too late, a plate is subsampled, the readout's prior is scaled, and as
+            :class:`~numpyro_wide.ReprioriseReadout` does.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_wide import repriorise
+        >>> def model(x, y=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
+        >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
+        >>> sorted(mcmc.get_samples())
+        ['hidden', 'w', 'w_base']
+    """
+    check_options(fn, variant, readout=readout, features=features, targets=targets)
+    if surrogate is not None and not callable(surrogate):
+        raise TypeError(f"surrogate must be a function of the observations, but got a {type(surrogate).__name__}.")
+    if noise_scale is None and surrogate is None:
+        raise TypeError(
+            "noise_scale must be a number or an array, but got None; give that, or the name of a site or argument, or "
+            "for a likelihood that is not Gaussian a surrogate."
+        )
+    if noise_scale is not None and surrogate is not None:
+        raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
+
+    def wrap(model: Model) -> RepriorisedModel:
+        return RepriorisedModel(model, readout, features, targets, noise_scale, surrogate, regulariser, variant)
+
+    return wrap if fn is None else wrap(fn)
+
+
+class _SiteValues(Messenger):
+    """Keeps the values of all sites, and ``hidden`` from every handler outside; refuses a part of the data."""
+
+    def __init__(self, hidden: str, base: str):
+        self.hidden = hidden
+        self.base = base
+        self._names: list[str | None] = []  # of the sites at hand, before a handler outside renames them
+        self.values: dict[str, Any] = {}
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        self._names.append(msg.get("name"))
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            size, subsample_size = msg["args"]
+            raise ValueError(
+                f"the plate {msg['name']!r} takes {subsample_size} of {size} rows, and a repriorised readout would be "
+                "another one for each minibatch; drop subsample_size, or use the model without repriorise."
+            )
+        if msg.get("name") == self.base and msg["scale"] is not None:
+            raise ValueError(
+                f"the prior of the readout that {self.base!r} stands for is scaled inside the model, and the map's "
+                "log-determinant would be scaled with it; take the readout out of the scale handler."
+            )
+        if msg["type"] == "deterministic" and msg["name"] == self.hidden:
+            msg["stop"] = True
+
+    def postprocess_message(self, msg: dict) -> None:
+        name = self._names.pop()
+        if name is not None:
+            self.values[name] = msg["value"]

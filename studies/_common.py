@@ -1,0 +1,128 @@
+"""What the studies share: the command line, data, a network and its limit, tables and figures."""
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import matplotlib.ticker
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+
+import numpyro_wide
+from numpyro_wide import datasets
+from numpyro_wide.wide_limit import gp_log_evidence, gp_posterior
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces its next generation
+    import arviz as arviz
+
+
+def arguments(doc: str, **options: Any) -> argparse.Namespace:
+    """Read the command line, make the folder of ``--output``, and set BLAS up.
+
+    An option is its default, or a pair of it and a line of help, or a dictionary for ``argparse``.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, option in {**options, "output": (Path("figures"), "folder for the figures")}.items():
+        if not isinstance(option, dict):
+            default, text = option if isinstance(option, tuple) else (option, None)
+            is_list = isinstance(default, list)
+            option = {"type": type(default[0] if is_list else default), "default": default, "help": text}
+            option |= {"nargs": "+"} if is_list else {}
+        parser.add_argument("--" + name.replace("_", "-"), **option)
+    found = parser.parse_args()
+    numpyro_wide.set_blas_threads(1)
+    found.output.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def digits(num_train: int, num_test: int) -> tuple[Any, Any]:
+    """Handwritten digits, split at random: pixels (n, 64), standardised by the training part, and labels (n,)."""
+    train, test = datasets.split(datasets.digits(), num_train, num_test, seed=0)
+    pixels = [part.inputs.reshape(-1, 64) for part in (train, test)]
+    scale = datasets.Standardiser.fit(pixels[0], by_column=False)
+    return train._replace(inputs=scale(pixels[0])), test._replace(inputs=scale(pixels[1]))
+
+
+def standardised(data: Any, num_train: int | None = None) -> Any:
+    """Inputs and targets standardised by the first ``num_train`` rows, by all without it."""
+    return type(data)(*(datasets.Standardiser.fit(part[:num_train])(part) for part in data))
+
+
+def with_ones(x: np.ndarray) -> np.ndarray:
+    """Append a column of ones."""
+    return np.concatenate([x, np.ones_like(x[:, :1])], axis=1).astype(np.float32)
+
+
+def erf_network(x, y=None, *, width, w_std, b_std, readout_std, noise_scale):
+    """One erf layer in NTK parametrisation: every weight N(0, 1)."""
+    weights = numpyro.sample("hidden_weights", dist.Normal(0, 1).expand([1, width]).to_event(2))
+    bias = numpyro.sample("hidden_bias", dist.Normal(0, 1).expand([width]).to_event(1))
+    hidden = jax.lax.erf(w_std * x @ weights + b_std * bias)
+    features = numpyro.deterministic("features", readout_std / np.sqrt(width) * hidden)
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand([width]).to_event(1))
+    function = numpyro.deterministic("function", features @ readout)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(function, noise_scale), obs=y)
+
+
+class Posterior(NamedTuple):
+    """Mean and standard deviation (m,) of a function, and a bound on the log evidence or itself."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    log_evidence: float = float("nan")
+
+    def distance(self, other: "Posterior") -> tuple[float, float]:
+        """Root mean squares of the differences of means and of standard deviations."""
+        return rms(self.mean - other.mean), rms(self.sd - other.sd)
+
+
+def nngp_posterior(kernel: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, noise: float) -> Posterior:
+    """The posterior of an infinitely wide network, in closed form."""
+    train = kernel(x)[0]
+    mean, covariance = gp_posterior(train, kernel(x_test, x)[0], kernel(x_test)[0], y, noise)
+    return Posterior(np.asarray(mean), np.sqrt(np.diag(covariance)), float(gp_log_evidence(train, y, noise)))
+
+
+def rms(values: np.ndarray) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Print rows under the names of their columns, floats with four digits."""
+    print(pandas.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format, na_rep=""), flush=True)
+
+
+def number_ticks(axes: Any, numbers: Iterable[int]) -> None:
+    """Mark these numbers alone on the first axis."""
+    numbers = list(numbers)
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+
+
+def plot_lines(axes: Any, lines: Mapping[str, Mapping[int, float]]) -> None:
+    """Lines by label, each a dictionary of numbers, on logarithmic axes."""
+    for (label, values), marker in zip(lines.items(), "osD^vP*X", strict=False):
+        axes.loglog(list(values), list(values.values()), marker=marker, markersize=4, label=label)
+
+
+def shades(count: int) -> np.ndarray:
+    """Colours from light to dark, for growing widths."""
+    return matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, count))
+
+
+def save(figure: Any, options: argparse.Namespace, name: str, dpi: int = 150) -> None:
+    """Write a figure, and say where."""
+    figure.savefig(options.output / name, dpi=dpi, bbox_inches="tight")
+    plt.close(figure)
+    print(f"Figure: {options.output / name}")

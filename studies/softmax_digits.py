@@ -1,0 +1,95 @@
+"""Handwritten digits under a softmax likelihood: a Gaussian surrogate repriorises the readout of a classifier.
+
+Samples the same Bayesian neural network as it is and repriorised, by the paper's sampler and by SplitHMC; prints
+effective sample sizes per gradient, test accuracy and negative log-likelihood, and draws effective sample size by width
+(after Figure 11 of Hron et al. 2022). Weights are not stored: only their random projections and the test probabilities.
+
+    python studies/softmax_digits.py
+"""
+
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC
+
+import _common
+from numpyro_wide import class_contrasts, diagnostics, repriorise, surrogate_targets
+from numpyro_wide.mcmc import SplitHMC, UnderdampedLangevin, reduced
+from numpyro_wide.plots import plot_ess_by_width
+from numpyro_wide.readout import site_function
+
+NUM_CLASSES = 10
+NUM_CHAINS = 2
+# About the prior standard deviation of a logit: with 1, the prior would hardly let a label be certain.
+LOGIT_SCALE = 3.0
+METHODS = ("Langevin, plain", "Langevin, repriorised", "SplitHMC, plain", "SplitHMC, repriorised")
+WEIGHTS = ("hidden_weights", "hidden_bias", "readout")
+
+
+def classifier(x, labels=None, *, width):
+    """One GELU layer in NTK parametrisation, every weight N(0, 1); its logits sum to 0."""
+    weights = numpyro.sample("hidden_weights", dist.Normal(0, 1).expand([x.shape[1], width]).to_event(2))
+    bias = numpyro.sample("hidden_bias", dist.Normal(0, 1).expand([width]).to_event(1))
+    hidden = jax.nn.gelu(np.sqrt(2 / x.shape[1]) * x @ weights + 0.1 * bias, approximate=False)
+    scaled = [LOGIT_SCALE * np.sqrt(2 / width) * hidden, jnp.full((x.shape[0], 1), 0.1)]
+    features = numpyro.deterministic("features", jnp.concatenate(scaled, axis=1))
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand([width + 1, NUM_CLASSES - 1]).to_event(2))
+    logits = numpyro.deterministic("logits", features @ readout @ class_contrasts(NUM_CLASSES).T)
+    with numpyro.plate("images", x.shape[0]):
+        numpyro.sample("label", dist.Categorical(logits=logits), obs=labels)
+
+
+def sample(name, width, train, x_test, options):
+    """Two chains: projections of the weights, test probabilities averaged over draws, and the gradients of all."""
+    plain = model = partial(classifier, width=width)
+    drop = (*WEIGHTS, "logits", "features")
+    if name.endswith("repriorised"):
+        surrogate = partial(surrogate_targets, likelihood="categorical", num_classes=NUM_CLASSES, contrasts=True)
+        model = repriorise(plain, readout="readout", features="features", targets="labels", surrogate=surrogate)
+        drop = (*WEIGHTS, "logits", "readout_base")
+    # An iteration of SplitHMC costs about ten gradients.
+    kernel, factor = (UnderdampedLangevin(model), 10) if name.startswith("Langevin") else (SplitHMC(model), 1)
+    logits = site_function(plain, "logits", x_test)
+    projections = diagnostics.random_projections(jax.random.key(0), WEIGHTS)
+    functions = {"projections": projections, "probs": lambda draw: jax.nn.softmax(logits(draw))}
+    sizes = {"num_warmup": factor * options.num_warmup, "num_samples": factor * options.num_samples}
+    mcmc = MCMC(reduced(kernel, drop=drop, functions=functions), **sizes, num_chains=NUM_CHAINS)
+    mcmc.run(jax.random.key(1), *train, extra_fields=("num_grad",))
+    draws = mcmc.get_samples(group_by_chain=True)
+    return np.asarray(draws["projections"]), draws["probs"].mean((0, 1)), int(mcmc.get_extra_fields()["num_grad"].sum())
+
+
+numpyro.set_host_device_count(NUM_CHAINS)
+options = _common.arguments(
+    __doc__,
+    widths=[16, 64, 256],
+    num_train=256,
+    num_test=200,
+    methods={"nargs": "+", "choices": METHODS, "default": METHODS, "metavar": "METHOD", "help": "; ".join(METHODS)},
+    num_warmup=(200, "of SplitHMC; Langevin takes ten times as many"),
+    num_samples=(400, "of SplitHMC; Langevin takes ten times as many"),
+)
+train, test = _common.digits(options.num_train, options.num_test)
+ess, rows = {}, []
+for width in options.widths:
+    for name in options.methods:
+        print(f"\nWidth {width}, {name}", flush=True)
+        start = time.perf_counter()
+        projections, probs, cost = sample(name, width, train, test.inputs, options)
+        found = ess.setdefault(name, {})[width] = diagnostics.effective_sample_size(projections, num_grad=cost)
+        row = {"width": width, "method": name, "draws": projections[..., 0].size, "gradients": cost}
+        row |= {"mean": found.mean(), "min": found.min(), "R-hat²": diagnostics.rhat_squared(projections).max()}
+        row |= {"accuracy": float(diagnostics.accuracy(probs, test.targets))}
+        row |= {"NLL": float(diagnostics.negative_log_likelihood(probs, test.targets))}
+        rows.append({**row, "seconds": time.perf_counter() - start})
+
+print(f"\nDigits, n = {options.num_train}, softmax; ESS per gradient over 100 projections of the weights")
+_common.print_table(rows)
+figure, axes = _common.plt.subplots(figsize=(6, 4), layout="constrained")
+plot_ess_by_width(ess, ax=axes).set_title("Digits under softmax: projections of the weights")
+_common.save(figure, options, "softmax_digits.png")

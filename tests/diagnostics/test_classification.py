@@ -1,0 +1,162 @@
+"""Calibration and its relatives: by hand, against scikit-learn, and on predictions calibrated by design."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+
+from numpyro_wide.diagnostics import (
+    accuracy,
+    confidence,
+    expected_calibration_error,
+    negative_log_likelihood,
+    predictive_entropy,
+)
+
+
+def binary(*largest):
+    """Two classes, the first the more probable, with these probabilities."""
+    p = np.array(largest)
+    return np.stack([p, 1 - p], -1)
+
+
+def random_probs(shape, seed=0):
+    return np.random.default_rng(seed).dirichlet(0.4 * np.ones(shape[-1]), shape[:-1])
+
+
+def test_calibration_error_by_hand():
+    # Bins of ten: two inputs at 0.8 and 0.85, one of them right; one at 0.62, right; one at 0.95, wrong.
+    probs, labels = binary(0.8, 0.85, 0.62, 0.95), np.array([0, 1, 0, 1])
+    expected = (abs(1 - 1.65) + abs(1 - 0.62) + abs(0 - 0.95)) / 4
+    np.testing.assert_allclose(expected_calibration_error(probs, labels, num_bins=10), expected, rtol=1e-6)
+    # One bin alone: mean confidence against accuracy, whose errors may cancel.
+    np.testing.assert_allclose(expected_calibration_error(probs, labels, num_bins=1), abs(2 - 3.22) / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_bins", [1, 4, 15, 100])
+def test_calibration_error_against_a_histogram(x64, num_bins):
+    probs, labels = random_probs((500, 4)), np.random.default_rng(1).integers(4, size=500)
+    largest, right = probs.max(-1), probs.argmax(-1) == labels
+    edges = np.arange(num_bins + 1) / num_bins
+    sizes, hits = np.histogram(largest, edges)[0], np.histogram(largest, edges, weights=right.astype(float))[0]
+    sums = np.histogram(largest, edges, weights=largest)[0]
+    used = sizes > 0
+    expected = np.sum(sizes[used] / 500 * np.abs(hits[used] / sizes[used] - sums[used] / sizes[used]))
+    np.testing.assert_allclose(expected_calibration_error(probs, labels, num_bins), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_bins", [2, 5, 10, 15])
+def test_certain_predictions_and_those_on_an_edge(num_bins):
+    certain = binary(1.0, 1.0, 1.0, 1.0)
+    assert expected_calibration_error(certain, np.array([0, 0, 0, 0]), num_bins) == 0
+    assert expected_calibration_error(certain, np.array([1, 1, 1, 1]), num_bins) == 1
+    np.testing.assert_allclose(expected_calibration_error(certain, np.array([0, 1, 0, 0]), num_bins), 0.25)
+    # On every edge k/B and just below it, the first right and the second wrong: the edge belongs to the bin above,
+    # so each bin holds its left edge, right, and a number just below its right edge, wrong.
+    k = np.arange(num_bins // 2 + 1, num_bins)
+    at, below = np.float32(k) / np.float32(num_bins), np.nextafter(np.float32(k) / np.float32(num_bins), np.float32(0))
+    probs = binary(*at, *below).astype(np.float32)
+    labels = np.repeat([0, 1], len(k))
+    bins = np.concatenate([k, k - 1])
+    gap = np.where(labels == 0, 1.0, 0.0) - probs[:, 0]
+    expected = sum(abs(gap[bins == b].sum()) for b in range(num_bins)) / max(1, len(bins))
+    if len(k):
+        np.testing.assert_allclose(expected_calibration_error(probs, labels, num_bins), expected, rtol=1e-5)
+
+
+def test_perfectly_calibrated_predictions():
+    """Labels drawn from the probabilities themselves: an error of order 1/√n, and half as large for four times n."""
+    errors = {}
+    for n in (4000, 64000):
+        probs = random_probs((n, 3), seed=2)
+        labels = (np.random.default_rng(3).random((n, 1)) > probs.cumsum(-1)).sum(-1).clip(0, 2)
+        errors[n] = float(expected_calibration_error(probs, labels))
+        # The expected gap of B bins of n/B independent inputs is at most √(B/n)/2.
+        assert errors[n] < 0.5 * np.sqrt(15 / n)
+    assert errors[64000] < 0.6 * errors[4000]
+    # Sharpened probabilities are over-confident and their error does not go away.
+    sharp = probs**3 / np.sum(probs**3, -1, keepdims=True)
+    overconfidence = float(confidence(sharp).mean() - accuracy(sharp, labels))
+    assert expected_calibration_error(sharp, labels) > overconfidence - 1e-4 > 0.05
+
+
+def test_likelihood_and_accuracy_against_scikit_learn(x64):
+    probs, labels = random_probs((200, 5), seed=4), np.random.default_rng(5).integers(5, size=200)
+    expected = log_loss(labels, probs, labels=np.arange(5))
+    np.testing.assert_allclose(negative_log_likelihood(probs, labels), expected, rtol=1e-10)
+    np.testing.assert_allclose(accuracy(probs, labels), accuracy_score(labels, probs.argmax(-1)))
+    assert negative_log_likelihood(binary(1.0, 0.3), np.array([1, 0])) == np.inf
+    assert negative_log_likelihood(binary(1.0, 1.0), np.array([0, 0])) == 0
+    # Ties go to the first class.
+    assert accuracy(binary(0.5, 0.5), np.array([0, 1])) == 0.5
+
+
+def test_entropy_and_confidence():
+    probs = np.array([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0.0]])
+    np.testing.assert_allclose(predictive_entropy(probs), [0, np.log(3), np.log(2)], atol=1e-6)
+    np.testing.assert_allclose(confidence(probs), [1, 1 / 3, 0.5], rtol=1e-6)
+    gradient = jax.grad(lambda p: predictive_entropy(p).sum())(jnp.array([[0.7, 0.3]]))
+    np.testing.assert_allclose(gradient, [[-np.log(0.7) - 1, -np.log(0.3) - 1]], rtol=1e-5)
+
+
+def test_batches_and_jit():
+    probs = random_probs((3, 2, 40, 4), seed=6)
+    common = np.random.default_rng(7).integers(4, size=40)
+    own = np.random.default_rng(8).integers(4, size=(3, 2, 40))
+    for measure in (expected_calibration_error, negative_log_likelihood, accuracy):
+        by_row = [[measure(p, common) for p in row] for row in probs]
+        np.testing.assert_allclose(jax.jit(measure)(probs, common), by_row, rtol=1e-5)
+        by_row = [[measure(p, y) for p, y in zip(*rows, strict=True)] for rows in zip(probs, own, strict=True)]
+        np.testing.assert_allclose(measure(probs, own), by_row, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(measure, (0, None))(probs, common), measure(probs, common), rtol=1e-6)
+    assert predictive_entropy(probs).shape == confidence(probs).shape == (3, 2, 40)
+
+
+@pytest.mark.parametrize(
+    ("probs", "labels", "message"),
+    [
+        (np.full(4, 0.25), np.array([0]), r"\(\.\.\., n, classes\)"),
+        (np.full((4, 1), 1.0), np.zeros(4, int), "stack 1 - p and p"),
+        (np.ones((0, 2)) / 2, np.zeros(0, int), "n at least 1"),
+        (binary(0.5, 0.5), np.eye(2), r"labels\.argmax\(-1\)"),
+        (binary(0.5, 0.5), np.zeros(3, int), r"got \(3,\)"),
+        (binary(0.5, 0.5), np.array(0), r"got \(\)"),
+        (binary(0.5, 0.5), np.array([0, 2]), "between 0 and 1, got 0 to 2"),
+        (binary(0.5, 0.5), np.array([-1, 0]), "between 0 and 1"),
+        (np.array([[2.0, -1.0]]), np.array([0]), "softmax"),
+        (np.array([[2.0, 3.0]]), np.array([0]), "softmax"),
+        (np.array([[np.nan, 1.0]]), np.array([0]), "softmax"),
+    ],
+)
+@pytest.mark.parametrize("measure", [expected_calibration_error, negative_log_likelihood, accuracy])
+def test_mistakes_are_named(measure, probs, labels, message):
+    with pytest.raises(ValueError, match=message):
+        measure(probs, labels)
+
+
+@pytest.mark.parametrize("num_bins", [0, -1, 2.5, True])
+def test_number_of_bins_is_checked(num_bins):
+    with pytest.raises(ValueError, match="num_bins"):
+        expected_calibration_error(binary(0.5), np.array([0]), num_bins)
+
+
+@pytest.mark.parametrize("measure", [confidence, predictive_entropy])
+def test_rows_must_be_probabilities(measure):
+    with pytest.raises(ValueError, match="softmax"):
+        measure(np.array([[2.0, -1.0]]))
+
+
+@pytest.mark.parametrize("measure", [expected_calibration_error, negative_log_likelihood, accuracy])
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_that_is_no_class_gives_nan_under_jit(measure, label):
+    compiled = jax.jit(measure)
+    assert np.isnan(compiled(binary(0.3, 0.6), np.array([0, label])))
+    np.testing.assert_allclose(compiled(binary(0.3, 0.6), np.array([0, 1])), measure(binary(0.3, 0.6), [0, 1]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_half_precision_will_do(dtype):
+    probs = jnp.asarray(binary(0.25, 0.5), dtype)
+    assert negative_log_likelihood(probs, np.array([1, 0])).dtype == np.float32
+    np.testing.assert_allclose(negative_log_likelihood(probs, np.array([0, 0])), 1.5 * np.log(2), rtol=1e-6)

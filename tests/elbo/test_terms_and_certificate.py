@@ -1,0 +1,171 @@
+"""The terms of the ELBO during training, Coker's bound, and the warning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from numpyro.infer import SVI, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+
+from numpyro_wide.elbo import (
+    ELBOTerms,
+    OnPriorWarning,
+    TemperedTraceMeanFieldELBO,
+    TraceQKL,
+    elbo_terms,
+    mean_field_bound,
+    run_monitored,
+    warn_if_on_prior,
+)
+
+X = jnp.linspace(-2.0, 2.0, 10)[:, None]
+Y = jnp.array([1.0, -0.5, 2.0, 1.5, 0.3, -1.0, 0.7, 2.2, -0.4, 1.1])
+
+
+def erf_network(width):
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([1, width]).to_event(2))
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([width]).to_event(1))
+        v = numpyro.sample("v", dist.Normal(0, width**-0.5).expand([width]).to_event(1))
+        mean = numpyro.deterministic("f", jax.scipy.special.erf(x @ w + b) @ v)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    return model
+
+
+def normal_guide(width):
+    def guide(x, y=None):
+        for name, shape in (("w", (1, width)), ("b", (width,)), ("v", (width,))):
+            loc = numpyro.param(f"{name}_loc", lambda key, shape=shape: 0.3 * jax.random.normal(key, shape))
+            scale = numpyro.param(f"{name}_scale", jnp.full(shape, 0.1), constraint=dist.constraints.softplus_positive)
+            numpyro.sample(name, dist.Normal(loc, scale).to_event(len(shape)))
+
+    return guide
+
+
+@pytest.mark.parametrize("loss", [TemperedTraceMeanFieldELBO(eta=0.2, num_particles=2), Trace_ELBO(), TraceQKL()])
+def test_terms_add_up_to_the_loss(loss):
+    model = erf_network(16)
+    svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), loss)
+    state = svi.init(jax.random.key(0), X, Y)
+    terms, expected = jax.jit(
+        lambda s: (
+            elbo_terms(svi, s, X, Y),
+            loss.loss(s.rng_key, svi.get_params(s), svi.model, svi.guide, X, Y),
+        )
+    )(state)
+    assert set(terms.kl) == {"w", "b", "v"} and set(terms.log_likelihood) == {"y"}
+    assert terms.num_weights == {"w": 16, "b": 16, "v": 16}
+    total = sum(terms.tempered_kl.values()) - sum(terms.log_likelihood.values())
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    eta = 0.2 if isinstance(loss, TemperedTraceMeanFieldELBO) else 1.0
+    for name, value in terms.kl.items():
+        np.testing.assert_allclose(terms.tempered_kl[name], eta * value, rtol=1e-5)
+        np.testing.assert_allclose(
+            terms.ratio[name], terms.tempered_kl[name] / abs(terms.log_likelihood["y"]), rtol=1e-5
+        )
+    np.testing.assert_allclose(terms.total_ratio, sum(terms.ratio.values()), rtol=1e-6)
+
+
+def test_monitored_run_is_svis_run():
+    model = erf_network(16)
+    svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), TemperedTraceMeanFieldELBO(num_neurons=16))
+    run = run_monitored(svi, jax.random.key(0), 30, X, Y, every=10)
+    plain = svi.run(jax.random.key(0), 30, X, Y, progress_bar=False)
+    np.testing.assert_allclose(run.losses, plain.losses, rtol=1e-5)
+    np.testing.assert_allclose(run.params["w_loc"], plain.params["w_loc"], rtol=1e-4, atol=1e-6)
+    assert run.steps.tolist() == [10, 20, 30]
+    assert run.terms.ratio["v"].shape == run.terms.total_ratio.shape == (3,)
+    with pytest.raises(ValueError, match="num_steps must be a multiple of `every`, but got 25 and every=10"):
+        run_monitored(svi, jax.random.key(0), 25, X, Y, every=10)
+    with pytest.raises(
+        TypeError, match=r"num_steps must be a whole number, but is a .*Array.*; the order is run_monitored"
+    ):
+        run_monitored(svi, jax.random.key(0), X, Y, every=10)
+    with pytest.raises(TypeError, match=r"svi_state must be the state of SVI.*, but is a dict; .* pass its .state"):
+        elbo_terms(svi, run.params, X, Y)
+
+
+def test_terms_need_a_loss_with_sites():
+    model = erf_network(4)
+    svi = SVI(model, normal_guide(16), numpyro.optim.Adam(0.01), TraceGraph_ELBO())
+    with pytest.raises(ValueError, match="TraceGraph_ELBO"):
+        elbo_terms(svi, None, X, Y)
+
+
+def test_certificate_formula(x64):
+    x = np.array([[0.5, -1.0], [2.0, 0.3], [0.0, 0.1]])
+    y, x_test = np.array([1.0, -2.0, 0.4]), np.array([[1.0, 1.0], [0.0, 0.0]])
+
+    def second_moment(v):
+        nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+        return np.sum(weights * scipy.special.erf(np.sqrt(v) * nodes) ** 2) / np.sqrt(2 * np.pi)
+
+    c = 0.5 * sum(t**2 + second_moment(r @ r + 1) for t, r in zip(y, x, strict=True))
+    for i, r in enumerate(x_test):
+        c_prime = 2 * 3 * c * (r @ r + 1)
+        expected = np.sqrt(2 * c) * np.sqrt(1 - np.exp(-4 / np.pi * c_prime / 700))
+        np.testing.assert_allclose(mean_field_bound(x, y, x_test, 700)[i], expected, rtol=1e-6)
+    # Scaling targets, noise and readout together scales the bound.
+    scaled = mean_field_bound(x, 3 * y, x_test, 700, noise_scale=3.0, readout_scale=3.0)
+    np.testing.assert_allclose(scaled, 3 * mean_field_bound(x, y, x_test, 700), rtol=1e-10)
+    # Scaling the inputs against the input weights changes nothing.
+    shrunk = mean_field_bound(x / 2, y, x_test / 2, 700, weight_scale=2.0)
+    np.testing.assert_allclose(shrunk, mean_field_bound(x, y, x_test, 700), rtol=1e-10)
+    wide = mean_field_bound(x, y, x_test, np.array([1e6, 1e8]))
+    np.testing.assert_allclose(wide[0] / wide[1], 10.0, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"x\[:, None\]"):
+        mean_field_bound(x[:, 0], y, x_test, 700)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise_scale": 0.0}, "noise_scale must be positive everywhere, but got 0.0"),
+        ({"num_neurons": np.array([10, -10])}, "num_neurons must be positive everywhere"),
+        ({"weight_scale": -1.0}, "weight_scale must not be negative or NaN, but got -1.0"),
+        ({"bias_scale": -1.0}, "bias_scale must not be negative"),
+        ({"readout_scale": float("nan")}, "readout_scale must not be negative or NaN"),
+        ({"targets": np.full(10, np.nan)}, "targets must not contain NaN, but 10"),
+    ],
+)
+def test_the_bound_refuses_what_gives_none(arguments, message):
+    data = {"inputs": X, "targets": Y, "test_inputs": X, "num_neurons": 100} | arguments
+    with pytest.raises(ValueError, match=message):
+        mean_field_bound(**data)
+    if "targets" not in arguments:
+        (name, value), *_ = arguments.items()
+        bounds = jax.jit(lambda value: mean_field_bound(**(data | {name: value})))(np.min(value))
+        assert not np.isfinite(bounds).any()
+
+
+def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():
+    width = 1000
+    model = erf_network(width)
+    svi = SVI(model, normal_guide(width), numpyro.optim.Adam(0.05), TraceMeanField_ELBO())
+    fit = svi.run(jax.random.key(0), 400, X, Y, progress_bar=False)
+    loc, scale = ({name: fit.params[f"{name}_{kind}"] for name in ("w", "b", "v")} for kind in ("loc", "scale"))
+    # E erf of a Gaussian pre-activation in closed form (Coker 2021, Lemma 1).
+    z, variance = X @ loc["w"] + loc["b"], X**2 @ scale["w"] ** 2 + scale["b"] ** 2
+    mean = jax.scipy.special.erf(z / jnp.sqrt(1 + 2 * variance)) @ loc["v"]
+    assert np.all(np.abs(mean) <= mean_field_bound(X, Y, X, width))
+    assert np.abs(mean).max() < 0.2 < np.abs(Y).max()
+    with pytest.warns(OnPriorWarning, match="sits on its prior"):
+        nats = warn_if_on_prior(elbo_terms(svi, fit.state, X, Y), tolerance=0.05)
+    assert set(nats) == {"w", "b", "v"}
+
+
+def test_nats_per_weight():
+    kl = {"hidden": jnp.array(40.0), "readout": jnp.array(0.3)}
+    terms = ELBOTerms({"y": jnp.array(-5.0)}, kl, kl, kl, jnp.array(1.0), {"hidden": 100, "readout": 10})
+    assert warn_if_on_prior(terms)["hidden"] == pytest.approx(0.4)
+    with pytest.warns(OnPriorWarning, match=r"at readout \(0.03\), in nats"):
+        warn_if_on_prior(terms, tolerance=0.05)
+    looks = jax.tree.map(lambda leaf: jnp.stack([10 * jnp.asarray(leaf), jnp.asarray(leaf)]), terms)
+    looks = looks._replace(num_weights=jax.tree.map(lambda count: jnp.array([count, count]), terms.num_weights))
+    assert warn_if_on_prior(looks) == warn_if_on_prior(terms)  # the last look of a monitored run
+    with pytest.raises(ValueError, match="tolerance"):
+        warn_if_on_prior(terms, tolerance=0.0)

@@ -1,0 +1,108 @@
+"""What warmup learns, and what it leaves alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_wide.mcmc import UnderdampedLangevin
+from numpyro_wide.mcmc._step_size import find_step_size, from_real_line, to_real_line
+from tests.mcmc.cases import KERNELS, chain
+
+SCALES = jnp.array([0.2, 0.5, 1.0, 3.0])
+
+
+def stretched(z):
+    return 0.5 * jnp.sum((z / SCALES) ** 2)
+
+
+def fields(state):
+    return state.step_size, state.accept_prob, state.num_grad
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_warmup_reaches_the_target_and_then_stops(name):
+    settings = {} if name == "unadjusted" else {"target_accept_prob": 0.7}
+    target = settings.get("target_accept_prob", 0.98)
+    if name.startswith("split"):
+        settings["adapt_reference"] = False  # it would make the target N(0, I), where nothing is rejected
+    kernel = KERNELS[name](potential_fn=stretched, **settings)
+    state = kernel.init(jax.random.key(0), 1500, jnp.ones(4))
+    _, (step_size, accept_prob, num_grad) = chain(kernel, state, 3500, keep=fields)
+    assert len(set(step_size[100:1400].tolist())) > 3
+    assert len(set(step_size[1500:].tolist())) == 1
+    # With a whole number of turns to a trajectory the acceptance moves in leaps.
+    tolerance = 0.15 if name == "split" else 0.06
+    assert abs(float(accept_prob[1500:].mean()) - target) < tolerance
+    if name == "split":
+        np.testing.assert_allclose(num_grad[1500:] * step_size[1500:], 2.0, rtol=1e-5)
+        assert num_grad[-1] > 1
+
+
+@pytest.mark.parametrize("name", ["langevin", "split"])
+def test_adaptation_can_be_switched_off(name):
+    step = 2.0 / 80  # of the two radians of a trajectory the automatic number of turns needs a whole fraction
+    kernel = KERNELS[name](potential_fn=stretched, step_size=step, adapt_step_size=False)
+    state = kernel.init(jax.random.key(0), 20, jnp.ones(4))
+    _, (step_size, *_) = chain(kernel, state, 30, keep=fields)
+    np.testing.assert_allclose(step_size, step, rtol=1e-5)
+
+
+def test_the_unadjusted_sampler_survives_a_first_step_that_is_far_too_large():
+    kernel = UnderdampedLangevin(potential_fn=stretched, adjusted=False, step_size=50.0)
+    state = kernel.init(jax.random.key(0), 500, jnp.ones(4))
+    last, z = chain(kernel, state, 3000, keep=lambda s: s.z)
+    assert jnp.max(jnp.abs(z / SCALES)) < 8
+    assert last.mean_accept_prob > 0.9
+    assert jnp.all(jnp.any(jnp.diff(z[500:], axis=0) != 0, axis=1))
+
+
+def test_mass_adaptation_finds_the_scales():
+    kernel = UnderdampedLangevin(potential_fn=stretched, adapt_mass_matrix=True, damping=0.3)
+    state = kernel.init(jax.random.key(0), 3000, jnp.ones(4))
+    last, states = chain(kernel, state, 3500, keep=lambda s: (s.adapt_state.preconditioner.scale, s.r))
+    np.testing.assert_allclose(last.adapt_state.preconditioner.scale, SCALES, rtol=0.25)
+    assert jnp.all(states[0][3000:] == states[0][-1])
+    np.testing.assert_allclose(jnp.std(states[1]), 1.0, rtol=0.1)
+
+
+def test_given_inverse_mass_is_a_change_of_units():
+    settings = {"step_size": 0.5, "adapt_step_size": False}
+    plain = UnderdampedLangevin(potential_fn=lambda z: 0.5 * jnp.sum(z**2), **settings)
+    scaled = UnderdampedLangevin(potential_fn=stretched, inverse_mass_matrix=SCALES**2, **settings)
+    states = [
+        chain(kernel, kernel.init(jax.random.key(0), 0, first), 20, keep=lambda s: (s.z, s.energy_error))[1]
+        for kernel, first in ((plain, jnp.ones(4)), (scaled, SCALES))
+    ]
+    np.testing.assert_allclose(states[1][0], states[0][0] * SCALES, rtol=1e-4)
+    np.testing.assert_allclose(states[1][1], states[0][1], atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [None, 2.0])
+def test_the_real_line_and_back(bound):
+    steps = jnp.array([1e-6, 0.3, 1.5])
+    np.testing.assert_allclose(from_real_line(to_real_line(steps, bound), bound), steps, rtol=1e-5)
+    np.testing.assert_allclose(to_real_line(jnp.array(1e-6), 1.0), np.log(1e-6), rtol=1e-5)
+    largest = from_real_line(jnp.array(1e9), bound)
+    assert jnp.isfinite(largest) and (bound is None or largest == bound)
+    assert from_real_line(jnp.array(-1e9), bound) > 0
+
+
+@pytest.mark.parametrize(("start", "bound", "expected"), [(100.0, None, 0.78125), (1e-3, None, 1.024), (0.3, 0.5, 0.5)])
+def test_step_size_search_stops_beyond_the_threshold(start, bound, expected):
+    found = find_step_size(
+        lambda key, step: jnp.where(step < 1.0, 0.9, 0.0), jnp.array(start), 0.5, bound, jax.random.key(0)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_step_size_search_holds_its_trial_once():
+    """A trial has a gradient of the model in it: what is traced twice is compiled twice."""
+    traced = []
+
+    def accept_prob(key, step):
+        traced.append(step)
+        return jnp.where(step < 1.0, 0.9, 0.0)
+
+    jax.make_jaxpr(lambda key: find_step_size(accept_prob, jnp.array(0.1), 0.5, None, key))(jax.random.key(0))
+    assert len(traced) == 1

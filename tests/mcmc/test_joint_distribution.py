@@ -1,0 +1,80 @@
+"""The joint-distribution test of every adjusted kernel, and proof that it catches broken ones."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from numpyro_wide.mcmc import (
+    PreconditionedCrankNicolson,
+    PreconditionedCrankNicolsonLangevin,
+    SplitHMC,
+    UnderdampedLangevin,
+)
+from numpyro_wide.mcmc._integrators import reference_energy_difference
+from tests.mcmc.cases import ADJUSTED, regression, regression_data
+from tests.mcmc.joint_distribution import fresh_moments, largest_z_score, problem_of
+
+# Steps at which the kernels reject a good part of their proposals.
+SETTINGS = {
+    "langevin": {"step_size": 0.3, "damping": 0.3},
+    "pcn": {"step_size": 0.5},
+    "pcnl": {"step_size": 0.08},
+    "split": {"step_size": 0.2},
+    "split-persistent": {"step_size": 0.25, "num_steps": 2, "persistence": 0.8},
+}
+PROBLEM = problem_of(regression, regression_data()[0], observed="y")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return fresh_moments(PROBLEM, jax.random.key(0))
+
+
+def broken(kernel_class, change):
+    """Make a kernel whose proposals are changed behind its back."""
+
+    class Broken(kernel_class):
+        def _propose(self, rng_key, point, r, state, evaluate):
+            return change(super()._propose(rng_key, point, r, state, evaluate), point, state)
+
+    return Broken
+
+
+def without_flip(proposal, point, state):
+    return proposal._replace(r_rejected=jax.tree.map(jnp.negative, proposal.r_rejected))
+
+
+def without_drift_terms(proposal, point, state):
+    return proposal._replace(energy_error=reference_energy_difference(point, proposal.point))
+
+
+class WithoutLogDet(PreconditionedCrankNicolson):
+    """Forgets the Jacobian of the transform from the positive noise scale to its logarithm."""
+
+    def get_potential_fn(self, model_args=(), model_kwargs=None):
+        potential_fn = super().get_potential_fn(model_args, model_kwargs)
+        return lambda z: potential_fn(z) + z["noise"]
+
+
+BROKEN = {
+    "momentum not flipped": (broken(UnderdampedLangevin, without_flip), "langevin"),
+    "no log-determinant": (WithoutLogDet, "pcn"),
+    "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
+    "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
+}
+
+
+@pytest.mark.parametrize("name", ADJUSTED)
+def test_adjusted_kernels_keep_the_joint_law(name, expected):
+    kernel = ADJUSTED[name](regression, adapt_step_size=False, **SETTINGS[name])
+    score, accept_prob = largest_z_score(kernel, PROBLEM, expected, jax.random.key(1))
+    assert 0.2 < accept_prob < 0.9
+    assert score < 4.5
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_kernels_lose_the_joint_law(fault, expected):
+    kernel_class, name = BROKEN[fault]
+    kernel = kernel_class(regression, adapt_step_size=False, **SETTINGS[name])
+    score, _ = largest_z_score(kernel, PROBLEM, expected, jax.random.key(1))
+    assert score > 7

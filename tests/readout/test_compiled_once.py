@@ -1,0 +1,141 @@
+"""Draws and predictions compile their programs at the first call for some shapes, and not again."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
+from tests.compilations import compilations
+from tests.models import network, small_data
+
+SITES = {"readout": "w", "features": "features"}
+X, Y = small_data(12)
+
+
+def hidden_draws(num_draws=5, seed=0):
+    return {
+        "hidden": jax.random.normal(jax.random.key(seed), (num_draws, 2, 20)),
+        "sigma": jnp.linspace(0.2, 0.4, num_draws),
+    }
+
+
+def test_the_counter_counts():
+    with compilations() as compiled:
+        jax.jit(lambda x: jnp.cos(x) * 3.25)(jnp.ones(7))
+    assert compiled
+
+
+def test_predictions_and_readouts():
+    model = collapse_readout(network, observed="y", **SITES)
+    predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
+    keys, others = jax.random.split(jax.random.key(0)), jax.random.split(jax.random.key(1))
+    first = predictive(keys[0], X[:4]), predictive.readout(keys[1])
+    shifted, draws = X[:4] + np.float32(0.1), hidden_draws(seed=1)
+    jax.block_until_ready(first)
+    with compilations() as compiled:
+        second = predictive(others[0], shifted), predictive.readout(others[1])
+        # Other draws and data of the same shapes, as in a loop of active learning, are no other program.
+        later = ReadoutPredictive(model, draws, (X, -Y))(others[0], shifted)
+        jax.block_until_ready((second, later))
+    assert compiled == []
+    assert not np.allclose(first[0]["mean"], second[0]["mean"])
+    assert not np.allclose(second[0]["mean"], later["mean"])
+    with compilations() as compiled:
+        predictive(keys[0], X[:3])
+    assert compiled
+
+
+def test_log_densities():
+    model = collapse_readout(network, observed="y", **SITES)
+    predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
+    first = predictive.log_density(X[:4], Y[:4])
+    shifted, draws = Y[:4] + np.float32(0.1), hidden_draws(seed=1)
+    with compilations() as compiled:
+        second = predictive.log_density(X[:4], shifted)
+        later = ReadoutPredictive(model, draws, (X, -Y)).log_density(X[:4], shifted)
+        # What is done about draws that are not finite is decided after the program.
+        dropping = ReadoutPredictive(model, draws, (X, -Y), on_nonfinite="drop").log_density(X[:4], shifted)
+        jax.block_until_ready((second, later, dropping))
+    assert compiled == []
+    assert not np.allclose(first, second)
+    assert not np.allclose(second, later)
+    np.testing.assert_array_equal(later, dropping)
+    with compilations() as compiled:
+        predictive.log_density(X[:3], Y[:3])
+    assert compiled
+
+
+def test_wide_limit_and_guide():
+    model = repriorise(network, targets="y", noise_scale="sigma", **SITES)
+    guide = AutoNormal(model)
+    svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+    params = svi.run(jax.random.key(0), 2, X, Y, progress_bar=False).params
+    keys = jax.random.split(jax.random.key(1), 4)
+
+    def both(one, other, y):
+        return wide_limit_draws(one, model, 3, X, y), guide_draws(other, model, guide, params, 3, X, y)
+
+    first = both(keys[0], keys[1], Y)
+    moved = Y + np.float32(1.0)
+    jax.block_until_ready(first)
+    with compilations() as compiled:
+        second = both(keys[2], keys[3], moved)
+        jax.block_until_ready(second)
+    assert compiled == []
+    for before, after in zip(first, second, strict=True):
+        assert not np.allclose(before["w"], after["w"])
+
+
+def test_data_are_looked_at_in_every_call():
+    model = repriorise(network, targets="y", noise_scale="sigma", **SITES)
+    wide_limit_draws(jax.random.key(0), model, 3, X, Y)
+    with pytest.raises(ValueError, match="targets must not contain NaN, but 12 of its entries do"):
+        wide_limit_draws(jax.random.key(0), model, 3, X, np.full_like(Y, np.nan))
+
+
+def test_options_of_the_model_are_part_of_the_program():
+    def model(x, y=None, shift=0.0, is_shifted=False):
+        network(x, None if y is None else y - shift * is_shifted, noise_scale=0.3)
+
+    wrapped = collapse_readout(model, observed="y", **SITES)
+    draws = {"hidden": hidden_draws()["hidden"]}
+    means = [
+        ReadoutPredictive(wrapped, draws, (X, Y), {"shift": shift, "is_shifted": is_shifted})(jax.random.key(0), X)
+        for shift, is_shifted in [(1.0, False), (1.0, True), (2.0, True)]
+    ]
+    gaps = [float(jnp.abs(a["mean"] - b["mean"]).max()) for a, b in itertools.pairwise(means)]
+    assert min(gaps) > 0.1
+
+
+def test_the_batch_size_does_not_matter():
+    model = collapse_readout(network, observed="y", **SITES)
+    found = [
+        ReadoutPredictive(model, hidden_draws(), (X, Y), batch_size=size)(jax.random.key(0), X[:4])
+        for size in (None, 2, np.int64(5))
+    ]
+    for other in found[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found[0], other)
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, but got 2.5"):
+        ReadoutPredictive(model, hidden_draws(), (X, Y), batch_size=2.5)
+
+
+def test_nothing_to_predict_and_nothing_to_predict_with():
+    model = collapse_readout(network, observed="y", **SITES)
+    predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
+    with pytest.raises(ValueError, match="no rows to predict for, and a plate of the model must have one"):
+        predictive(jax.random.key(0), X[:0])
+    with pytest.raises(ValueError, match="at least one draw, but the arrays are empty"):
+        ReadoutPredictive(model, hidden_draws(0), (X, Y))
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"):
+        predictive(0, X)
+    with pytest.raises(TypeError, match="rng_key must be a PRNG key"):
+        predictive.readout(0)
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*the order is wide_limit_draws\(rng_key, model"):
+        wide_limit_draws(0, model, 3, X, Y)
+    assert predictive(jax.random.PRNGKey(0), X[:2])["mean"].shape == (5, 2, 1)

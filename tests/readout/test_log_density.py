@@ -1,0 +1,259 @@
+"""The predictive density of new rows, and draws whose predictions are not finite."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import log_likelihood
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal, norm
+
+from numpyro_wide import ReadoutPredictive, collapse_readout
+from numpyro_wide.readout import CollapsedModel
+
+SITES = {"readout": "w", "features": "features", "observed": "y"}
+PRIOR_LOC, PRIOR_SCALE = 0.4, 1.3
+HIDDEN = np.random.default_rng(0).normal(size=(5, 2, 7))
+
+
+def make(k=None, noise=0.3) -> CollapsedModel:
+    """Seven tanh units, an offset, and a readout with a prior of its own."""
+    shape = () if k is None else (k,)
+
+    def model(x, y=None, noise=noise):
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, 7]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
+        w = numpyro.sample("w", dist.Normal(PRIOR_LOC, PRIOR_SCALE).expand([7, *shape]).to_event(1 + len(shape)))
+        offset = x[:, 0] if k is None else x[:, :1]
+        numpyro.sample("y", dist.Normal(offset + features @ w, noise).to_event(1 + len(shape)), obs=y)
+
+    return collapse_readout(model, **SITES)
+
+
+def data(n, k=None, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 2)), rng.normal(size=(n,) if k is None else (n, k))
+
+
+def dense_joint(hidden, x, noise):
+    """Mean and covariance of one output at all rows, the readout integrated out."""
+    features = np.tanh(x @ hidden)
+    mean = x[:, 0] + PRIOR_LOC * features.sum(1)
+    return mean, PRIOR_SCALE**2 * features @ features.T + np.diag(np.broadcast_to(noise, len(x)) ** 2)
+
+
+def dense_log_density(x, y, x_new, y_new, noise, noise_new):
+    """For each new row, the density of all data with it over that of the data without: no formula of predictions."""
+    columns, columns_new = y.reshape(len(y), -1).T, y_new.reshape(len(y_new), -1).T
+    noise = np.broadcast_to(noise, y.shape).reshape(len(y), -1).T
+    noise_new = np.broadcast_to(noise_new, y_new.shape).reshape(len(y_new), -1).T
+    terms = np.zeros((len(HIDDEN), len(x_new)))
+    for draw, hidden in enumerate(HIDDEN):
+        for row in range(len(x_new)):
+            both = np.concatenate([x, x_new[row : row + 1]])
+            for column, column_new, sd, sd_new in zip(columns, columns_new, noise, noise_new, strict=True):
+                joint = multivariate_normal(*dense_joint(hidden, both, np.append(sd, sd_new[row])))
+                terms[draw, row] += joint.logpdf(np.append(column, column_new[row]))
+                terms[draw, row] -= multivariate_normal(*dense_joint(hidden, x, sd)).logpdf(column)
+    return logsumexp(terms, axis=0) - np.log(len(HIDDEN))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("n", [4, 12])
+@pytest.mark.parametrize(
+    ("k", "noise", "noise_new"),
+    [
+        (None, 0.3, 0.3),
+        (2, 0.3, 0.3),
+        (2, np.array([0.2, 0.7]), np.array([0.2, 0.7])),
+        (None, "by row", "by row"),
+        (2, "by row", "by row"),
+    ],
+)
+def test_against_ratios_of_dense_densities(k, noise, noise_new, n):
+    (x, y), (x_new, y_new) = data(n, k), data(6, k, seed=2)
+    if isinstance(noise, str):
+        column = () if k is None else (1,)
+        noise, noise_new = np.linspace(0.2, 0.9, n).reshape(n, *column), np.linspace(1, 2, 6).reshape(6, *column)
+    predictive = ReadoutPredictive(make(k), {"hidden": HIDDEN}, (x, y), {"noise": noise})
+    found = predictive.log_density(x_new, y_new, noise=noise_new)
+    assert found.shape == (6,)
+    np.testing.assert_allclose(found, dense_log_density(x, y, x_new, y_new, noise, noise_new), rtol=1e-9)
+    # And it is the mixture that the predictions describe.
+    given = predictive(jax.random.key(0), x_new, noise=noise_new)
+    assert given["noise_scale"].shape == given["mean"].shape == (5, 6, *y.shape[1:])
+    np.testing.assert_allclose(given["noise_scale"], np.broadcast_to(noise_new, given["mean"].shape))
+    by_entry = norm(given["mean"], np.sqrt(given["variance"] + given["noise_scale"] ** 2)).logpdf(y_new)
+    by_draw = by_entry.reshape(5, 6, -1).sum(-1)
+    np.testing.assert_allclose(found, logsumexp(by_draw, axis=0) - np.log(5), rtol=1e-9)
+
+
+def test_a_latent_noise_is_that_of_each_draw():
+    def model(x, y=None):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, sigma).to_event(1), obs=y)
+
+    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
+    sigma = np.array([0.5, 1.0, 2.0])
+    predictive = ReadoutPredictive(collapse_readout(model, **SITES), {"sigma": sigma}, (x, y))
+    found = predictive(jax.random.key(0), x_new)
+    np.testing.assert_allclose(found["noise_scale"], np.repeat(sigma[:, None], 3, axis=1))
+    by_draw = norm(found["mean"], np.sqrt(found["variance"] + sigma[:, None] ** 2)).logpdf(y_new)
+    np.testing.assert_allclose(predictive.log_density(x_new, y_new), logsumexp(by_draw, axis=0) - np.log(3), rtol=1e-5)
+
+
+def test_densities_that_underflow_are_zero_and_no_error():
+    (x, y), (x_new, _) = data(5), data(3, seed=2)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
+    far = predictive.log_density(x_new, np.array([1e3, 1e18, 1e30]))
+    assert np.isfinite(far[:2]).all() and far[1] < -1e30 and far[2] == -np.inf
+
+
+@pytest.mark.usefixtures("x64")
+def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_density():
+    """What the documentation warns of: one number a draw, in which the data of the fit have no part."""
+    (x, y), (x_new, y_new) = data(12), data(6, seed=2)
+    model = make()
+    found = log_likelihood(model, {"hidden": jnp.asarray(HIDDEN)}, x_new, y_new)["y"]
+    expected = [multivariate_normal(*dense_joint(hidden, x_new, 0.3)).logpdf(y_new) for hidden in HIDDEN]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    right = ReadoutPredictive(model, {"hidden": HIDDEN}, (x, y)).log_density(x_new, y_new)
+    assert found.shape == (5,) and right.shape == (6,)
+
+
+def test_observations_are_where_they_belong():
+    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
+    with pytest.raises(ValueError, match=r"'y' is observed with these arguments.*call without them.*log_density\("):
+        predictive(jax.random.key(0), x_new, y_new)
+    with pytest.raises(ValueError, match=r"'y' is not observed with these arguments; pass the observations"):
+        predictive.log_density(x_new)
+    for value in (np.array([0.0, np.nan, np.nan]), jnp.array([0.0, jnp.nan, jnp.nan])):
+        with pytest.raises(ValueError, match="site 'y' must not contain NaN, but 2 of 3 rows do, the first .* row 1"):
+            predictive.log_density(x_new, value)
+    with pytest.raises(ValueError, match=r"observations of site 'y' have shape .2,., but its distribution has .3,."):
+        predictive.log_density(x_new, y_new[:2])
+    with pytest.raises(ValueError, match="there are no rows to predict for"):
+        ReadoutPredictive(in_plate, {"hidden": HIDDEN}, (x, y)).log_density(x_new[:0], y_new[:0])
+
+
+def _in_plate(x, y=None):
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, 7]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([7]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ w, 0.3), obs=y)
+
+
+in_plate = collapse_readout(_in_plate, **SITES)
+
+
+@pytest.mark.parametrize("name", ["mean", "variance", "noise_scale"])
+def test_names_of_predictions_are_not_for_the_observed_site(name):
+    def model(x, y=None):
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample(name, dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match=f"the observed site is called '{name}', but predictions .*; rename the site"):
+        ReadoutPredictive(collapse_readout(model, **SITES | {"observed": name}), {"unused": np.ones(2)}, data(5))
+
+
+def with_lost_draws():
+    hidden = HIDDEN.copy()
+    hidden[[1, 3]] = np.nan
+    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
+    return {"hidden": hidden}, (x, y), x_new, y_new
+
+
+def test_an_error_says_which_draws_are_not_finite():
+    draws, fitted_on, x_new, y_new = with_lost_draws()
+    predictive = ReadoutPredictive(make(), draws, fitted_on)
+    which = r"of 2 of 5 draws \(1, 3\) are not finite.*jax_enable_x64.*on_nonfinite='drop'"
+    with pytest.raises(FloatingPointError, match="readouts " + which):
+        predictive.readout(jax.random.key(0))
+    with pytest.raises(FloatingPointError, match="predictions " + which):
+        predictive(jax.random.key(0), x_new)
+    with pytest.raises(FloatingPointError, match="predictions " + which):
+        predictive.log_density(x_new, y_new)
+    one = {"hidden": draws["hidden"][:3]}
+    with pytest.raises(FloatingPointError, match="draw 1 of 3 are not finite: the noise is too small"):
+        ReadoutPredictive(make(), one, fitted_on)(jax.random.key(0), x_new)
+    many = {"hidden": np.repeat(draws["hidden"], 30, axis=0)}
+    with pytest.raises(FloatingPointError, match=r"60 of 150 draws \(30, 31, .*, 49, ...\)"):
+        ReadoutPredictive(make(), many, fitted_on).readout(jax.random.key(0))
+
+
+def test_dropped_draws_leave_the_others_as_they_are():
+    draws, fitted_on, x_new, y_new = with_lost_draws()
+    predictive = ReadoutPredictive(make(), draws, fitted_on, on_nonfinite="drop")
+    others = ReadoutPredictive(make(), {"hidden": HIDDEN[[0, 2, 4]]}, fitted_on)
+    left_out = r"of 2 of 5 draws \(1, 3\) are not finite and are left out"
+    with pytest.warns(RuntimeWarning, match="predictions.*" + left_out) as told:
+        found = predictive(jax.random.key(0), x_new)
+    assert told[0].filename == __file__
+    expected = others(jax.random.key(0), x_new)
+    assert found["y"].shape == (3, 3)
+    for name in ("mean", "variance", "noise_scale"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
+    with pytest.warns(RuntimeWarning, match="predictions.*" + left_out) as told:
+        density = predictive.log_density(x_new, y_new)
+    assert told[0].filename == __file__
+    np.testing.assert_allclose(density, others.log_density(x_new, y_new), rtol=1e-4)
+    with pytest.warns(RuntimeWarning, match="readouts.*" + left_out) as told:
+        assert predictive.readout(jax.random.key(0)).shape == (3, 7)
+    assert told[0].filename == __file__
+
+
+def test_dropping_is_quiet_where_all_is_finite():
+    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
+    either = [
+        ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y), on_nonfinite=choice) for choice in ("raise", "drop")
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [(one(jax.random.key(0), x_new), one.log_density(x_new, y_new)) for one in either]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_draws_that_cannot_be_dropped():
+    draws, fitted_on, x_new, y_new = with_lost_draws()
+    with pytest.raises(ValueError, match="on_nonfinite must be one of 'raise', 'drop', but got 'ignore'"):
+        ReadoutPredictive(make(), draws, fitted_on, on_nonfinite="ignore")
+    none = ReadoutPredictive(make(), {"hidden": np.full((2, 2, 7), np.nan)}, fitted_on, on_nonfinite="drop")
+    for call in (lambda: none.readout(jax.random.key(0)), lambda: none.log_density(x_new, y_new)):
+        with pytest.raises(FloatingPointError, match=r"of any draw.*jax_enable_x64', True\)\)\.$"):
+            call()
+    dropping, raising = [
+        ReadoutPredictive(make(), draws, fitted_on, on_nonfinite=choice) for choice in ("drop", "raise")
+    ]
+    for call in (dropping.readout, lambda key: dropping(key, x_new), lambda key: dropping.log_density(x_new, y_new)):
+        with pytest.raises(ValueError, match="on_nonfinite='drop' must see which .* are finite.*as under jax.jit"):
+            jax.jit(call)(jax.random.key(0))
+    # Where nothing can be said, nothing is left out in silence.
+    assert jnp.isnan(jax.jit(raising.log_density)(x_new, y_new)).all()
+    assert jnp.isnan(jax.jit(raising.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
+
+
+def test_predictions_and_densities_have_derivatives():
+    """With respect to the new inputs, as for the steepest ascent of an acquisition function."""
+    x, y = data(6)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN.astype("f")}, (x.astype("f"), y.astype("f")))
+    new = jnp.asarray(data(3, seed=2)[0], jnp.float32)
+
+    def mean(z):
+        return predictive(jax.random.key(0), z)["mean"].sum()
+
+    def density(z):
+        return predictive.log_density(z, jnp.zeros(3)).sum()
+
+    for function in (mean, density):
+        slopes = jax.grad(function)(new)
+        move = jnp.zeros((3, 2)).at[1, 0].set(1e-2)
+        np.testing.assert_allclose(slopes[1, 0], (function(new + move) - function(new - move)) / 2e-2, rtol=2e-2)

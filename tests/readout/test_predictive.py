@@ -1,0 +1,163 @@
+"""Exact readouts and predictions after collapsing, wide-limit draws, and draws from guides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.handlers import seed, trace
+from numpyro.infer import SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import DotProduct
+
+from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, linear_gaussian, repriorise, wide_limit_draws
+from numpyro_wide.readout import ReadoutMarginal
+from tests.models import network, small_data
+
+SITES = {"readout": "w", "features": "features", "observed": "y"}
+ARGUMENTS = {"readout": "w", "features": "features", "targets": "y", "noise_scale": "sigma"}
+
+
+def hidden_draws(num_draws=4, key=0):
+    """Prior draws of the hidden sites."""
+    draws = Predictive(network, num_samples=num_draws, return_sites=["hidden", "sigma"])
+    return draws(jax.random.key(key), jnp.zeros((2, 1)))
+
+
+def features_of(draw, x):
+    sites = trace(seed(numpyro.handlers.substitute(network, draw), jax.random.key(0))).get_trace(x)
+    return sites["features"]["value"]
+
+
+@pytest.mark.usefixtures("x64")
+def test_predictions_are_those_of_a_gaussian_process():
+    """Scikit-learn's GP with the linear kernel of each draw's features."""
+    x, y = small_data()
+    x_test = np.linspace(-1.5, 1.5, 7)[:, None]
+    draws = hidden_draws()
+    predictive = ReadoutPredictive(collapse_readout(network, **SITES), draws, (x, y), batch_size=3)
+    found = predictive(jax.random.key(1), x_test)
+    assert found["mean"].shape == found["variance"].shape == found["y"].shape == (4, 7, 1)
+    for i in range(4):
+        draw = {name: value[i] for name, value in draws.items()}
+        features, test_features = features_of(draw, x), features_of(draw, x_test)
+        kernel = 1.2**2 * DotProduct(sigma_0=0, sigma_0_bounds="fixed")
+        gp = GaussianProcessRegressor(kernel, alpha=float(draw["sigma"]) ** 2, optimizer=None)
+        gp.fit(features, y - features @ np.full((21, 1), 0.3))
+        mean, std = gp.predict(test_features, return_std=True)
+        mean = mean + test_features.sum(1) * 0.3
+        np.testing.assert_allclose(found["mean"][i, :, 0], mean, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(found["variance"][i, :, 0], std**2, rtol=1e-5, atol=1e-9)
+
+
+def test_draws_have_the_exact_moments():
+    """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
+    x, y = small_data()
+    num_draws = 20000
+    draws = jax.tree.map(lambda v: jnp.repeat(v[:1], num_draws, axis=0), hidden_draws(key=3))
+    predictive = ReadoutPredictive(collapse_readout(network, **SITES), draws, (x, y))
+    readouts = np.asarray(predictive.readout(jax.random.key(2)), float)
+    assert readouts.shape == (num_draws, 21, 1)
+    draw = {name: value[0] for name, value in draws.items()}
+    mean, covariance = linear_gaussian.readout_posterior(
+        features_of(draw, x), y, draw["sigma"], prior_loc=0.3, prior_scale=1.2
+    )
+    standard_error = np.sqrt(np.diagonal(covariance) / num_draws)
+    assert np.abs((readouts.mean(0) - mean)[:, 0] / standard_error).max() < 4.5
+    np.testing.assert_allclose(np.cov(readouts[:, :, 0].T), covariance, atol=6 * 1.2**2 / num_draws**0.5)
+
+    found = predictive(jax.random.key(4), x[:5])
+    total_variance = found["variance"][0, :, 0] + draw["sigma"] ** 2
+    z = (found["y"].mean(0) - found["mean"][0])[:, 0] / np.sqrt(total_variance / num_draws)
+    assert np.abs(z).max() < 4.5
+    np.testing.assert_allclose(found["y"][:, :, 0].var(0), total_variance, rtol=6 / num_draws**0.5)
+
+
+def test_several_outputs_and_vectors():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
+    for shape in ((), (2,)):
+
+        def model(x, y=None, shape=shape):
+            scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+            features = numpyro.deterministic("features", scale * x)
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3, *shape]).to_event(1 + len(shape)))
+            numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1 + len(shape)), obs=y)
+
+        predictive = ReadoutPredictive(
+            collapse_readout(model, **SITES), {"scale": jnp.ones(5)}, (x,), {"y": jnp.ones((6, *shape))}
+        )
+        assert predictive.readout(jax.random.key(0)).shape == (5, 3, *shape)
+        assert predictive(jax.random.key(0), x[:4])["y"].shape == (5, 4, *shape)
+
+
+def test_wide_limit_draws_are_prior_hidden_weights_and_exact_readouts():
+    x, y = small_data()
+    wrapped = repriorise(network, **ARGUMENTS)
+    draws = wide_limit_draws(jax.random.key(0), wrapped, 3000, x, y, weighted=False)
+    assert set(draws) == {"hidden", "sigma", "w", "w_base"}
+    for name, scale in (("hidden", 1.0), ("w_base", 1.0)):
+        assert abs(draws[name].mean()) < 5 / draws[name].size ** 0.5
+        np.testing.assert_allclose(draws[name].std(), scale, rtol=5 / draws[name].size ** 0.5)
+    first = {name: value[0] for name, value in draws.items() if name in ("hidden", "sigma")}
+    expected, _ = linear_gaussian.readout_map(
+        features_of(first, x), y, draws["w_base"][0], first["sigma"], prior_loc=0.3, prior_scale=1.2
+    )
+    np.testing.assert_allclose(draws["w"][0], expected, atol=2e-3)
+
+
+def test_wide_limit_draws_do_not_depend_on_the_regulariser():
+    x, y = small_data()
+    options = ARGUMENTS | {"noise_scale": 0.2}
+    fixed = numpyro.handlers.substitute(network, {"sigma": 0.2})
+    draws = [
+        wide_limit_draws(jax.random.key(0), repriorise(fixed, **options, regulariser=value), 50, x, y)["w"]
+        for value in (None, 100.0)
+    ]
+    np.testing.assert_allclose(*draws, atol=5e-3)
+
+
+def test_guide_draws_hold_the_fitted_readout():
+    """Predictions from the guide's draws follow the data; NumPyro's own route falls back on the prior."""
+    x, y = small_data()
+    wrapped = repriorise(network, **ARGUMENTS)
+    guide = AutoNormal(wrapped)
+    svi = SVI(wrapped, guide, numpyro.optim.Adam(0.02), Trace_ELBO(num_particles=4))
+    params = svi.run(jax.random.key(0), 600, x, y, progress_bar=False).params
+    draws = guide_draws(jax.random.key(1), wrapped, guide, params, 200, x, y)
+    assert set(draws) == {"hidden", "sigma", "w", "w_base"}
+    fitted = Predictive(network, draws)(jax.random.key(2), x)["y"].mean(0)
+    # The unwrapped model cannot know better; the wrapped one refuses to run so.
+    trapped = Predictive(network, guide=guide, params=params, num_samples=200)(jax.random.key(2), x)["y"].mean(0)
+    with pytest.raises(ValueError, match="'w_base' is given, but the model is run without targets"):
+        Predictive(wrapped, guide=guide, params=params, num_samples=5)(jax.random.key(2), x)
+    error = np.sqrt(np.mean((fitted - y) ** 2))
+    assert error < 0.45
+    assert np.sqrt(np.mean((trapped - y) ** 2)) > 1.5 * error
+
+
+def test_marginal_distribution():
+    """Its sampler has the covariance that its density has, and batches of values work."""
+    rng = np.random.default_rng(0)
+    features, loc = jnp.asarray(rng.normal(size=(4, 2)), "f"), jnp.asarray(rng.normal(size=(4, 2)), "f")
+    noise_scale, prior_scale = jnp.array([0.5, 1.0]), jnp.array([[1.0], [2.0]])
+    marginal = ReadoutMarginal(features, loc, noise_scale, prior_scale)
+    draws = np.asarray(marginal.sample(jax.random.key(0), (3, 20000)), float)
+    assert draws.shape == (3, 20000, 4, 2)
+    assert marginal.log_prob(draws[:, :2]).shape == (3, 2)
+    draws = draws.reshape(-1, 4, 2)
+    for j in range(2):
+        covariance = (features * prior_scale[:, 0] ** 2) @ features.T + noise_scale[j] ** 2 * np.eye(4)
+        np.testing.assert_allclose(np.cov(draws[:, :, j].T), covariance, atol=0.02 * np.diagonal(covariance).max())
+        np.testing.assert_allclose(marginal.variance[:, j], np.diagonal(covariance), rtol=1e-5)
+    np.testing.assert_allclose(draws.mean(0), marginal.mean, atol=0.05)
+    reference = sum(
+        dist.MultivariateNormal(
+            loc[:, j], (features * prior_scale[:, 0] ** 2) @ features.T + noise_scale[j] ** 2 * jnp.eye(4)
+        ).log_prob(draws[0, :, j])
+        for j in range(2)
+    )
+    np.testing.assert_allclose(marginal.log_prob(draws[0]), reference, rtol=1e-4)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, marginal)
+    np.testing.assert_allclose(doubled.loc, 2 * loc)

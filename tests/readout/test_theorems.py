@@ -1,0 +1,83 @@
+"""Hron 2022 by Monte Carlo: Theorem 2.1, and Proposition 2.3 against the arc-sine kernel."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive, log_likelihood
+
+from numpyro_wide import linear_gaussian
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
+
+pytestmark = pytest.mark.slow  # thousands of networks
+
+X = np.linspace(-1.5, 1.5, 5)[:, None]
+Y = np.sin(2 * X[:, 0]) + 0.3
+NOISE_SCALE = 0.3
+
+
+def erf_network(y=None, *, width):
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, width]).to_event(2))
+    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([width]).to_event(1))
+    features = numpyro.deterministic("features", jax.scipy.special.erf(X @ hidden + bias) / width**0.5)
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([width]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, NOISE_SCALE).to_event(1), obs=y)
+
+
+def log_evidence_of_prior_draws(width, num_draws, seed):
+    """Log density of the data given prior draws of the hidden weights, in float64."""
+
+    def single(key):
+        one, two = jax.random.split(key)
+        hidden, bias = jax.random.normal(one, (1, width)), jax.random.normal(two, (width,))
+        features = jax.scipy.special.erf(X @ hidden + bias) / width**0.5
+        return linear_gaussian.log_evidence(features, Y, NOISE_SCALE)
+
+    return np.asarray(jax.lax.map(single, jax.random.split(jax.random.key(seed), num_draws), batch_size=500))
+
+
+@pytest.mark.usefixtures("x64")
+def test_divergence_falls_like_one_over_width():
+    """KL(N(0, I) ‖ p(φ | D)) = log E[evidence] − E[log evidence], over the prior of the hidden weights."""
+    widths = np.array([16, 32, 64, 128, 256, 512, 1024])
+    divergences, errors = [], []
+    for width in widths:
+        draws = log_evidence_of_prior_draws(int(width), 4000, seed=int(width))
+        ratio = np.exp(draws - draws.max())
+        divergences.append(np.log(ratio.mean()) + draws.max() - draws.mean())
+        # Delta method, for the noise of both terms together.
+        errors.append((ratio / ratio.mean() - draws).std() / len(draws) ** 0.5)
+    divergences, relative_errors = np.array(divergences), np.array(errors) / np.array(divergences)
+    assert (divergences > 0).all()
+    slopes = np.diff(np.log(divergences[[0, 2, 4, 6]])) / np.diff(np.log(widths[[0, 2, 4, 6]]))
+    slope = np.polyfit(np.log(widths), np.log(divergences), 1)[0]
+    # At width 16 the higher orders still show; the noise of the fit is far below the tolerance.
+    assert relative_errors.max() < 0.1
+    assert abs(slope + 1) < 0.15
+    assert (slopes < -0.7).all()
+
+
+@pytest.mark.usefixtures("x64")
+def test_divergence_without_repriorisation_tends_to_a_constant():
+    """Proposition 2.3 at width 1024: KL(N(0, I) ‖ p(θ | D)) = log evidence − E[log likelihood]."""
+    width, num_draws = 1024, 4000
+    draws = Predictive(lambda: erf_network(width=width), num_samples=num_draws)(jax.random.key(0))
+    latent = {name: draws[name] for name in ("hidden", "bias", "w")}
+    log_likelihoods = log_likelihood(lambda: erf_network(Y, width=width), latent)["y"]
+    log_evidences = log_evidence_of_prior_draws(width, num_draws, seed=1)
+    log_evidence = jax.nn.logsumexp(log_evidences) - np.log(num_draws)
+    found = float(log_evidence - log_likelihoods.mean())
+    error = float(np.hypot(log_likelihoods.std(), log_evidences.std()) / num_draws**0.5)
+
+    kernel, _ = fcn_kernel(1, "erf", w_std=1.0, b_std=1.0)(X, X)
+    inverse = np.linalg.inv(kernel + NOISE_SCALE**2 * np.eye(5))
+    limit = 0.5 * (
+        np.trace(kernel) / NOISE_SCALE**2
+        + Y @ (np.eye(5) / NOISE_SCALE**2 - inverse) @ Y
+        + np.linalg.slogdet(NOISE_SCALE**2 * inverse)[1]
+    )
+    # The evidence itself is within O(1 / width) of its limit.
+    np.testing.assert_allclose(log_evidence, gp_log_evidence(kernel, Y, NOISE_SCALE), atol=0.05)
+    assert error < 0.05 * limit
+    assert abs(found - limit) < 4.5 * error + 0.05

@@ -1,0 +1,114 @@
+"""Draws from the wide limit where noise or scales are latent, against the infinitely wide network by quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from numpyro.infer import Predictive
+
+from numpyro_wide import repriorise, surrogate_targets, wide_limit_draws
+from numpyro_wide.nn import FCN, bnn
+from numpyro_wide.wide_limit import fcn_kernel
+
+RNG = np.random.default_rng(0)
+X = np.linspace(-1.5, 1.5, 25, dtype="f")[:, None]
+Y = (np.sin(2 * X[:, 0]) + 0.3 * RNG.normal(size=25)).astype("f")
+SCALES = {"w_std": 1.5, "b_std": 0.7, "readout_w_std": 1.2}
+
+
+def wrapped(width, noise, scales=None):
+    plain = bnn(FCN(1, width, "erf", **SCALES), None, noise, scales=scales)
+    options = {"readout": "readout", "features": "features", "targets": "y"}
+    return plain, repriorise(plain, **options, noise_scale="noise" if isinstance(noise, dist.Distribution) else noise)
+
+
+def posterior_of_log(grid, log_density):
+    """Mean and standard deviation of a logarithm, from its density on a grid."""
+    weights = np.exp(log_density - np.max(log_density))
+    weights /= weights.sum()
+    mean = weights @ grid
+    return mean, np.sqrt(weights @ (grid - mean) ** 2)
+
+
+def log_evidence(noise_scale, **scales):
+    kernel, _ = fcn_kernel(1, "erf", **{**SCALES, **scales})(X)
+    covariance = np.asarray(kernel, float) + noise_scale**2 * np.eye(len(X))
+    return scipy.stats.multivariate_normal(np.zeros(len(X)), covariance).logpdf(Y)
+
+
+def test_the_noise_is_learnt_at_the_limit():
+    model = wrapped(1000, dist.LogNormal(0.0, 1.0))[1]
+    draws = wide_limit_draws(jax.random.key(0), model, 1000, X, Y)
+    found = np.log(np.asarray(draws["noise"], float))
+    grid = np.linspace(-4, 2, 400)
+    mean, sd = posterior_of_log(grid, [log_evidence(np.exp(z)) - z**2 / 2 for z in grid])
+    # Of 10,000 draws of the prior some 2,500 carry the weights, and 1,000 are chosen: six standard errors; the network
+    # of 1000 units adds a gap of some hundredths of a nat.
+    assert abs(found.mean() - mean) < 6 * sd / 700**0.5
+    assert abs(np.log(found.std() / sd)) < 0.15
+    assert draws.pareto_shape < 0.5
+    # The prior's mean is 0, which is what was kept before, and 10 of these standard deviations away.
+    assert abs(mean) > 3 * sd
+
+
+def test_a_latent_scale_is_learnt_when_asked_for():
+    model = wrapped(1000, 0.3, {"w_std": dist.LogNormal(0.5, 1.0)})[1]
+    grid = np.linspace(-3, 4, 300)
+    mean, sd = posterior_of_log(grid, [log_evidence(0.3, w_std=np.exp(z)) - (z - 0.5) ** 2 / 2 for z in grid])
+    found = np.log(wide_limit_draws(jax.random.key(1), model, 1000, X, Y, weighted=True)["w_std"])
+    assert abs(found.mean() - mean) < 6 * sd / 500**0.5
+    unweighted = wide_limit_draws(jax.random.key(1), model, 1000, X, Y)
+    assert unweighted.pareto_shape is None
+    np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.1)
+
+
+def test_weighted_draws_predict():
+    plain, model = wrapped(100, dist.LogNormal(-1.0, 0.5))
+    draws = wide_limit_draws(jax.random.key(0), model, 50, X, Y)
+    predictions = Predictive(plain, draws)(jax.random.key(1), X[:3])
+    assert predictions["y"].shape == (50, 3)
+    # Chosen more than once, hidden weights come with readouts of their own.
+    assert len(np.unique(draws["readout"][:, 0])) == 50
+    assert jax.tree.map(jnp.shape, draws)["noise"] == (50,)
+
+
+def test_a_prior_far_from_the_posterior_is_told_of():
+    model = wrapped(30, dist.LogNormal(3.0, 0.5))[1]
+    with pytest.warns(RuntimeWarning, match="Pareto shape"):
+        assert wide_limit_draws(jax.random.key(0), model, 20, X, Y).pareto_shape > 0.7
+
+
+def test_under_jit_draws_are_weighted_on_request():
+    model = wrapped(100, dist.LogNormal(0.0, 1.0))[1]
+
+    def mean_noise(y):
+        return jnp.log(wide_limit_draws(jax.random.key(0), model, 200, X, y, weighted=True)["noise"]).mean()
+
+    untraced = wide_limit_draws(jax.random.key(0), model, 200, X, Y)["noise"]
+    np.testing.assert_allclose(jax.jit(mean_noise)(Y), jnp.log(untraced).mean(), atol=1e-3)
+
+
+def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
+    """Counts: the target of the weights is the joint density, whatever the stand-in."""
+    counts = np.array([0, 1, 3, 6])
+
+    def model(x, y=None):
+        offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(features @ w + offset)).to_event(1), obs=y)
+
+    x = np.array([[-1.0], [0.0], [0.5], [1.0]], "f")
+    stand_in = repriorise(
+        model, readout="w", features="features", targets="y", surrogate=lambda y: surrogate_targets(y, "poisson")
+    )
+    draws = wide_limit_draws(jax.random.key(0), stand_in, 4000, x, counts, weighted=True)
+    grid = np.linspace(-4, 4, 161)
+    rates = np.exp(x[:, 0] * grid[:, None, None] + grid[None, :, None])
+    joint = scipy.stats.poisson(rates).logpmf(counts).sum(-1) - (grid[:, None] ** 2 + grid[None, :] ** 2) / 2
+    weights = np.exp(joint - joint.max())
+    expected = (weights.sum(0) / weights.sum()) @ grid
+    np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)

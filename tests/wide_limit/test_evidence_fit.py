@@ -1,0 +1,175 @@
+"""Scales and noise by the evidence of the infinitely wide network, against NumPy, SciPy and draws of the prior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from numpyro.handlers import seed, trace
+
+from numpyro_wide import wide_limit
+from numpyro_wide.nn import FCN, bnn
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2))
+X_NEW = RNG.normal(size=(7, 2))
+Y = np.sin(2 * X[:, 0]) + 0.1 * RNG.normal(size=40)
+# Of the logarithms a priori, as documented: medians are those of FCN, 0.5 for b_std, 0.3 for the noise.
+SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "input_scale": 1.0, "noise_scale": 1.5}
+
+
+def erf_kernel(x1, x2, scales):
+    """Williams (1996), one hidden layer, in NumPy."""
+    x1, x2 = (x * scales.get("input_scale", 1.0) for x in (x1, x2))
+    w_var, b_var = scales["w_std"][0] ** 2 / x1.shape[1], scales["b_std"] ** 2
+    inner = w_var * x1 @ x2.T + b_var
+    sizes = [1 + 2 * (w_var * np.sum(x**2, axis=1) + b_var) for x in (x1, x2)]
+    return scales["readout_w_std"] ** 2 * 2 / np.pi * np.arcsin(2 * inner / np.sqrt(np.outer(*sizes)))
+
+
+def log_evidence(scales, noise_scale):
+    covariance = erf_kernel(X, X, scales) + noise_scale**2 * np.eye(len(X))
+    return scipy.stats.multivariate_normal(np.zeros(len(X)), covariance).logpdf(Y)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return wide_limit.fit(X, Y, input_scale=True, num_restarts=2, num_rows=30)
+
+
+def moved(found, name, index, step):
+    """Scales and noise with one logarithm moved, and the log prior of all."""
+    scales = {**found.scales, "noise_scale": found.noise_scale}
+    scales[name] = np.array(scales[name], float)
+    scales[name][index if scales[name].ndim else ()] *= np.exp(step)
+    behind = FCN(1, 1, "erf").scales()["readout_w_std"]
+    size = np.sqrt(np.mean(Y**2))
+    medians = {"w_std": 1.0, "b_std": 0.5, "readout_w_std": size * behind, "noise_scale": 0.3 * size}
+    medians["input_scale"] = 1 / X.std(axis=0)
+    prior = sum(-0.5 * np.sum((np.log(scales[key] / medians[key]) / spread) ** 2) for key, spread in SPREADS.items())
+    noise_scale = float(scales.pop("noise_scale"))
+    return log_evidence(scales, noise_scale) + prior
+
+
+def test_the_evidence_is_that_of_the_fitted_kernel(found):
+    np.testing.assert_allclose(found.log_evidence, log_evidence(found.scales, found.noise_scale), rtol=1e-9)
+    nngp, _ = fcn_kernel(found.depth, found.activation, **found.scales)(X)
+    np.testing.assert_allclose(nngp, erf_kernel(X, X, found.scales), rtol=1e-4, atol=1e-5)
+
+
+PLACES = [("w_std", 0), ("b_std", 0), ("readout_w_std", 0), ("noise_scale", 0), ("input_scale", 0), ("input_scale", 1)]
+
+
+@pytest.mark.parametrize(("name", "index"), PLACES)
+def test_it_is_at_the_mode(found, name, index):
+    at, step = moved(found, name, index, 0.0), 0.05
+    assert moved(found, name, index, step) < at and moved(found, name, index, -step) < at
+
+
+def test_standard_errors_are_those_of_the_curvature(found):
+    # The inverse of the matrix of second differences, taken in NumPy.
+    step, size = 1e-3, len(PLACES)
+    hessian = np.zeros((size, size))
+
+    def at(*moves):
+        scales = dict(found.scales)
+        changed = wide_limit.WideLimitFit(
+            **{**vars(found), "scales": {name: np.array(value, float) for name, value in scales.items()}}
+        )
+        noise = found.noise_scale
+        for (name, index), by in moves[:-1]:
+            if name == "noise_scale":
+                noise = noise * np.exp(by)
+            else:
+                changed.scales[name][index if changed.scales[name].ndim else ()] *= np.exp(by)
+        (name, index), by = moves[-1]
+        return moved(wide_limit.WideLimitFit(**{**vars(changed), "noise_scale": noise}), name, index, by)
+
+    for i, one in enumerate(PLACES):
+        for j, other in enumerate(PLACES):
+            corners = [a * b * at((one, a * step), (other, b * step)) for a in (1, -1) for b in (1, -1)]
+            hessian[i, j] = -sum(corners) / (4 * step**2)
+    errors = np.sqrt(np.diagonal(np.linalg.inv(hessian)))
+    actual = [np.ravel(found.standard_errors[name])[index] for name, index in PLACES]
+    np.testing.assert_allclose(actual, errors, rtol=0.02)
+
+
+def test_predictions_are_the_dense_posterior(found):
+    mean, variance = found.predict(X_NEW)
+    cross = erf_kernel(X_NEW, X, found.scales)
+    gram = erf_kernel(X, X, found.scales) + found.noise_scale**2 * np.eye(len(X))
+    np.testing.assert_allclose(mean, cross @ np.linalg.solve(gram, Y), rtol=1e-6, atol=1e-8)
+    covariance = erf_kernel(X_NEW, X_NEW, found.scales) - cross @ np.linalg.solve(gram, cross.T)
+    np.testing.assert_allclose(variance, np.diagonal(covariance), rtol=1e-5, atol=1e-9)
+
+
+def test_the_noise_of_simulated_data_is_found():
+    # A draw of the process itself: log noise within three of its standard errors.
+    truth = {"w_std": [1.0], "b_std": 0.5, "readout_w_std": 1.3}
+    x = RNG.normal(size=(120, 2))
+    covariance = erf_kernel(x, x, truth) + 0.2**2 * np.eye(len(x))
+    y = np.linalg.cholesky(covariance) @ RNG.normal(size=(len(x), 2))
+    fit = wide_limit.fit(x, y, num_restarts=1)
+    assert abs(np.log(fit.noise_scale / 0.2)) < 3 * fit.standard_errors["noise_scale"] < 0.5
+
+
+def test_architectures_are_compared_and_the_best_is_first():
+    fit = wide_limit.fit(X, Y, activation=("erf", "identity"), depth=(1, 2), num_restarts=1)
+    assert len(fit.table) == 4
+    marginals = [row["log_marginal"] for row in fit.table]
+    assert marginals == sorted(marginals, reverse=True)
+    best = fit.table[0]
+    assert (fit.activation, fit.depth) == (best["activation"], best["depth"])
+    assert fit.activation == "erf"
+    assert fit.table[0]["log_evidence"] == fit.log_evidence
+    assert len(str(fit).splitlines()) == 5
+
+
+def test_no_scale_runs_away():
+    """A step function of a skewed input, on which evidence alone takes the biases to hundreds."""
+    x = np.exp(2 * RNG.normal(size=(60, 1)))
+    fit = wide_limit.fit(x, np.where(x[:, 0] > 1, 1.0, -1.0), input_scale=True, num_restarts=2)
+    for name, median in {"b_std": 0.5, "w_std": 1.0}.items():
+        assert np.all(np.abs(np.log(np.asarray(fit.scales[name]) / median)) < 4 * SPREADS[name] + 1e-6)
+
+
+def test_fitted_scales_go_into_a_model():
+    fit = wide_limit.fit(X, Y, depth=2, input_scale=True, num_restarts=1)
+    model = bnn(FCN(fit.depth, 5, fit.activation), None, fit.noise_scale, scales=fit.scales)
+    sites = trace(seed(model, jax.random.key(0))).get_trace(X.astype("f"), Y.astype("f"))
+    assert sites["features"]["value"].shape == (40, 5)
+
+
+def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
+    kernel = jnp.array([[1.0, 2.0], [2.0, 1.0]])
+    with jax.debug_nans(False):
+        assert jax.jit(gp_log_evidence)(kernel, jnp.ones(2), 0.1) == -np.inf
+        with pytest.raises(ValueError, match="not positive definite"):
+            gp_log_evidence(kernel, jnp.ones(2), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": X[:, 0]}, ValueError, "x must be a matrix"),
+        ({"y": Y[:5]}, ValueError, "targets"),
+        ({"y": np.where(Y > 1, np.nan, Y)}, ValueError, "NaN"),
+        ({"activation": "tanh"}, ValueError, "closed-form kernels"),
+        ({"depth": 0}, ValueError, "depth must be"),
+        ({"depth": ()}, ValueError, "no architecture"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        wide_limit.fit(**{"x": X, "y": Y, **change})
+
+
+def test_it_is_refused_under_jit():
+    with pytest.raises(TypeError, match="jit"):
+        jax.jit(lambda x: wide_limit.fit(x, Y).log_evidence)(X)
+
+
+def test_new_inputs_must_have_the_columns_of_the_fit(found):
+    with pytest.raises(ValueError, match="2 columns"):
+        found.predict(X_NEW[:, :1])
