@@ -1,4 +1,4 @@
-"""Arrays with many rows, computed a block of rows at a time."""
+"""Arrays with many rows, and functions of many draws, computed a block at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,3 +44,36 @@ def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
 def take_rows(array: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
     """Return ``size`` rows of ``array`` from ``start``, which may be traced."""
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis=0)
+
+
+def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -> Any:
+    """``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
+
+    There a slice of the draws is computed within whatever reads it, index by index, and what is computed of it, such as
+    an activation, is not vectorised; so a batch is handed to the step of the loop as what the step before has sliced.
+
+    Args:
+        function: of one draw.
+        draws: a pytree of arrays with a leading axis for the draws.
+        batch_size: number of draws that ``function`` is vectorised over.
+
+    Returns:
+        What ``function`` returns, with a leading axis for the draws.
+    """
+    num_draws = jax.tree.leaves(draws)[0].shape[0]
+    batch_size = max(1, min(batch_size, num_draws))
+    num_batches = num_draws // batch_size
+    whole = num_batches * batch_size
+
+    def batch(index: jax.Array | int) -> Any:
+        return jax.tree.map(lambda leaf: take_rows(leaf, index * batch_size, batch_size), draws)
+
+    def step(current: Any, index: jax.Array) -> tuple[Any, Any]:
+        return batch(jnp.minimum(index + 1, num_batches - 1)), jax.vmap(function)(current)
+
+    _, results = jax.lax.scan(step, batch(0), jnp.arange(num_batches))
+    results = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), results)
+    if whole == num_draws:
+        return results
+    last = jax.vmap(function)(jax.tree.map(lambda leaf: leaf[whole:], draws))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), results, last)

@@ -218,7 +218,7 @@ def predict_readout(
             inverse = inverse_lower(cholesky(features @ features.T, variance))
             weights = ((test @ features.T) @ inverse.T) @ inverse
             remainder = test - weights @ features
-        spread = jnp.sum(remainder**2, axis=1) + variance * jnp.sum(weights**2, axis=1)
+        spread = _sum_of_squares(remainder) + variance * _sum_of_squares(weights)
         deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
         return (weights @ targets, deviation), spread
 
@@ -234,3 +234,8 @@ def predict_readout(
     # One row of variances serves all outputs where they share a covariance.
     variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
     return mean, variance, mean + deviation.reshape(shape)
+
+
+def _sum_of_squares(matrix: Array) -> Array:
+    """Of each row; as a product, which XLA vectorises on the CPU where it would add a row's numbers one by one."""
+    return matrix**2 @ jnp.ones(matrix.shape[1], matrix.dtype)

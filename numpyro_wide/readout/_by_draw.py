@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
+from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
 from numpyro_wide.linear_gaussian import draw_readout, predict_readout
 from numpyro_wide.readout._collapse import CollapsedModel
@@ -140,7 +141,7 @@ def _map(
     if batch_size is None:
         limit = 2**20 if jax.default_backend() == "cpu" else 2**26
         batch_size = _divisor(num_draws, limit // max(1, *(run.features.size for run in runs)))
-    return jax.lax.map(lambda draw: solve(*run(draw[0]), draw[1]), draws, batch_size=batch_size)
+    return map_draws(lambda draw: solve(*run(draw[0]), draw[1]), draws, batch_size)
 
 
 def _is_finite(results: Any) -> Array:
