@@ -19,6 +19,7 @@ of its range, and a ``TypeError`` if what should be a function or a number is no
 """
 
 from numpyro_wide.mcmc._kernel import KernelState as KernelState
+from numpyro_wide.mcmc._optimum import init_to_optimum as init_to_optimum
 from numpyro_wide.mcmc._reduced import reduced as reduced
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
@@ -31,5 +32,6 @@ __all__ = [
     "PreconditionedCrankNicolsonLangevin",
     "SplitHMC",
     "UnderdampedLangevin",
+    "init_to_optimum",
     "reduced",
 ]
