@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_wide._digests import digest, program_digest
 from numpyro_wide._programs import Static, combine
-from numpyro_wide.amortized._canonical import digest, program_digest
 from numpyro_wide.amortized._objective import Objective
 from numpyro_wide.amortized._state import AmortizedState
 

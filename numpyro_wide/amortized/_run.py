@@ -12,9 +12,9 @@ from jax import Array
 from numpyro.util import not_jax_tracer
 from tqdm.auto import tqdm
 
+from numpyro_wide import _checkpoint
 from numpyro_wide._checks import whole_number
 from numpyro_wide._programs import partition
-from numpyro_wide.amortized import _checkpoint
 from numpyro_wide.amortized._fingerprint import fingerprint, refuse_other_runs
 from numpyro_wide.amortized._loop import Programs
 from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState, HeldOut

@@ -20,7 +20,9 @@ of its range, and a ``TypeError`` if what should be a function or a number is no
 
 from numpyro_wide.mcmc._kernel import KernelState as KernelState
 from numpyro_wide.mcmc._optimum import init_to_optimum as init_to_optimum
+from numpyro_wide.mcmc._pieces import run_in_pieces as run_in_pieces
 from numpyro_wide.mcmc._reduced import reduced as reduced
+from numpyro_wide.mcmc._stored_draws import StoredDraws as StoredDraws
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
 from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
@@ -31,7 +33,9 @@ __all__ = [
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
     "SplitHMC",
+    "StoredDraws",
     "UnderdampedLangevin",
     "init_to_optimum",
     "reduced",
+    "run_in_pieces",
 ]

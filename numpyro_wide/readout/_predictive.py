@@ -14,6 +14,7 @@ from numpyro_wide._programs import partition, run_compiled
 from numpyro_wide.readout._by_draw import Samples, log_densities, predictions, readouts
 from numpyro_wide.readout._collapse import CollapsedModel
 from numpyro_wide.readout._nonfinite import check_on_nonfinite, kept_draws
+from numpyro_wide.readout._on_disk import as_draws, in_blocks, is_stored
 from numpyro_wide.readout._sites import ReadoutRun, StoppedRunError, run_at_draw
 
 _NAMES = ("mean", "variance", "noise_scale")
@@ -34,7 +35,9 @@ class ReadoutPredictive:
 
     Args:
         collapsed_model: what :func:`~numpyro_wide.collapse_readout` gave.
-        posterior_samples: draws of all its latent sites, each with a leading axis for the draws.
+        posterior_samples: draws of all its latent sites, each with a leading axis for the draws. Memory-mapped arrays,
+            such as those of :func:`~numpyro_wide.mcmc.run_in_pieces`, are read in blocks, and results by draw come as
+            NumPy arrays then.
         model_args: what the model was fitted on, observations included.
         model_kwargs: likewise.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
@@ -102,7 +105,7 @@ class ReadoutPredictive:
         self.params = dict(params or {})
         self.model_args = tuple(model_args)
         self.model_kwargs = dict(model_kwargs or {})
-        self.samples = {name: jnp.asarray(draws) for name, draws in posterior_samples.items()}
+        self.samples = {name: as_draws(draws) for name, draws in posterior_samples.items()}
         self.num_draws = _num_draws(self.samples)
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
         try:
@@ -199,7 +202,7 @@ class ReadoutPredictive:
             )
         return found
 
-    def _run_elsewhere(self, body: Callable, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Array]:
+    def _run_elsewhere(self, body: Callable, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
         """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
         try:
             return self._run(body, rng_key, test)
@@ -211,11 +214,17 @@ class ReadoutPredictive:
                 raise
             raise ValueError("there are no rows to predict for, and a plate of the model must have one.") from error
 
-    def _run(self, body: Callable, rng_key: Array | None, test: tuple) -> tuple[Any, Array]:
+    def _run(self, body: Callable, rng_key: Array | None, test: tuple) -> tuple[Any, Any]:
         data, rest = partition(((self.model_args, self.model_kwargs), test))
-        return run_compiled(
-            body, self.model, (self.batch_size, self.num_draws, rest), rng_key, self.samples, self.params, data
-        )
+
+        def run(rng_key: Array | None, samples: Samples, num_draws: int) -> tuple[Any, Array]:
+            return run_compiled(
+                body, self.model, (self.batch_size, num_draws, rest), rng_key, samples, self.params, data
+            )
+
+        if not is_stored(self.samples):
+            return run(rng_key, self.samples, self.num_draws)
+        return in_blocks(run, rng_key, self.samples, self.num_draws, is_average=body is log_densities)
 
     def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
         """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""

@@ -70,8 +70,8 @@ def restore(path: Path, stored: Stored, template: Any) -> Any:
     differing = sorted(set(names) ^ set(stored))
     if differing:
         raise ValueError(
-            f"the checkpoint {path} is of another run: it and this one differ in {differing[:5]}. Pass the same guide, "
-            "optimiser and held-out options as before, or another path."
+            f"the checkpoint {path} is of another run: it and this one differ in {differing[:5]}. Pass what it was "
+            "started with, or another path."
         )
     leaves = [_restored(path, name, stored[name], leaf) for name, (_, leaf) in zip(names, places, strict=True)]
     return jax.tree.unflatten(structure, leaves)

@@ -1,0 +1,160 @@
+"""Runs in pieces against runs in one, killed or not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_wide import ReadoutPredictive, collapse_readout
+from numpyro_wide.diagnostics import to_arviz
+from numpyro_wide.mcmc import SplitHMC, StoredDraws, run_in_pieces
+from numpyro_wide.readout import _on_disk
+
+X = jnp.linspace(-1, 1, 6)[:, None]
+Y = jnp.sin(3 * X[:, 0])
+FIELDS = ("potential_energy", "accept_prob")
+
+
+def network(x, y=None):
+    hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, 5]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ readout, 0.3), obs=y)
+
+
+COLLAPSED = collapse_readout(network, readout="readout", features="features", observed="y")
+
+
+def chains(kernel=SplitHMC, piece=10, **options):
+    options = {"num_chains": 2, "chain_method": "vectorized", "num_warmup": 20} | options
+    return MCMC(kernel(COLLAPSED), num_samples=piece, progress_bar=False, **options)
+
+
+def pieces(folder, mcmc=None, num_samples=20, key=0, x=X, y=Y, **options):
+    options = {"extra_fields": FIELDS, "progress_bar": False} | options
+    return run_in_pieces(mcmc or chains(), folder, jax.random.key(key), x, y, num_samples=num_samples, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of 20 draws."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    pieces(folder)
+    return folder
+
+
+def equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        (SplitHMC, {}),
+        (NUTS, {}),
+        (SplitHMC, {"chain_method": "sequential", "thinning": 2}),
+    ],
+    ids=["split", "nuts", "one chain after the other"],
+)
+def test_pieces_are_the_run_in_one(tmp_path, kernel, options):
+    found = pieces(tmp_path, chains(kernel, **options))
+    whole = chains(kernel, piece=20, **options)
+    whole.warmup(jax.random.key(0), X, Y)
+    whole.run(whole.post_warmup_state.rng_key, X, Y, extra_fields=FIELDS)
+    for group_by_chain in (True, False):
+        equal(found.get_samples(group_by_chain), whole.get_samples(group_by_chain))
+        fields = whole.get_extra_fields(group_by_chain)
+        equal(found.get_extra_fields(group_by_chain), {name: fields[name] for name in (*FIELDS,)} | fields)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.mcmc.test_pieces import chains, pieces
+pieces(Path(sys.argv[1]), chains(piece=2), num_samples=4000)
+"""
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    folder = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], env=os.environ, cwd=os.getcwd())
+    deadline = time.monotonic() + 240
+    while not (folder / "draws.json").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # to be somewhere in the midst of the pieces
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = StoredDraws(folder).num_samples
+    assert 0 < done < 4000
+    more = -(-done // 10) * 10 + 20
+    found = pieces(folder, chains(piece=2), num_samples=more)
+    assert found.num_samples == more
+    uninterrupted = pieces(tmp_path / "whole", num_samples=more)
+    equal(found.get_samples(), uninterrupted.get_samples())
+
+
+def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
+    whole = StoredDraws(finished)
+    assert pieces(tmp_path, num_samples=10).num_samples == 10
+    equal(pieces(tmp_path).get_samples(), whole.get_samples())
+    monkeypatch.setattr(MCMC, "run", None)  # nothing is left to run
+    equal(pieces(tmp_path).get_samples(), whole.get_samples())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"key": 1}, "rng_key"),
+        ({"y": Y + 1}, "data or other arguments"),
+        ({"mcmc": chains(NUTS)}, "model or kernel"),
+        ({"mcmc": chains(lambda model: SplitHMC(model, target_accept_prob=0.7))}, "model or kernel"),
+        ({"mcmc": chains(num_warmup=10)}, "num_warmup, num_chains"),
+        ({"extra_fields": ()}, "extra_fields"),
+    ],
+)
+def test_another_run_is_refused(finished, change, what):
+    with pytest.raises(ValueError, match=f"holds a run with another {what}.*another folder"):
+        pieces(finished, **change)
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"multiple of the piece's size, mcmc.num_samples=10.*but is 25"):
+        pieces(tmp_path, num_samples=25)
+    with pytest.raises(TypeError, match="must be a numpyro.infer.MCMC"):
+        pieces(tmp_path, SplitHMC(COLLAPSED))
+    with pytest.raises(TypeError, match="'adapt_state' is a .*adapt_state.step_size"):
+        pieces(tmp_path, extra_fields=("adapt_state",))
+    with pytest.raises(FileNotFoundError, match="there are no draws in"):
+        StoredDraws(tmp_path / "nowhere")
+
+
+def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
+    stored = StoredDraws(finished, chains().sampler)
+    assert all(isinstance(draws, np.memmap) for draws in stored.get_samples().values())
+    copies = {name: jnp.asarray(draws) for name, draws in stored.get_samples().items()}
+    in_memory = ReadoutPredictive(COLLAPSED, copies, (X, Y))
+    monkeypatch.setattr(_on_disk, "_BLOCK_BYTES", 300)  # 40 draws of 20 bytes
+    on_disk = ReadoutPredictive(COLLAPSED, stored.get_samples(), (X, Y))
+    x_new = jnp.array([[0.3], [2.0]])
+    found, expected = (predictive(jax.random.key(1), x_new) for predictive in (on_disk, in_memory))
+    for name in ("mean", "variance"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
+    assert len(np.unique(found["y"][:, 0])) == 40  # every block has a key of its own
+    densities = [predictive.log_density(x_new, jnp.zeros(2)) for predictive in (on_disk, in_memory)]
+    np.testing.assert_allclose(*densities, rtol=1e-5)
+    assert on_disk.readout(jax.random.key(2)).shape == (40, 5)
+    data = to_arviz(stored, COLLAPSED, X, Y)
+    assert data["posterior"]["net.hidden"].shape == (2, 20, 1, 5)
+    assert data["log_likelihood"]["y"].shape == (2, 20, 6)
