@@ -91,7 +91,7 @@ def surrogate_targets(
     if (num_classes is None) == (likelihood == "categorical"):
         raise ValueError(f"num_classes belongs to a categorical likelihood, but is {num_classes!r} for {likelihood!r}.")
     values = jnp.asarray(observations)
-    _check_range(values, likelihood, num_classes)
+    check_range(values, likelihood, {"categorical": (num_classes or 1) - 1, "bernoulli": 1}.get(likelihood, np.inf))
     if likelihood != "categorical":
         (values,) = as_floats(values)
     if likelihood == "poisson":
@@ -134,7 +134,7 @@ def class_contrasts(num_classes: int) -> Array:
     return jnp.asarray(helmert(num_classes).T, jnp.result_type(float))
 
 
-def _check_range(values: Array, likelihood: str, num_classes: int | None) -> None:
+def check_range(values: Array | np.ndarray, likelihood: str, largest: ArrayLike) -> None:
     """Refuses observations that the likelihood cannot give, where the numbers are known already."""
     if likelihood == "categorical" and values.ndim != 1:
         # The argmax of a column would make every label 0.
@@ -143,9 +143,9 @@ def _check_range(values: Array, likelihood: str, num_classes: int | None) -> Non
     if isinstance(values, jax.core.Tracer):
         return
     array = np.asarray(values)
-    largest = {"categorical": (num_classes or 1) - 1, "bernoulli": 1, "poisson": np.inf}[likelihood]
     if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
+        most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
         raise ValueError(
-            f"observations of a {likelihood} likelihood must be whole numbers from 0 to {largest}, but they range from "
+            f"observations of a {likelihood} likelihood must be whole numbers from 0 to {most}, but they range from "
             f"{array.min()} to {array.max()}, or are not whole."
         )
