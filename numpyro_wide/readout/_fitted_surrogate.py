@@ -71,7 +71,7 @@ def fitted_surrogate(
     are stale, since the chain moves that number or the scales of the network, are never wrong, but slower: fit them
     again with the pilot's numbers and :func:`mean_kernel` of its draws.
 
-    Computed in double precision, whatever JAX is set to: some 20 factorisations of an (n, n) matrix. Weights are held
+    Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
     to where the float type that the chain runs in can tell the sites from no noise at all, as counts in the thousands
     would have it in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use float64.
 
