@@ -6,7 +6,7 @@ import platform
 import jax
 
 import numpyro_wide
-from benchmarks import amortized, gradients, imports, predict, samplers, scale, startup, vi
+from benchmarks import amortized, gradients, imports, predict, samplers, scale, startup, surrogates, vi
 
 TABLES = {
     "amortized": amortized,
@@ -16,6 +16,7 @@ TABLES = {
     "samplers": samplers,
     "scale": scale,
     "startup": startup,
+    "surrogates": surrogates,
     "vi": vi,
 }
 

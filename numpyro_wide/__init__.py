@@ -27,7 +27,9 @@ from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
 from numpyro_wide.readout import class_contrasts as class_contrasts
 from numpyro_wide.readout import collapse_readout as collapse_readout
+from numpyro_wide.readout import fitted_surrogate as fitted_surrogate
 from numpyro_wide.readout import guide_draws as guide_draws
+from numpyro_wide.readout import mean_kernel as mean_kernel
 from numpyro_wide.readout import repriorise as repriorise
 from numpyro_wide.readout import surrogate_targets as surrogate_targets
 from numpyro_wide.readout import wide_limit_draws as wide_limit_draws
@@ -56,10 +58,12 @@ __all__ = [
     "diagnostics",
     "distributions",
     "elbo",
+    "fitted_surrogate",
     "guide_draws",
     "linear_gaussian",
     "log_uniform_kl",
     "mcmc",
+    "mean_kernel",
     "natural",
     "nn",
     "plots",

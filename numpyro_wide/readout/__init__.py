@@ -7,9 +7,11 @@ from numpyro_wide.readout._draws import WideLimitDraws as WideLimitDraws
 from numpyro_wide.readout._draws import guide_draws as guide_draws
 from numpyro_wide.readout._draws import log_ratio as log_ratio
 from numpyro_wide.readout._draws import wide_limit_draws as wide_limit_draws
+from numpyro_wide.readout._fitted_surrogate import fitted_surrogate as fitted_surrogate
 from numpyro_wide.readout._functions import readout_function as readout_function
 from numpyro_wide.readout._functions import site_function as site_function
 from numpyro_wide.readout._marginal import ReadoutMarginal as ReadoutMarginal
+from numpyro_wide.readout._mean_kernel import mean_kernel as mean_kernel
 from numpyro_wide.readout._predictive import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout._reparam import ReadoutTransform as ReadoutTransform
 from numpyro_wide.readout._reparam import ReprioriseReadout as ReprioriseReadout
@@ -32,8 +34,10 @@ __all__ = [
     "WideLimitDraws",
     "class_contrasts",
     "collapse_readout",
+    "fitted_surrogate",
     "guide_draws",
     "log_ratio",
+    "mean_kernel",
     "readout_function",
     "readout_transform",
     "repriorise",

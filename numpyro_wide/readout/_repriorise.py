@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias, overload
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.primitives import Messenger
@@ -16,9 +17,10 @@ from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.readout._conjugate import check_options
 from numpyro_wide.readout._given import refuse_base_without_targets
 from numpyro_wide.readout._reparam import ReprioriseReadout
+from numpyro_wide.readout._surrogate import Surrogate
 from numpyro_wide.readout._wrapped import Model, adopt_signature, bound_arguments
 
-SurrogateFunction: TypeAlias = Callable[[Any], tuple[ArrayLike, ArrayLike]]
+StandIn: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
 Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
@@ -31,7 +33,7 @@ class RepriorisedModel:
     features: str
     targets: str
     noise_scale: str | ArrayLike | None
-    surrogate: SurrogateFunction | None
+    surrogate: StandIn | None
     regulariser: Regulariser
     variant: str
 
@@ -73,7 +75,7 @@ class RepriorisedModel:
         targets: Any = arguments[self.targets]
         noise_scale: Any = self.noise_scale
         if self.surrogate is not None:
-            targets, noise_scale = self.surrogate(targets)
+            targets, noise_scale = self._stand_in(targets)
         elif isinstance(noise_scale, str):
             given = arguments.get(noise_scale)
             noise_scale = self._preceding(sites, "noise_scale") if given is None else given
@@ -84,6 +86,17 @@ class RepriorisedModel:
             regulariser=self.regulariser,
             variant=self.variant,
         )
+
+    def _stand_in(self, observations: Any) -> tuple[Any, Any]:
+        if not isinstance(self.surrogate, Surrogate):
+            return self.surrogate(observations)  # type: ignore[misc]
+        fitted, given = np.shape(self.surrogate.targets), np.shape(observations)
+        if fitted[:1] != given[:1]:
+            raise ValueError(
+                f"the surrogate was fitted to {fitted[0]} rows, but {self.targets!r} has the shape {given}; fit it to "
+                "these observations, and predict with the model as it was."
+            )
+        return self.surrogate
 
     def _explain(self, error: AssertionError, args: tuple, kwargs: dict) -> None:
         """NumPyro asserts, without a word, that a site has a key to be drawn with."""
@@ -113,7 +126,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = ...,
-    surrogate: SurrogateFunction | None = ...,
+    surrogate: StandIn | None = ...,
     regulariser: Regulariser = ...,
     variant: str = ...,
 ) -> RepriorisedModel: ...
@@ -127,7 +140,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = ...,
-    surrogate: SurrogateFunction | None = ...,
+    surrogate: StandIn | None = ...,
     regulariser: Regulariser = ...,
     variant: str = ...,
 ) -> Callable[[Model], RepriorisedModel]: ...
@@ -140,7 +153,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = None,
-    surrogate: SurrogateFunction | None = None,
+    surrogate: StandIn | None = None,
     regulariser: Regulariser = None,
     variant: str = "auto",
 ) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
@@ -171,7 +184,8 @@ def repriorise(
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
         noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
             the name of an argument or of a site that precedes the readout.
-        surrogate: instead of a noise scale where the likelihood is not Gaussian: a function from the argument that
+        surrogate: instead of a noise scale where the likelihood is not Gaussian: what
+            :func:`~numpyro_wide.fitted_surrogate` gave for the observations; or a function from the argument that
             ``targets`` names, labels say, to targets and a noise scale, such as
             ``functools.partial(surrogate_targets, likelihood="categorical", num_classes=10)``.
         regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
@@ -182,8 +196,8 @@ def repriorise(
         The wrapped model.
 
     Raises:
-        TypeError: if ``fn`` or ``surrogate`` is not callable, a name is not a string, or neither a noise scale nor a
-            surrogate is given.
+        TypeError: if ``fn`` is not callable, ``surrogate`` neither that nor fitted, a name is not a string, or there is
+            neither a noise scale nor a surrogate.
         ValueError: here for an unknown variant, or if both are given; when the model runs, if an argument or site is
             missing or comes too late, a plate is subsampled, the readout's prior is scaled, and as
             :class:`~numpyro_wide.ReprioriseReadout` does.
@@ -205,8 +219,11 @@ def repriorise(
         ['hidden', 'w', 'w_base']
     """
     check_options(fn, variant, readout=readout, features=features, targets=targets)
-    if surrogate is not None and not callable(surrogate):
-        raise TypeError(f"surrogate must be a function of the observations, but got a {type(surrogate).__name__}.")
+    if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
+        raise TypeError(
+            "surrogate must be a function of the observations, or what fitted_surrogate gave for them, but got a "
+            f"{type(surrogate).__name__}."
+        )
     if noise_scale is None and surrogate is None:
         raise TypeError(
             "noise_scale must be a number or an array, but got None; give that, or the name of a site or argument, or "
