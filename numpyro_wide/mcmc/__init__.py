@@ -21,12 +21,14 @@ of its range, and a ``TypeError`` if what should be a function or a number is no
 from numpyro_wide.mcmc._kernel import KernelState as KernelState
 from numpyro_wide.mcmc._reduced import reduced as reduced
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
+from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin as MicrocanonicalLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
 from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
 from numpyro_wide.mcmc.split_hmc import SplitHMC as SplitHMC
 
 __all__ = [
     "KernelState",
+    "MicrocanonicalLangevin",
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
     "SplitHMC",
