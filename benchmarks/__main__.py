@@ -6,12 +6,13 @@ import platform
 import jax
 
 import numpyro_wide
-from benchmarks import amortized, gradients, imports, predict, samplers, scale, startup, vi
+from benchmarks import amortized, gradients, imports, microcanonical, predict, samplers, scale, startup, vi
 
 TABLES = {
     "amortized": amortized,
     "gradients": gradients,
     "imports": imports,
+    "microcanonical": microcanonical,
     "predict": predict,
     "samplers": samplers,
     "scale": scale,
