@@ -100,6 +100,17 @@ def test_draws_are_a_number_of_steps_apart():
     np.testing.assert_allclose(steps[6], steps[1], rtol=0.1)
 
 
+def test_directions_forget_themselves_over_the_momentum_length():
+    kernel = MicrocanonicalLangevin(
+        potential_fn=lambda z: 0.0 * jnp.sum(z), adjusted=False, step_size=0.1, momentum_length=0.5
+    )
+    _, (r, z) = chain(kernel, kernel.init(jax.random.key(0), 0, jnp.ones(500)), 200, keep=lambda s: (s.r, s.z))
+    np.testing.assert_allclose(np.mean(r[1:] ** 2, axis=1), 1.0, rtol=1e-4)
+    np.testing.assert_allclose(np.mean(r[2:] * r[1:-1]), np.exp(-0.1 / 0.5), rtol=0.01)
+    np.testing.assert_allclose(np.mean(r[6:] * r[1:-5]), np.exp(-0.5 / 0.5), rtol=0.03)
+    np.testing.assert_allclose(np.diff(z, axis=0), 0.1 * r[1:], atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["unadjusted", "microcanonical-unadjusted"])
 @pytest.mark.parametrize("tolerance", [0.05, 0.1])
