@@ -6,12 +6,24 @@ import platform
 import jax
 
 import numpyro_wide
-from benchmarks import amortized, gradients, imports, predict, samplers, scale, startup, surrogates, vi
+from benchmarks import (
+    amortized,
+    gradients,
+    imports,
+    microcanonical,
+    predict,
+    samplers,
+    scale,
+    startup,
+    surrogates,
+    vi,
+)
 
 TABLES = {
     "amortized": amortized,
     "gradients": gradients,
     "imports": imports,
+    "microcanonical": microcanonical,
     "predict": predict,
     "samplers": samplers,
     "scale": scale,

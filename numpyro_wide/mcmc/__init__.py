@@ -9,7 +9,8 @@ All of them take, beside what is their own,
 - ``model``, a NumPyro model, or ``potential_fn`` in its place, a function of a pytree that returns the potential energy
   U = −log p up to a constant, a scalar, and then needs ``init_params``;
 - ``step_size``, to start from, and ``adapt_step_size``, whether warmup adapts it;
-- ``target_accept_prob``, in (0, 1), the mean acceptance probability that warmup aims at;
+- ``target_accept_prob``, in (0, 1), the mean acceptance probability that warmup aims at; in its place the two that can
+  do without a correction have ``bias_tolerance`` where they do;
 - ``find_heuristic_step_size``, whether to double or halve ``step_size`` before warmup until the acceptance of one trial
   crosses ``target_accept_prob``;
 - ``init_strategy``, NumPyro's initialisation strategy for a ``model``;
@@ -24,12 +25,14 @@ from numpyro_wide.mcmc._pieces import run_in_pieces as run_in_pieces
 from numpyro_wide.mcmc._reduced import reduced as reduced
 from numpyro_wide.mcmc._stored_draws import StoredDraws as StoredDraws
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
+from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin as MicrocanonicalLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
 from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
 from numpyro_wide.mcmc.split_hmc import SplitHMC as SplitHMC
 
 __all__ = [
     "KernelState",
+    "MicrocanonicalLangevin",
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
     "SplitHMC",

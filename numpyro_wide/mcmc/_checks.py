@@ -46,6 +46,17 @@ def check_number(
     return float(value)
 
 
+def check_tolerance(bias_tolerance: float, adjusted: bool, target_accept_prob: float | None) -> float:
+    """Return the tolerance as a float; refuse an acceptance probability for a sampler that obeys none."""
+    tolerance = check_number("bias_tolerance", bias_tolerance, 0.0, 1.0)
+    if not adjusted and target_accept_prob is not None:
+        raise ValueError(
+            f"target_accept_prob is for adjusted=True, but got {target_accept_prob!r} with adjusted=False; the step of "
+            "an unadjusted sampler is set by bias_tolerance."
+        )
+    return tolerance
+
+
 def check_scalar(potential_fn: Callable[[PyTree], jax.Array]) -> Callable[[PyTree], jax.Array]:
     """Wrap a potential so that a result that is not a scalar is refused."""
 

@@ -10,12 +10,19 @@ import jax.numpy as jnp
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
-from numpyro_wide.mcmc._adaptation import AdaptState, Preconditioner, init_adaptation, update_adaptation
+from numpyro_wide.mcmc._adaptation import (
+    AdaptState,
+    Lesson,
+    Preconditioner,
+    StepSizeRule,
+    init_adaptation,
+    update_adaptation,
+)
 from numpyro_wide.mcmc._checks import check_number, check_start
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, select
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, select, size_of
 from numpyro_wide.mcmc._reference import Reference
-from numpyro_wide.mcmc._state import KernelState, Proposal, acceptance, point_of, share_schedule
-from numpyro_wide.mcmc._step_size import find_step_size
+from numpyro_wide.mcmc._state import KernelState, Proposal, acceptance, is_warming_up, point_of, share_schedule
+from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
 
 
@@ -45,6 +52,7 @@ class MetropolisKernel(TargetKernel):
         bound = math.inf if max_step_size is None else max_step_size
         self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
         self._target_accept_prob = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
+        self._rule: StepSizeRule = AcceptanceRule(self._target_accept_prob, max_step_size)
         self._adapt_step_size = adapt_step_size
         self._find_heuristic_step_size = find_heuristic_step_size
 
@@ -121,9 +129,17 @@ class MetropolisKernel(TargetKernel):
         """Return what to start from, and the boundaries of the windows in which warmup learns it."""
         return None, []
 
-    def _obeys_acceptance(self, state: KernelState) -> jax.Array:
-        """Tell whether a finite proposal may be rejected in this step."""
-        return jnp.array(True)
+    def _is_taken(self, drawn: jax.Array, energy_error: jax.Array, state: KernelState) -> jax.Array:
+        """Tell whether a finite proposal is taken, given whether the draw of its acceptance says so."""
+        if isinstance(self._rule, AcceptanceRule):
+            return drawn
+        # Uncorrected, a step that is still too large throws the chain away before it can be adapted.
+        adapting = self._adapt_step_size & is_warming_up(state)
+        return ~adapting | (energy_error < self._rule.largest_error(size_of(state.z)))
+
+    def _draw_length(self, state: KernelState) -> jax.Array:
+        """Return the steps of the integrator between two draws times their size."""
+        return state.step_size
 
     def _first_state(self, point: Point, rng_key: jax.Array, num_warmup: int, evaluate: Evaluate) -> KernelState:
         rng_key, key_momentum, key_search = jax.random.split(rng_key, 3)
@@ -143,12 +159,12 @@ class MetropolisKernel(TargetKernel):
             num_grad=none,
             num_nonfinite=none,
             step_size=step_size,
-            adapt_state=init_adaptation(step_size, self._max_step_size, num_warmup, *learnt),
+            adapt_state=init_adaptation(step_size, self._rule, num_warmup, *learnt),
             rng_key=rng_key,
         )
         if self._find_heuristic_step_size:
             step_size = self._search_step_size(key_search, state, evaluate)
-            adapt_state = init_adaptation(step_size, self._max_step_size, num_warmup, *learnt)
+            adapt_state = init_adaptation(step_size, self._rule, num_warmup, *learnt)
             state = state._replace(adapt_state=adapt_state)
         return state._replace(step_size=self._round_step_size(step_size))
 
@@ -173,7 +189,7 @@ class MetropolisKernel(TargetKernel):
             proposal = self._propose(key_propose, current, state.r, state, evaluate)
         finite, accept_prob, energy_error = acceptance(proposal)
         drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
-        accepted = finite & (drawn | ~self._obeys_acceptance(state))
+        accepted = finite & self._is_taken(drawn, energy_error, state)
         point = select(accepted, proposal.point, current)
         state = state._replace(
             z=point.z,
@@ -186,28 +202,26 @@ class MetropolisKernel(TargetKernel):
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
-        return self._finish_step(state)
+        square_error = jnp.square(energy_error) if proposal.square_error is None else proposal.square_error
+        return self._finish_step(state, jnp.where(finite, square_error, jnp.inf) / max(1, size_of(state.z)))
 
-    def _finish_step(self, state: KernelState) -> KernelState:
+    def _finish_step(self, state: KernelState, square_error: jax.Array) -> KernelState:
         """Adapt, if this was a step of warmup, and count the step."""
         num_warmup = state.adapt_state.schedule.num_warmup
         step_size, adapt_state = jax.lax.cond(
-            state.i < num_warmup, self._adapt, lambda s: (s.step_size, s.adapt_state), state
+            is_warming_up(state), self._adapt, lambda s, _: (s.step_size, s.adapt_state), state, square_error
         )
         count = 1 + jnp.where(state.i < num_warmup, state.i, state.i - num_warmup)
         weight = 1 / jnp.asarray(count, state.accept_prob.dtype)
         mean = state.mean_accept_prob + weight * (state.accept_prob - state.mean_accept_prob)
         return state._replace(i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state)
 
-    def _adapt(self, state: KernelState) -> tuple[jax.Array, AdaptState]:
+    def _adapt(self, state: KernelState, square_error: jax.Array) -> tuple[jax.Array, AdaptState]:
+        lesson = Lesson(
+            state.accept_prob, square_error, point_of(state), state.step_size, draw_length=self._draw_length(state)
+        )
         step_size, adapt_state = update_adaptation(
-            state.adapt_state,
-            state.i,
-            self._target_accept_prob - state.accept_prob,
-            point_of(state),
-            state.step_size,
-            self._max_step_size,
-            self._adapt_step_size,
+            state.adapt_state, state.i, lesson, self._rule, self._adapt_step_size
         )
         return self._round_step_size(step_size), adapt_state
 

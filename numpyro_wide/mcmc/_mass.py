@@ -31,7 +31,7 @@ class Mass(NamedTuple):
         """Add one draw."""
         return self._replace(variance=welford_covariance()[1](point.z, self.variance))
 
-    def close(self) -> Self:
+    def close(self, draw_length: jax.Array) -> Self:
         """Return the mass that the window measured, with nothing seen."""
         start, _, finish = welford_covariance()
         inverse_root = finish(self.variance, regularize=True)[2]
@@ -42,3 +42,17 @@ def mass_windows(num_warmup: int) -> list[int]:
     """Boundaries of the windows in which a warmup learns the mass: NumPyro's, that is Stan's."""
     windows = build_adaptation_schedule(num_warmup)[1:-1]
     return [window.start for window in windows[:1]] + [window.end + 1 for window in windows]
+
+
+def given_scale(z: PyTree, inverse_mass_matrix: jax.Array | None) -> PyTree:
+    """Return the square root of a diagonal of the inverse mass as a pytree like ``z``; None for None."""
+    if inverse_mass_matrix is None:
+        return None
+    flat, unravel = ravel_pytree(z)
+    variances = jnp.asarray(inverse_mass_matrix, flat.dtype)
+    if variances.shape != flat.shape:
+        raise ValueError(
+            f"inverse_mass_matrix must be a diagonal of shape {flat.shape}, one number a latent, "
+            f"but has shape {variances.shape}."
+        )
+    return unravel(jnp.sqrt(variances))

@@ -39,6 +39,11 @@ def total(tree: PyTree) -> jax.Array:
     return sum((jnp.asarray(jnp.sum(leaf), float) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
 
 
+def size_of(tree: PyTree) -> int:
+    """Count the entries of all leaves."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def half_square_difference(a: PyTree, b: PyTree) -> jax.Array:
     """Compute ½‖a‖² − ½‖b‖² as ½ Σ (a − b)(a + b).
 

@@ -17,7 +17,8 @@ class KernelState(NamedTuple):
         z: position in unconstrained space.
         z_grad: gradient of the potential energy at ``z``; None for a kernel without gradients.
         potential_energy: potential energy U at ``z``.
-        r: momentum, N(0, I) distributed; None for a kernel that draws it afresh.
+        r: momentum, N(0, I) distributed; None for a kernel that draws it afresh. To the microcanonical kernel only its
+            direction matters.
         accept_prob: acceptance probability of the last proposal, whether or not the kernel obeys it.
         mean_accept_prob: its mean over the warmup, or over the steps after it.
         energy_error: −log of the last acceptance ratio, for the Hamiltonian kernels the error in the
@@ -62,18 +63,27 @@ def share_schedule(state: KernelState) -> tuple[KernelState, Any]:
 
 
 class Proposal(NamedTuple):
-    """What a kernel proposes: the new point, −log of its acceptance ratio, both momenta, the cost."""
+    """What a kernel proposes: the new point, −log of its acceptance ratio, both momenta, the cost.
+
+    With several steps of an integrator, ``square_error`` is the mean square of their energy errors.
+    """
 
     point: Point
     energy_error: jax.Array
     r_accepted: PyTree = None
     r_rejected: PyTree = None
     num_grad: int | jax.Array = 1
+    square_error: jax.Array | None = None
 
 
 def point_of(state: KernelState) -> Point:
     """Return the position of a chain with its potential energy and gradient."""
     return Point(state.z, state.potential_energy, state.z_grad)
+
+
+def is_warming_up(state: KernelState) -> jax.Array:
+    """Tell whether the next step belongs to the warmup."""
+    return state.i < state.adapt_state.schedule.num_warmup
 
 
 def acceptance(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,6 +1,6 @@
 """The step size: a rough one before warmup, and dual averaging on a scale that respects an upper bound.
 
-The dual averaging is NumPyro's.
+The dual averaging is NumPyro's. A rule of adaptation has three methods: ``start``, ``update`` and ``step_size``.
 """
 
 from typing import Any, NamedTuple
@@ -51,6 +51,30 @@ def from_real_line(real: jax.Array, max_step_size: float | None) -> jax.Array:
     if max_step_size is None:
         return jnp.clip(jnp.exp(real), limits.tiny, limits.max)
     return jnp.clip(max_step_size * jax.nn.sigmoid(real), limits.tiny, max_step_size)
+
+
+class AcceptanceRule(NamedTuple):
+    """Steer the mean acceptance probability to a target, by dual averaging.
+
+    Attributes:
+        target: the mean acceptance probability to reach.
+        max_step_size: upper bound of the step size, or None.
+    """
+
+    target: float
+    max_step_size: float | None
+
+    def start(self, step_size: jax.Array) -> Averaging:
+        """Start at a step size."""
+        return start_averaging(step_size, self.max_step_size)
+
+    def update(self, averaging: Averaging, accept_prob: jax.Array, square_error: jax.Array) -> Averaging:
+        """Learn from one step of warmup."""
+        return update_averaging(averaging, self.target - accept_prob)
+
+    def step_size(self, averaging: Averaging, is_last: jax.Array) -> jax.Array:
+        """Return the step size to go on with."""
+        return averaged_step_size(averaging, is_last, self.max_step_size)
 
 
 class Search(NamedTuple):

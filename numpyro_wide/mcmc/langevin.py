@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide.mcmc._adaptation import Preconditioner
-from numpyro_wide.mcmc._checks import check_number
+from numpyro_wide.mcmc._checks import check_number, check_tolerance
+from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
 from numpyro_wide.mcmc._integrators import leapfrog, refresh_momentum
 from numpyro_wide.mcmc._kernel import MetropolisKernel
-from numpyro_wide.mcmc._mass import Mass, mass_windows
+from numpyro_wide.mcmc._mass import Mass, given_scale, mass_windows
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
 from numpyro_wide.mcmc._state import KernelState, Proposal
 
@@ -29,9 +29,10 @@ class UnderdampedLangevin(MetropolisKernel):
     The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns
     the momentum round when it rejects, so it leaves the posterior exactly invariant (Horowitz 1991). The
     unadjusted one is the sampler of Hron et al. 2022, §4: it takes every finite step and has a bias of order
-    $\epsilon^2$, which an acceptance probability above 98 % keeps small. While warmup adapts the step
-    size it is corrected too, since a step that is still too large would throw the chain away. A step costs
-    one gradient.
+    $\epsilon^2$. Its warmup looks for the step at which this is what ``bias_tolerance`` allows, by the mean square of
+    the energy error per dimension (:eq:`bias`; Robnik, Cohn-Gordon, Seljak 2024). While warmup adapts the step size,
+    steps with gross energy errors are refused, since one that is still too large would throw the chain away. A step
+    costs one gradient.
 
     Args:
         step_size: leapfrog step $\epsilon$ to start from, positive.
@@ -42,17 +43,21 @@ class UnderdampedLangevin(MetropolisKernel):
             default, because a repriorised posterior tends to N(0, I).
         inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in
             the order of the flattened pytree; None for the identity.
-        target_accept_prob: None for 0.95 if adjusted and 0.98 if not.
+        target_accept_prob: None for 0.95; not for an unadjusted sampler, which has a ``bias_tolerance``.
+        bias_tolerance: for an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
+            in root mean square over the directions of a Gaussian posterior.
         model, potential_fn, adapt_step_size, find_heuristic_step_size, init_strategy: those of every kernel, see
             :mod:`numpyro_wide.mcmc`.
 
     Raises:
-        ValueError: if ``damping`` is outside (0, 1], or ``inverse_mass_matrix`` does not fit the position once that is
-            known, and what every kernel raises.
+        ValueError: if ``damping`` is outside (0, 1], ``bias_tolerance`` is outside (0, 1), an unadjusted sampler is
+            given a ``target_accept_prob``, ``inverse_mass_matrix`` does not fit the position once that is known, and
+            what every kernel raises.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight
-        posterior. Horowitz 1991, A generalized guided Monte Carlo algorithm.
+        posterior. Horowitz 1991, A generalized guided Monte Carlo algorithm. Robnik, Cohn-Gordon, Seljak 2024,
+        Practical and scalable Hamiltonian Monte Carlo without the Metropolis test (arXiv 2412.08876v3).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,22 +84,23 @@ class UnderdampedLangevin(MetropolisKernel):
         adapt_mass_matrix: bool = False,
         inverse_mass_matrix: jax.Array | None = None,
         target_accept_prob: float | None = None,
+        bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool = False,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        if target_accept_prob is None:
-            target_accept_prob = 0.95 if adjusted else 0.98
         super().__init__(
             model,
             potential_fn,
             step_size=step_size,
             adapt_step_size=adapt_step_size,
-            target_accept_prob=target_accept_prob,
+            target_accept_prob=0.95 if target_accept_prob is None else target_accept_prob,
             find_heuristic_step_size=find_heuristic_step_size,
             init_strategy=init_strategy,
         )
         self._damping = check_number("damping", damping, 0.0, 1.0, include_high=True)
-        self._adjusted = adjusted
+        tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
+        if not adjusted:
+            self._rule = EnergyRule(square_error_of(tolerance))
         self._adapt_mass_matrix = adapt_mass_matrix
         self._inverse_mass_matrix = inverse_mass_matrix
 
@@ -109,26 +115,9 @@ class UnderdampedLangevin(MetropolisKernel):
         backwards = jax.tree.map(jnp.negative, momentum)
         return Proposal(end, energy_error, r_accepted=end_momentum, r_rejected=backwards)
 
-    def _obeys_acceptance(self, state: KernelState) -> jax.Array:
-        # Uncorrected, a step that is still too large throws the chain away before it can be adapted.
-        still_adapting = self._adapt_step_size & (state.i < state.adapt_state.schedule.num_warmup)
-        return self._adjusted | still_adapting
-
     def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
         if self._adapt_mass_matrix:
-            return Mass.start(z, self._given_scale(z)), mass_windows(num_warmup)
+            return Mass.start(z, given_scale(z, self._inverse_mass_matrix)), mass_windows(num_warmup)
         if self._inverse_mass_matrix is not None:
-            return Mass.start(z, self._given_scale(z)), []
+            return Mass.start(z, given_scale(z, self._inverse_mass_matrix)), []
         return None, []
-
-    def _given_scale(self, z: PyTree) -> PyTree:
-        if self._inverse_mass_matrix is None:
-            return None
-        flat, unravel = ravel_pytree(z)
-        variances = jnp.asarray(self._inverse_mass_matrix, flat.dtype)
-        if variances.shape != flat.shape:
-            raise ValueError(
-                f"inverse_mass_matrix must be a diagonal of shape {flat.shape}, one number a latent, "
-                f"but has shape {variances.shape}."
-            )
-        return unravel(jnp.sqrt(variances))

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.infer import NUTS
 
 from numpyro_wide.mcmc import (
+    MicrocanonicalLangevin,
     PreconditionedCrankNicolson,
     PreconditionedCrankNicolsonLangevin,
     SplitHMC,
@@ -22,13 +23,20 @@ ADJUSTED: dict[str, Callable[..., Any]] = {
     "pcnl": PreconditionedCrankNicolsonLangevin,
     "split": SplitHMC,
     "split-persistent": lambda *args, **kw: SplitHMC(*args, **{"num_steps": 3, "persistence": 0.7, **kw}),
+    "microcanonical": MicrocanonicalLangevin,
 }
 KERNELS = {
     **ADJUSTED,
     "unadjusted": lambda *args, **kw: UnderdampedLangevin(*args, **{"adjusted": False, **kw}),
+    "microcanonical-unadjusted": lambda *args, **kw: MicrocanonicalLangevin(*args, **{"adjusted": False, **kw}),
 }
-# One of each class, and NUTS, for the protocol.
-WITH_NUTS = {name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")} | {"nuts": NUTS}
+UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
+# One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
+WITH_NUTS = {
+    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")},
+    **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
+    "nuts": NUTS,
+}
 
 
 def regression(x, y=None):

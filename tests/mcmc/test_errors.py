@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.mcmc import (
+    MicrocanonicalLangevin,
     PreconditionedCrankNicolson,
     PreconditionedCrankNicolsonLangevin,
     SplitHMC,
@@ -42,6 +43,17 @@ def test_kernels_refuse_wrong_settings(name, arguments, settings, error, message
         (PreconditionedCrankNicolson, {"step_size": 1.1}, r"step_size must lie in \(0, 1\], but got 1.1"),
         (PreconditionedCrankNicolsonLangevin, {"step_size": 2.5}, r"step_size must lie in \(0, 2\]"),
         (UnderdampedLangevin, {"damping": 0.0}, r"damping must lie in \(0, 1\]"),
+        (UnderdampedLangevin, {"bias_tolerance": 0.0}, r"bias_tolerance must lie in \(0, 1\), but got 0.0"),
+        (
+            UnderdampedLangevin,
+            {"adjusted": False, "target_accept_prob": 0.9},
+            r"target_accept_prob is for adjusted=True, but got 0.9 with adjusted=False; .* by bias_tolerance",
+        ),
+        (MicrocanonicalLangevin, {"bias_tolerance": 1.0}, r"bias_tolerance must lie in \(0, 1\)"),
+        (MicrocanonicalLangevin, {"momentum_length": 0.0}, r"momentum_length must lie in \(0, inf\)"),
+        (MicrocanonicalLangevin, {"step_jitter": 1.0}, r"step_jitter must lie in \[0, 1\)"),
+        (MicrocanonicalLangevin, {"num_steps": 0}, "num_steps must be a whole number of at least 1, but got 0"),
+        (MicrocanonicalLangevin, {"trajectory": "nuts"}, "must be 'langevin' or 'hamiltonian', but got 'nuts'"),
         (SplitHMC, {"num_steps": 0}, "num_steps must be a whole number of at least 1, but got 0"),
         (SplitHMC, {"num_steps": "many"}, "num_steps must be a whole number of at least 1, but got 'many'"),
         (SplitHMC, {"num_steps": True}, "num_steps must be a whole number of at least 1, but got True"),
@@ -67,8 +79,15 @@ def test_first_position_is_checked(kernel_class):
         kernel_class(potential_fn=lambda z: jnp.sum(jnp.log(z))).init(key, 0, -jnp.ones(3))
 
 
-def test_inverse_mass_must_fit():
-    kernel = UnderdampedLangevin(potential_fn=square, inverse_mass_matrix=jnp.ones(2))
+def test_one_coordinate_is_no_sphere():
+    kernel = MicrocanonicalLangevin(potential_fn=lambda z: square(z["a"]))
+    with pytest.raises(ValueError, match="needs at least 2 unconstrained coordinates to turn in, but there is 1; take"):
+        kernel.init(jax.random.key(0), 0, {"a": jnp.ones(1), "b": jnp.ones((0, 2))})
+
+
+@pytest.mark.parametrize("kernel_class", [UnderdampedLangevin, MicrocanonicalLangevin])
+def test_inverse_mass_must_fit(kernel_class):
+    kernel = kernel_class(potential_fn=square, inverse_mass_matrix=jnp.ones(2))
     with pytest.raises(ValueError, match=r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)"):
         kernel.init(jax.random.key(0), 0, jnp.ones(3))
 

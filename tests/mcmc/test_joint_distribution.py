@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from numpyro_wide.mcmc import (
+    MicrocanonicalLangevin,
     PreconditionedCrankNicolson,
     PreconditionedCrankNicolsonLangevin,
     SplitHMC,
@@ -21,6 +22,7 @@ SETTINGS = {
     "pcnl": {"step_size": 0.08},
     "split": {"step_size": 0.2},
     "split-persistent": {"step_size": 0.25, "num_steps": 2, "persistence": 0.8},
+    "microcanonical": {"step_size": 0.7, "num_steps": 3, "momentum_length": 2.0},
 }
 PROBLEM = problem_of(regression, regression_data()[0], observed="y")
 
@@ -48,6 +50,24 @@ def without_drift_terms(proposal, point, state):
     return proposal._replace(energy_error=reference_energy_difference(point, proposal.point))
 
 
+def without_correction(proposal, point, state):
+    return proposal._replace(energy_error=0 * proposal.energy_error)
+
+
+def upside_down(proposal, point, state):
+    return proposal._replace(energy_error=-proposal.energy_error)
+
+
+def with_stretch(factor):
+    """Count what the steps do to volumes on the sphere another number of times."""
+
+    def change(proposal, point, state):
+        of_potential = proposal.point.potential_energy - point.potential_energy
+        return proposal._replace(energy_error=of_potential + factor * (proposal.energy_error - of_potential))
+
+    return change
+
+
 class WithoutLogDet(PreconditionedCrankNicolson):
     """Forgets the Jacobian of the transform from the positive noise scale to its logarithm."""
 
@@ -61,12 +81,21 @@ BROKEN = {
     "no log-determinant": (WithoutLogDet, "pcn"),
     "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
     "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
+    "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
+    "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
+    "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),
+    "Jacobian of three dimensions, not two": (broken(MicrocanonicalLangevin, with_stretch(1.5)), "microcanonical"),
 }
 
 
-@pytest.mark.parametrize("name", ADJUSTED)
+@pytest.mark.parametrize("name", [*ADJUSTED, "hamiltonian"])
 def test_adjusted_kernels_keep_the_joint_law(name, expected):
-    kernel = ADJUSTED[name](regression, adapt_step_size=False, **SETTINGS[name])
+    if name == "hamiltonian":
+        settings = {**SETTINGS["microcanonical"], "trajectory": "hamiltonian"}
+        settings["inverse_mass_matrix"] = jnp.array([0.5, 1.5, 0.8])
+        kernel = MicrocanonicalLangevin(regression, adapt_step_size=False, **settings)
+    else:
+        kernel = ADJUSTED[name](regression, adapt_step_size=False, **SETTINGS[name])
     score, accept_prob = largest_z_score(kernel, PROBLEM, expected, jax.random.key(1))
     assert 0.2 < accept_prob < 0.9
     assert score < 4.5

@@ -17,7 +17,7 @@ from numpyro_wide.diagnostics import (
     projected_ess,
     random_projections,
 )
-from numpyro_wide.mcmc import PreconditionedCrankNicolson, reduced
+from numpyro_wide.mcmc import MicrocanonicalLangevin, PreconditionedCrankNicolson, reduced
 from numpyro_wide.readout import readout_function, site_function
 from tests.models import small_data
 
@@ -70,11 +70,10 @@ def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     np.testing.assert_array_equal(stored["means"], stored["predictions"])
 
 
-def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnostics():
+@pytest.mark.parametrize("kernel_class", [PreconditionedCrankNicolson, MicrocanonicalLangevin])
+def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnostics(kernel_class):
     sites = ["hidden", "scale"]
-    kernel = reduced(
-        PreconditionedCrankNicolson(COLLAPSED), drop=sites, functions={"along": random_projections(KEY, sites)}
-    )
+    kernel = reduced(kernel_class(COLLAPSED), drop=sites, functions={"along": random_projections(KEY, sites)})
     mcmc = run(kernel, num_chains=1)
     assert set(mcmc.get_samples()) == {"along"}
     mcmc.post_warmup_state = mcmc.last_state
@@ -83,7 +82,7 @@ def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnost
     last = {"hidden": state.z["hidden"], "scale": jnp.exp(state.z["scale"])}
     expected = project({name: value[None, None] for name, value in last.items()}, KEY)[0, 0]
     np.testing.assert_allclose(mcmc.get_samples()["along"][-1], expected, rtol=1e-4, atol=1e-5)
-    assert kernel.get_diagnostics_str(state) == PreconditionedCrankNicolson(COLLAPSED).get_diagnostics_str(state)
+    assert kernel.get_diagnostics_str(state) == kernel_class(COLLAPSED).get_diagnostics_str(state)
 
 
 def test_a_reduced_kernel_is_pickled():

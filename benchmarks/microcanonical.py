@@ -1,0 +1,135 @@
+"""Effective sample size per gradient of the microcanonical kernel beside BlackJAX's two, on one collapsed potential."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC
+from numpyro.infer.util import initialize_model
+
+from benchmarks.gradients import digits, wrapped
+from benchmarks.samplers import Chain
+from numpyro_wide.mcmc import MicrocanonicalLangevin
+
+NUM_ROWS, WIDTH, NUM_GRADIENTS, SEEDS = 32, 64, 16_000, (1, 2)
+THINNING = 4  # draws of chains of single steps are kept so many apart
+
+
+def ours(model: Callable, data: tuple, seed: int, adjusted: bool, **settings: Any) -> Chain:
+    """This package's kernel, tuned by its warmup."""
+    kernel = MicrocanonicalLangevin(model, adjusted=adjusted, num_steps="auto" if adjusted else THINNING, **settings)
+    num_samples = NUM_GRADIENTS // (16 if adjusted else 2 * THINNING)
+    mcmc = MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
+    mcmc.run(jax.random.key(seed), *data, extra_fields=("num_grad", "accept_prob"))
+    fields = mcmc.get_extra_fields()
+    return Chain(mcmc.get_samples()["w0"], int(np.sum(fields["num_grad"])), float(np.mean(fields["accept_prob"])))
+
+
+def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool) -> Chain:
+    """MCLMC, tuned by BlackJAX's own adaptation."""
+    import blackjax
+
+    info = initialize_model(jax.random.key(seed), model, model_args=data)
+    key_init, key_tune, key_run = jax.random.split(jax.random.key(seed), 3)
+
+    def log_density(z: dict) -> jax.Array:
+        return -info.potential_fn(z)
+
+    num_steps = NUM_GRADIENTS // 2
+    state = blackjax.mcmc.mclmc.init(info.param_info.z, log_density, key_init)
+    state, tuned, _ = blackjax.mclmc_find_L_and_step_size(
+        mclmc_kernel=blackjax.mcmc.mclmc.build_kernel(),
+        logdensity_fn=log_density,
+        num_steps=num_steps,
+        state=state,
+        rng_key=key_tune,
+        diagonal_preconditioning=diagonal,
+    )
+    step = blackjax.mclmc(log_density, tuned.L, tuned.step_size, inverse_mass_matrix=tuned.inverse_mass_matrix).step
+
+    def body(state: Any, key: jax.Array) -> tuple:
+        state, infos = jax.lax.scan(lambda s, k: step(k, s), state, jax.random.split(key, THINNING))
+        return state, (state.position["w0"], jnp.mean(jnp.exp(jnp.minimum(-infos.energy_change, 0.0))))
+
+    draws, rates = jax.jit(lambda s, keys: jax.lax.scan(body, s, keys)[1])(
+        state, jax.random.split(key_run, num_steps // THINNING)
+    )
+    return Chain(draws, 2 * num_steps, float(jnp.mean(rates)))
+
+
+def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float) -> Chain:
+    """Adjusted MCLMC with random numbers of steps, tuned by BlackJAX's own adaptation to our acceptance."""
+    import blackjax
+
+    info = initialize_model(jax.random.key(seed), model, model_args=data)
+    key_init, key_tune, key_run = jax.random.split(jax.random.key(seed), 3)
+
+    def log_density(z: dict) -> jax.Array:
+        return -info.potential_fn(z)
+
+    def steps_of(key: jax.Array, average: jax.Array) -> jax.Array:
+        return jnp.ceil(jax.random.uniform(key) * 2 * average).astype(int)
+
+    dynamic = blackjax.mcmc.adjusted_mclmc_dynamic
+    state, tuned, *_ = blackjax.adjusted_mclmc_find_L_and_step_size(
+        mclmc_kernel=dynamic.build_kernel(integration_steps_fn=steps_of),
+        logdensity_fn=log_density,
+        num_steps=NUM_GRADIENTS // 8,
+        state=dynamic.init(info.param_info.z, log_density, key_init),
+        rng_key=key_tune,
+        target=0.9,
+        diagonal_preconditioning=False,
+        target_num_integration_steps=num_steps,
+    )
+    step = blackjax.adjusted_mclmc_dynamic(
+        log_density,
+        tuned.step_size,
+        inverse_mass_matrix=tuned.inverse_mass_matrix,
+        integration_steps_fn=steps_of,
+        integration_steps_params=(tuned.L / tuned.step_size,),
+    ).step
+
+    def body(state: Any, key: jax.Array) -> tuple:
+        state, info = step(key, state)
+        return state, (state.position["w0"], info.num_integration_steps, info.acceptance_rate)
+
+    length = int(NUM_GRADIENTS / 2 / num_steps)
+    draws, spent, rates = jax.jit(lambda s, keys: jax.lax.scan(body, s, keys)[1])(
+        state, jax.random.split(key_run, length)
+    )
+    return Chain(draws, 2 * int(jnp.sum(spent)), float(jnp.mean(rates)))
+
+
+def tables() -> None:
+    """Every row, the mean over seeds and its spread."""
+    model, data = wrapped(1, WIDTH)["collapsed"], digits(NUM_ROWS)
+    adjusted = partial(ours, adjusted=True)
+    unadjusted = partial(ours, adjusted=False)
+    rows: dict[str, Callable] = {
+        "ours, unadjusted": partial(unadjusted, adapt_mass_matrix=False),
+        "BlackJAX mclmc": partial(blackjax_unadjusted, diagonal=False),
+        "ours, adjusted": partial(adjusted, adapt_mass_matrix=False),
+        "ours, adjusted, hamiltonian": partial(adjusted, adapt_mass_matrix=False, trajectory="hamiltonian"),
+        "BlackJAX adjusted_mclmc, 2 steps": partial(blackjax_adjusted, num_steps=2.0),
+        "BlackJAX adjusted_mclmc, 8 steps": partial(blackjax_adjusted, num_steps=8.0),
+        "ours, unadjusted, mass": unadjusted,
+        "BlackJAX mclmc, mass": partial(blackjax_unadjusted, diagonal=True),
+        "ours, adjusted, mass": adjusted,
+    }
+    print(f"\n## Microcanonical kernels, digits, n = {NUM_ROWS}, one hidden layer of {WIDTH}, collapsed\n")
+    print("| sampler | gradients a draw | acceptance | ESS / gradient | squares |")
+    print("|---|---|---|---|---|")
+    for name, run in rows.items():
+        chains = [run(model=model, data=data, seed=seed) for seed in SEEDS]
+        means, squares = ([chain.ess_per_gradient(power) for chain in chains] for power in (1, 2))
+        cost = np.mean([chain.num_gradients / len(chain.draws) for chain in chains])
+        rate = np.mean([chain.accept_prob for chain in chains])
+        shown = " | ".join(f"{np.mean(x):.4f} ± {np.std(x) / len(x) ** 0.5:.4f}" for x in (means, squares))
+        print(f"| {name} | {cost:.1f} | {rate:.2f} | {shown} |", flush=True)
+
+
+if __name__ == "__main__":
+    tables()

@@ -1,0 +1,213 @@
+"""Microcanonical Langevin dynamics, with or without a Metropolis correction."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from numpyro.infer.initialization import init_to_uniform
+
+from numpyro_wide._checks import whole_number
+from numpyro_wide.mcmc._adaptation import Preconditioner
+from numpyro_wide.mcmc._checks import check_number, check_tolerance
+from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
+from numpyro_wide.mcmc._integrators import refresh_momentum
+from numpyro_wide.mcmc._isokinetic import GRADIENTS_PER_STEP, isokinetic_step, unit
+from numpyro_wide.mcmc._kernel import MetropolisKernel
+from numpyro_wide.mcmc._mass import given_scale
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, size_of
+from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
+from numpyro_wide.mcmc._whitening import Whitening, whitening_windows
+
+
+class MicrocanonicalLangevin(MetropolisKernel):
+    r"""Dynamics at constant speed, in a direction that turns downhill and forgets itself.
+
+    The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
+    left of it (Mathematics, :eq:`isokinetic`). The dynamics keep the posterior times the uniform law of directions. A
+    step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with two gradients, and moves every coordinate by
+    about ``step_size``; before it the direction is renewed in part (:eq:`isokinetic-refresh`), so that it forgets
+    itself over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
+
+    The adjusted sampler (Robnik, Cohn-Gordon, Seljak 2025, MAMS) starts each draw with a fresh direction, follows it
+    for about the length $L$, and accepts with the energy error (:eq:`isokinetic-error`): it leaves the posterior
+    exactly invariant. The unadjusted one (Robnik et al. 2023, MCLMC) takes every finite step and keeps its direction
+    from draw to draw. Its bias is set by ``bias_tolerance``: warmup brings the mean square of the energy error per
+    dimension to what that allows (:eq:`bias`), by default to 5e-4, as in the papers. The bound is a theorem for
+    Langevin dynamics on Gaussian posteriors, and a measurement here.
+
+    Warmup also learns $L$, from the autocorrelation of the draws, and a diagonal mass, from their variances, in three
+    windows; shorter than 20 steps it learns the step size alone.
+
+    Args:
+        adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the correction would
+            have had for the steps of a draw.
+        step_size: step $\epsilon$ to start from, positive: how far a step moves each coordinate, on the scale of the
+            mass.
+        num_steps: steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1. More of
+            them store fewer draws of an unadjusted chain.
+        max_num_steps: most steps of a trajectory under ``"auto"``.
+        momentum_length: $L$ to start from, positive.
+        trajectory: of the adjusted sampler: ``"langevin"`` renews the direction in part before every step,
+            ``"hamiltonian"`` at its start alone.
+        step_jitter: every trajectory of the adjusted sampler scales its steps by a random factor, uniform on
+            [1 − ``step_jitter``, 1 + ``step_jitter``].
+        adapt_momentum_length: whether warmup learns $L$.
+        adapt_mass_matrix: whether warmup learns a diagonal mass. Variances that differ by chance alone, for what their
+            number tells, are taken for one.
+        inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in the order of
+            the flattened pytree; None for the identity.
+        target_accept_prob: None for 0.9; not for an unadjusted sampler.
+        bias_tolerance: for an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
+            root mean square over the directions.
+        find_heuristic_step_size: None for True if adjusted.
+        model, potential_fn, adapt_step_size, init_strategy: those of every kernel, see :mod:`numpyro_wide.mcmc`.
+
+    Raises:
+        ValueError: if a number is out of its range, ``trajectory`` is neither word, an unadjusted sampler is given a
+            ``target_accept_prob``; when the chain starts, if there are fewer than 2 coordinates, whose sphere is no
+            more than two points, or ``inverse_mass_matrix`` does not fit; and what every kernel raises.
+
+    References:
+        Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,
+        Cohn-Gordon, Seljak 2025, Metropolis adjusted microcanonical Hamiltonian Monte Carlo (arXiv 2503.01707). Robnik,
+        Cohn-Gordon, Seljak 2024, Practical and scalable Hamiltonian Monte Carlo without the Metropolis test (arXiv
+        2412.08876v3).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_wide.mcmc import MicrocanonicalLangevin
+        >>> kernel = MicrocanonicalLangevin(potential_fn=lambda x: 0.5 * jnp.sum(x**2))
+        >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=200, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), init_params=jnp.ones(10), extra_fields=("accept_prob",))
+        >>> bool(mcmc.get_extra_fields()["accept_prob"].mean() > 0.7)
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any] | None = None,
+        *,
+        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        adjusted: bool = True,
+        step_size: float = 0.1,
+        num_steps: int | Literal["auto"] = "auto",
+        max_num_steps: int = 128,
+        momentum_length: float = 1.0,
+        trajectory: Literal["langevin", "hamiltonian"] = "langevin",
+        step_jitter: float = 0.2,
+        adapt_step_size: bool = True,
+        adapt_momentum_length: bool = True,
+        adapt_mass_matrix: bool = True,
+        inverse_mass_matrix: jax.Array | None = None,
+        target_accept_prob: float | None = None,
+        bias_tolerance: float = 0.05,
+        find_heuristic_step_size: bool | None = None,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+    ) -> None:
+        if find_heuristic_step_size is None:
+            find_heuristic_step_size = adjusted and adapt_step_size
+        super().__init__(
+            model,
+            potential_fn,
+            step_size=step_size,
+            adapt_step_size=adapt_step_size,
+            target_accept_prob=0.9 if target_accept_prob is None else target_accept_prob,
+            find_heuristic_step_size=find_heuristic_step_size,
+            init_strategy=init_strategy,
+        )
+        if trajectory not in ("langevin", "hamiltonian"):
+            raise ValueError(f"trajectory must be 'langevin' or 'hamiltonian', but got {trajectory!r}.")
+        self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
+        self._max_num_steps = whole_number("max_num_steps", max_num_steps)
+        self._momentum_length = check_number("momentum_length", momentum_length, 0.0, math.inf)
+        self._step_jitter = check_number("step_jitter", step_jitter, 0.0, 1.0, include_low=True)
+        tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
+        if not adjusted:
+            self._rule = EnergyRule(square_error_of(tolerance))
+        self._adjusted = adjusted
+        self._needs_momentum = not adjusted
+        self._refreshes = not adjusted or trajectory == "langevin"
+        self._learns = adapt_mass_matrix, adapt_momentum_length
+        self._inverse_mass_matrix = inverse_mass_matrix
+
+    def get_diagnostics_str(self, state: KernelState) -> str:
+        """Describe the state for the progress bar."""
+        steps = f"{state.num_grad // GRADIENTS_PER_STEP} steps of {state.step_size:.2e}"
+        return f"{steps}, acc. prob {state.mean_accept_prob:.2f}"
+
+    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
+        return self._trajectory(rng_key, point, r, state, self._count(state), evaluate)
+
+    def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
+        return self._trajectory(rng_key, point_of(state), state.r, state, 1, evaluate)
+
+    def _draw_length(self, state: KernelState) -> jax.Array:
+        return jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
+
+    def _first_state(self, point: Point, *args: Any) -> KernelState:
+        if (size := size_of(point.z)) < 2:
+            raise ValueError(
+                f"MicrocanonicalLangevin needs at least 2 unconstrained coordinates to turn in, but there is {size}; "
+                "take SplitHMC or NUTS, or sample this site in a block with others."
+            )
+        return super()._first_state(point, *args)
+
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+        boundaries = whitening_windows(num_warmup) if any(self._learns) else []
+        longest = max((end - start for start, end in pairwise(boundaries)), default=0)
+        scale = given_scale(z, self._inverse_mass_matrix)
+        return Whitening.start(z, scale, self._momentum_length, self._learns, longest), boundaries
+
+    def _trajectory(
+        self,
+        rng_key: jax.Array,
+        point: Point,
+        r: PyTree,
+        state: KernelState,
+        num_steps: int | jax.Array,
+        evaluate: Evaluate,
+    ) -> Proposal:
+        known: Any = state.adapt_state.preconditioner
+        key_start, key_jitter, key_steps = jax.random.split(rng_key, 3)
+        step_size = state.step_size
+        if self._adjusted:
+            r = normal_like(key_start, point.z)
+            spread = self._step_jitter
+            step_size *= jax.random.uniform(key_jitter, dtype=step_size.dtype, minval=1 - spread, maxval=1 + spread)
+        length = size_of(point.z) ** 0.5
+        persistence = jnp.exp(-step_size / known.length)
+
+        def body(i: jax.Array, carry: Any) -> Any:
+            point, direction, error, square_error = carry
+            if self._refreshes:
+                noise = normal_like(jax.random.fold_in(key_steps, i), direction)
+                momentum = jax.tree.map(lambda u: length * u, direction)
+                direction = unit(refresh_momentum(momentum, noise, persistence))
+            point, direction, change = isokinetic_step(evaluate, point, direction, step_size, known.scale)
+            return point, direction, error + change, square_error + jnp.square(change)
+
+        zero = jnp.zeros_like(point.potential_energy)
+        end, direction, error, squares = jax.lax.fori_loop(0, num_steps, body, (point, unit(r), zero, zero))
+        proposal = Proposal(
+            end,
+            error,
+            num_grad=GRADIENTS_PER_STEP * num_steps,
+            square_error=squares / jnp.asarray(num_steps, squares.dtype),
+        )
+        if self._adjusted:
+            return proposal
+        forwards = jax.tree.map(lambda u: length * u, direction)
+        return proposal._replace(r_accepted=forwards, r_rejected=jax.tree.map(jnp.negative, r))
+
+    def _count(self, state: KernelState) -> int | jax.Array:
+        if self._num_steps is not None:
+            return self._num_steps
+        if not self._adjusted:
+            return 1
+        known: Any = state.adapt_state.preconditioner
+        count = jnp.round(known.length / state.step_size)
+        return jnp.clip(count, 1, self._max_num_steps).astype(jnp.result_type(int))
