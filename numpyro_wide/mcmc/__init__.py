@@ -20,6 +20,7 @@ of its range, and a ``TypeError`` if what should be a function or a number is no
 
 from numpyro_wide.mcmc._kernel import KernelState as KernelState
 from numpyro_wide.mcmc._reduced import reduced as reduced
+from numpyro_wide.mcmc._reference import Reference as Reference
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
 from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
@@ -29,6 +30,7 @@ __all__ = [
     "KernelState",
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
+    "Reference",
     "SplitHMC",
     "UnderdampedLangevin",
     "reduced",
