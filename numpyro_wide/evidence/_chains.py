@@ -45,11 +45,10 @@ def reference_draws(target: Target, rng_key: Array, num_draws: int, batch_size: 
     return _as_weights(target.run(_log_weights, batch_size, keys))
 
 
-def first_positions(target: Target, rng_key: Array, num_draws: int, num_chains: int, beta: float) -> Position:
-    """As many of those draws as there are chains, chosen with weight w^β: (1, chain, ...)."""
-    log_weights = reference_draws(target, rng_key, num_draws, num_chains)
+def first_positions(target: Target, rng_key: Array, log_weights: np.ndarray, num_chains: int, beta: float) -> Position:
+    """As many of the draws that this key gave as there are chains, chosen with weight w^β: (1, chain, ...)."""
     chosen = resample(random.fold_in(rng_key, 1), beta * log_weights, num_chains)
-    return target.run(_positions, None, random.split(rng_key, num_draws)[chosen][None])
+    return target.run(_positions, None, random.split(rng_key, log_weights.size)[chosen][None])
 
 
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:

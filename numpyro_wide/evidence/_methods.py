@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from numpyro_wide.evidence import _chains, _overlap
 from numpyro_wide.evidence._chains import Target
+from numpyro_wide.evidence._density import Position
 from numpyro_wide.mcmc import KernelState
 
 # Draws of one temperature that are worth this share at the next: densities that differ by a standard deviation of
@@ -75,13 +76,17 @@ class Evidence(NamedTuple):
         )
 
 
+def prior_reaches(target: Target, rng_key: Array, sizes: Sizes) -> bool:
+    """Whether draws of the prior overlap with the posterior: then one stone will do, and it sees every mode."""
+    return _first(target, rng_key, sizes)[0] == 1
+
+
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Evidence:
     """Bridge sampling from a Gaussian that is fitted to the first half of the draws (Gronau et al. 2017)."""
     key_first, key_start, key_gaussian = random.split(rng_key, 3)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
-    beta = _overlap.next_temperature(0.0, _finite(_reference(target, key_first, sizes)), _SHARE)
-    positions = _chains.first_positions(target, key_first, sizes.num_reference, sizes.num_chains, beta)
+    _, positions = _first(target, key_first, sizes)
     state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
     state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
     upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian).recorded[0]
@@ -114,14 +119,17 @@ def _reference(target: Target, rng_key: Array, sizes: Sizes) -> np.ndarray:
     return _chains.reference_draws(target, rng_key, sizes.num_reference, sizes.num_chains)
 
 
-def _finite(log_weights: np.ndarray) -> np.ndarray:
+def _first(target: Target, rng_key: Array, sizes: Sizes) -> tuple[float, Position]:
+    """The first inverse temperature above 0, and draws of the prior that are weighted as if they were its own."""
+    log_weights = _reference(target, rng_key, sizes)
     if not np.isfinite(log_weights).any():
         raise ValueError(
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
             "its support, or the noise is too small against the features for this precision. Run in float64 "
             "(jax.config.update('jax_enable_x64', True)), or look at the model."
         )
-    return log_weights
+    beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
+    return beta, _chains.first_positions(target, rng_key, log_weights, sizes.num_chains, beta)
 
 
 def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[list[float], list[KernelState]]:
@@ -130,9 +138,8 @@ def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[li
     They are chosen by draws that no estimate uses. A chain starts where chains of the temperature before are, chosen by
     their weight there.
     """
-    key_reference, key_first, rng_key = random.split(rng_key, 3)
-    beta = _overlap.next_temperature(0.0, _finite(_reference(target, key_reference, sizes)), _SHARE)
-    positions = _chains.first_positions(target, key_first, sizes.num_reference, sizes.num_chains, beta)
+    key_first, rng_key = random.split(rng_key)
+    beta, positions = _first(target, key_first, sizes)
     betas: list[float] = []
     states: list[KernelState] = []
     while True:

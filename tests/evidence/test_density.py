@@ -14,7 +14,6 @@ from scipy import stats
 
 from numpyro_wide import collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.evidence._density import draw, log_density
-from numpyro_wide.mcmc import Reference
 from tests.models import network, small_data
 
 KEY = jax.random.key(0)
@@ -97,28 +96,6 @@ def test_nothing_is_rounded_off_where_priors_are_standard_normal():
     found = log_density(wide, z, (0.5,), {})
     assert abs(found.reference) < 1e-6
     np.testing.assert_allclose(found.weight, log_weight, rtol=1e-6)
-
-
-@pytest.mark.usefixtures("x64")
-def test_relative_log_density_of_the_fitted_gaussian():
-    """Against the dense density of both Gaussians, for a scalar, a vector and a layer of units."""
-    rng = np.random.default_rng(0)
-    z = {"a": jnp.asarray(rng.normal(size=(4, 3))), "b": jnp.asarray(rng.normal(size=5)), "c": jnp.asarray(0.3)}
-    units = {"a": 3, "b": 1, "c": 1}
-    reference = Reference.start(z)
-    maps = []
-    for leaf in reference.maps:
-        rank = len(leaf.scale)
-        maps.append(leaf._replace(loc=jnp.arange(1.0, 1 + rank) / 3, scale=jnp.linspace(0.4, 1.7, rank)))
-    reference = reference._replace(maps=tuple(maps))
-    expected = 0.0
-    for (name, value), leaf in zip(z.items(), maps, strict=True):
-        root = np.eye(len(leaf.basis)) + leaf.basis @ np.diag(leaf.scale - 1) @ leaf.basis.T
-        columns = np.reshape(value, (-1, units[name]))
-        mean = leaf.basis @ leaf.loc
-        expected += np.sum(stats.multivariate_normal.logpdf(columns.T, mean, root @ root.T))
-        expected -= np.sum(stats.norm.logpdf(columns))
-    np.testing.assert_allclose(reference.relative_log_density(z), expected, rtol=1e-10)
 
 
 def test_conditioned_sites_are_no_longer_integrated():

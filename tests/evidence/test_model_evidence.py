@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import mask, scale
 from numpyro.infer import NUTS
+from scipy import stats
 
 from numpyro_wide import model_evidence
 from numpyro_wide.evidence import _methods
@@ -62,6 +63,31 @@ def test_one_unit_by_quadrature():
 def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     model, args, truth = known.classes()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
+
+
+def standardised_errors(case, num_repetitions, **options):
+    found = [model_evidence(jax.random.key(seed), case.model, *case.args, **options) for seed in range(num_repetitions)]
+    return np.array([(one.log_evidence - case.log_evidence) / one.standard_error for one in found])
+
+
+# Of 200 repetitions the intervals of 1.96 standard errors hold 95, 95.5, 92.5 and 95.5 %: conjugate by either method,
+# one unit by stepping stones, counts by a bridge.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "method"),
+    [
+        (known.conjugate, "bridge"),
+        (known.conjugate, "stepping-stone"),
+        (known.one_unit, "stepping-stone"),
+        (known.rotated_counts, "bridge"),
+    ],
+)
+def test_errors_over_repetitions_are_those_that_are_told(case, method):
+    num = 25
+    errors = standardised_errors(case(), num, method=method)
+    low, high = stats.chi2(num).ppf([1e-3, 1 - 1e-3])
+    assert low < np.sum(errors**2) < high
+    assert abs(errors.mean()) < 3.3 / num**0.5
 
 
 def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_wide.evidence import _chains, _overlap
+from numpyro_wide.evidence import _chains, _methods, _overlap
 
 SHIFT, SCALE = 1.5, 0.7
 LOG_RATIO = 3.0 + np.log(SCALE)  # of the normalisers of exp(3 - (x - SHIFT)² / (2 SCALE²)) and exp(-x² / 2)
@@ -88,3 +88,19 @@ def test_errors_count_the_autocorrelation_of_chains():
     np.testing.assert_allclose(size, chain.size / 9, rtol=0.3)
     assert _overlap.squared_error(np.ones((2, 5))) == (0.0, 10.0) and _overlap.rhat(np.ones((2, 5))) == 1.0
     assert _overlap.rhat(chain + np.arange(8)[:, None]) > 1.2
+
+
+def test_error_of_a_sum_counts_draws_that_serve_two_bridges():
+    """On the path N(x; 0, 1) exp(-2 β (x - 1.5)²) all is Gaussian; draws are independent, of 4 temperatures."""
+    betas, rng = np.array([0.0, 0.1, 0.4, 1.0]), np.random.default_rng(0)
+    precision = 1 + 4 * betas
+    truth = stats.norm.logpdf(1.5, 0, 1.25**0.5) + 0.5 * np.log(2 * np.pi / 4)
+    found = []
+    for _ in range(60):
+        x = (rng.normal(size=(8, 60, 4)) + 6 * betas / precision**0.5) / precision**0.5
+        found.append(_methods._sum_of_bridges(betas, list(np.moveaxis(-2 * (x - 1.5) ** 2, -1, 0))))
+    errors = np.array([one.log_evidence - truth for one in found])
+    told = np.mean([one.standard_error for one in found])
+    assert abs(errors.mean()) < 4 * told / 60**0.5
+    assert abs(errors.std() / told - 1) < 0.3  # 3 standard deviations of that ratio
+    assert found[0].method == "stepping-stone" and list(found[0].inverse_temperatures) == [0.1, 0.4, 1.0]
