@@ -124,11 +124,11 @@ def test_a_second_call_compiles_nothing(form):
         model = collapse_readout(model, readout="w", features="features", observed="y")
     else:
         model = repriorise(model, readout="w", features="features", targets="y", noise_scale="sigma")
-    x, y = small_data()
+    (x, y), key = small_data(), jax.random.key(1)
     with compilations() as first:
         report = wide_enough(KEY, model, x, y, num_draws=100)
     with compilations() as second:
-        other = wide_enough(jax.random.key(1), model, x, 30 * y, num_draws=100)
+        other = wide_enough(key, model, x, 30 * y, num_draws=100)
     assert first and not second
     assert other.rows["model"].log_evidence < report.rows["model"].log_evidence - 1  # of the new data and not the old
 
