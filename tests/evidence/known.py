@@ -23,16 +23,16 @@ class Known(NamedTuple):
 
 
 @cache  # so that programs that are compiled for a model serve all tests
-def conjugate() -> Known:
+def conjugate(num_rows: int = 30) -> Known:
     """Linear regression: the targets are Gaussian."""
-    x = np.random.default_rng(0).normal(size=(30, 5)).astype("f")
-    y = (0.3 * x @ np.arange(5) + 0.5 * np.random.default_rng(1).normal(size=30)).astype("f")
+    x = np.random.default_rng(0).normal(size=(num_rows, 5)).astype("f")
+    y = (0.3 * x @ np.arange(5) + 0.5 * np.random.default_rng(1).normal(size=num_rows)).astype("f")
 
     def model(x, y=None):
         w = numpyro.sample("w", dist.Normal(0.5, 1.5).expand([5]).to_event(1))
         numpyro.sample("y", dist.Normal(x @ w, 0.5).to_event(1), obs=y)
 
-    covariance = 1.5**2 * x @ x.T + 0.5**2 * np.eye(30)
+    covariance = 1.5**2 * x @ x.T + 0.5**2 * np.eye(num_rows)
     return Known(model, (x, y), stats.multivariate_normal.logpdf(y, 0.5 * x.sum(1), covariance))
 
 

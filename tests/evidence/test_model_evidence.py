@@ -43,6 +43,13 @@ def test_both_methods_on_a_conjugate_model_compiled_once():
     assert abs(other.log_evidence - bridge.log_evidence) > 1  # of the new data
 
 
+def test_hundreds_of_rows_in_single_precision():
+    model, args, truth = known.conjugate(400)
+    found = model_evidence(KEY, model, *args, method="bridge")
+    assert truth < -250
+    check(found, truth, largest_error=0.05)
+
+
 def test_temperatures_that_run_together_are_those_that_run_alone():
     model, args, _ = known.conjugate()
     sizes = {"num_chains": 4, "num_warmup": 20, "num_samples": 100}
