@@ -9,6 +9,7 @@ from numpyro_wide import calibration as calibration
 from numpyro_wide import diagnostics as diagnostics
 from numpyro_wide import distributions as distributions
 from numpyro_wide import elbo as elbo
+from numpyro_wide import evidence as evidence
 from numpyro_wide import linear_gaussian as linear_gaussian
 from numpyro_wide import mcmc as mcmc
 from numpyro_wide import natural as natural
@@ -23,6 +24,7 @@ from numpyro_wide.distributions import log_uniform_kl as log_uniform_kl
 from numpyro_wide.distributions import quasi_kl as quasi_kl
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
 from numpyro_wide.elbo import TraceQKL as TraceQKL
+from numpyro_wide.evidence import model_evidence as model_evidence
 from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
 from numpyro_wide.readout import class_contrasts as class_contrasts
@@ -58,12 +60,14 @@ __all__ = [
     "diagnostics",
     "distributions",
     "elbo",
+    "evidence",
     "fitted_surrogate",
     "guide_draws",
     "linear_gaussian",
     "log_uniform_kl",
     "mcmc",
     "mean_kernel",
+    "model_evidence",
     "natural",
     "nn",
     "plots",

@@ -26,7 +26,8 @@ class WidthRow(NamedTuple):
         gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$ and, with a Gaussian
             likelihood, the log of the mean evidence less the mean log evidence; 0 in the limit.
         gap_error: its Monte Carlo standard error.
-        log_evidence: $\log E[w]$, the log marginal likelihood of the data.
+        log_evidence: $\log E[w]$, the log marginal likelihood of the data, as far as draws of the limit tell; where
+            they do not, :func:`~numpyro_wide.model_evidence` does, by chains.
         sample_size: effective number of draws after weighting, as a share of all of them.
         num_draws: number of draws.
     """
@@ -38,6 +39,11 @@ class WidthRow(NamedTuple):
     log_evidence: float
     sample_size: float
     num_draws: int
+
+    @property
+    def log_evidence_error(self) -> float:
+        """Monte Carlo standard error of ``log_evidence``; not to be believed where ``pareto_k`` is above 0.7."""
+        return float(np.sqrt((1 / self.sample_size - 1) / self.num_draws))
 
     @property
     def advice(self) -> str:

@@ -23,6 +23,7 @@ from numpyro_wide.mcmc._kernel import KernelState as KernelState
 from numpyro_wide.mcmc._optimum import init_to_optimum as init_to_optimum
 from numpyro_wide.mcmc._pieces import run_in_pieces as run_in_pieces
 from numpyro_wide.mcmc._reduced import reduced as reduced
+from numpyro_wide.mcmc._reference import Reference as Reference
 from numpyro_wide.mcmc._stored_draws import StoredDraws as StoredDraws
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin as MicrocanonicalLangevin
@@ -35,6 +36,7 @@ __all__ = [
     "MicrocanonicalLangevin",
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
+    "Reference",
     "SplitHMC",
     "StoredDraws",
     "UnderdampedLangevin",

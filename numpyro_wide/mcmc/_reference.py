@@ -9,12 +9,12 @@ With z = m + S ψ and S = I + V (diag(s) − 1) Vᵀ, Vᵀ V = I, kernels work o
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, select
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, select, total
 
 RANK = 16
 # Shares of warmup: the reference is learnt from the first on, and renewed at each of the others. A trajectory forgets
@@ -62,12 +62,36 @@ class Moments(NamedTuple):
     sketch: jax.Array
 
 
+class Draw(Protocol):
+    """A position and the gradient of U there: a point, or the state of a chain."""
+
+    @property
+    def z(self) -> PyTree:
+        """The position."""
+
+    @property
+    def z_grad(self) -> PyTree:
+        """∇U at the position."""
+
+
 class Reference(NamedTuple):
-    """The Gaussian, and what a window of warmup has seen of the one that will follow it.
+    r"""A Gaussian N(m, C), C of low rank plus identity, and what is seen of the one that will follow it.
+
+    What :class:`SplitHMC` takes in the place of N(0, I), learnt in windows of draws: the directions that one window
+    finds are those along which the next one measures. It can be fitted to the draws of any chain as well.
 
     Attributes:
-        maps: one for each leaf of a position.
-        moments: likewise.
+        maps: the map $z = m + S \psi$, $C = S S^\top$, of each leaf of a position.
+        moments: what was seen of each.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.mcmc import KernelState, Reference
+        >>> draws = 2 + 0.5 * jax.random.normal(jax.random.key(0), (3, 1000))  # along the last axis, replicates
+        >>> state = KernelState(*[None] * 13)._replace(z=draws, z_grad=(draws - 2) / 0.25)
+        >>> fitted = Reference.start(draws).count_draw(state).close()
+        >>> fitted.unwhiten(jnp.zeros(3)).round(1)
+        Array([2., 2., 2.], dtype=float32)
     """
 
     maps: tuple[LeafMap, ...]
@@ -81,7 +105,7 @@ class Reference(NamedTuple):
             tuple(LeafMap(m.basis, jnp.zeros_like(m.draw_sum), jnp.ones_like(m.draw_sum)) for m in moments), moments
         )
 
-    def count_draw(self, point: Point) -> Self:
+    def count_draw(self, point: Draw) -> Self:
         """Add one draw and its gradient."""
         leaves = jax.tree.leaves(point.z), jax.tree.leaves(point.z_grad)
         return self._replace(moments=tuple(map(_count_leaf, self.moments, *leaves)))
@@ -95,10 +119,19 @@ class Reference(NamedTuple):
         """Map ψ to z = m + S ψ."""
         return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y + leaf.loc[:, None], psi)
 
+    def whiten(self, z: PyTree) -> PyTree:
+        """Map z to ψ."""
+        return self._for_each_leaf(lambda leaf, y: (y - leaf.loc[:, None]) / leaf.scale[:, None] - y, z)
+
+    def relative_log_density(self, z: PyTree) -> jax.Array:
+        """Compute log N(z; m, C) − log N(z; 0, I), a scalar, without the difference of two large numbers."""
+        leaves = zip(self.maps, jax.tree.leaves(z), strict=True)
+        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(part.scale)) for part, leaf in leaves if leaf.size]
+        return half_square_difference(z, self.whiten(z)) - total(log_scales)
+
     def whiten_point(self, point: Point) -> Point:
         """Map z to ψ and ∇U to its gradient in ψ."""
-        psi = self._for_each_leaf(lambda leaf, y: (y - leaf.loc[:, None]) / leaf.scale[:, None] - y, point.z)
-        return Point(psi, point.potential_energy, self._pull_back(point.z_grad))
+        return Point(self.whiten(point.z), point.potential_energy, self._pull_back(point.z_grad))
 
     def unwhiten_point(self, point: Point) -> Point:
         """Invert :meth:`whiten_point`."""

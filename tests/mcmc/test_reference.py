@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.infer import MCMC
+from scipy import stats
 
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.mcmc._point import Point
@@ -56,6 +57,18 @@ def test_coordinates_are_those_of_dense_matrices(given):
         np.testing.assert_allclose(again.z[name], psi[name], rtol=1e-12)
         np.testing.assert_allclose(again.z_grad[name], gradient[name], rtol=1e-12)
     np.testing.assert_allclose(in_psi.potential_energy, potential(z))
+
+
+@pytest.mark.usefixtures("x64")
+def test_relative_log_density_is_that_of_dense_gaussians(given):
+    z, reference = given
+    expected = 0.0
+    for value, ref in zip(z.values(), reference.maps, strict=True):
+        root = np.eye(len(ref.basis)) + ref.basis @ np.diag(ref.scale - 1) @ ref.basis.T
+        columns = np.reshape(value, (len(root), -1)).T
+        expected += np.sum(stats.multivariate_normal.logpdf(columns, ref.basis @ ref.loc, root @ root))
+        expected -= np.sum(stats.norm.logpdf(columns))
+    np.testing.assert_allclose(reference.relative_log_density(z), expected, rtol=1e-12)
 
 
 def learnt(potential_fn, first, num_warmup=200):

@@ -1,0 +1,163 @@
+"""A model as a weight on top of what can be drawn from: its joint density in unconstrained coordinates.
+
+The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
+the reference r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is
+normalised and can be drawn from, whatever the model. What is left, w, is the likelihood; of a collapsed model the
+evidence given the hidden weights.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_wide._checks import listing
+from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites, unwrap
+from numpyro_wide.readout import StandardNormalBase, log_ratio, readout_transform
+
+Position = dict[str, Array]
+
+
+class LogDensity(NamedTuple):
+    """The joint density at a position z, in two parts that keep their digits.
+
+    Attributes:
+        reference: log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension.
+        weight: log w(z), the log joint density less log r(z).
+    """
+
+    reference: Array
+    weight: Array
+
+
+def draw(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> tuple[Position, Array]:
+    """A draw of the reference r, in unconstrained coordinates, and log w there."""
+    sites = run_model(model, args, kwargs, rng_key=rng_key, inside=(StandardNormalBase(),))
+    position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
+    return position, _log_weight(sites)
+
+
+def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[str, Any]) -> LogDensity:
+    """The joint density at a position, all of whose sites are set; see :class:`LogDensity`."""
+    coordinates = _Unconstrained(position)
+    sites = run_model(model, args, kwargs, inside=(coordinates,))
+    parts = [
+        _relative_prior(site, position[name], coordinates.log_dets[name])
+        for name, site in latent_sites(sites).items()
+        if readout_transform(site) is None
+    ]
+    return LogDensity(sum(parts, jnp.zeros(())), _log_weight(sites))
+
+
+class _Unconstrained(Messenger):
+    """Sets latent sites by their unconstrained coordinates, and keeps the logarithms of the Jacobians."""
+
+    def __init__(self, position: Position):
+        self.position = position
+        self.log_dets: Position = {}
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        name = msg.get("name")
+        if msg["type"] != "sample" or msg["value"] is not None or name not in self.position:
+            return
+        transform, coordinate = biject_to(msg["fn"].support), self.position[name]
+        msg["value"] = transform(coordinate)
+        self.log_dets[name] = jnp.sum(transform.log_abs_det_jacobian(coordinate, msg["value"]))
+
+
+def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
+    """A site's part of log r(z) − log N(z; 0, I)."""
+    fn = site["fn"]
+    while isinstance(fn, dist.Independent):
+        fn = fn.base_dist
+    log_prob, standard = fn.log_prob(site["value"]), dist.Normal(0.0, 1.0).log_prob(coordinate)
+    if log_prob.shape == coordinate.shape:  # entry by entry, so that nothing is left of priors that are N(0, 1)
+        return jnp.sum(log_prob - standard) + log_det
+    return jnp.sum(log_prob) - jnp.sum(standard) + log_det
+
+
+def _log_weight(sites: Sites) -> Array:
+    return sum((log_ratio(site) for site in sample_sites(sites).values()), jnp.zeros(()))
+
+
+def check_model(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Refuse a model whose joint density is not one that can be integrated from draws of its prior.
+
+    Runs it abstractly, but not compiled: handlers know the numbers that they check.
+    """
+    if not callable(model):
+        raise TypeError(
+            f"model must be a model, a function, but is a {type(model).__name__}; pass the model itself, not a kernel "
+            "or an MCMC, in the order model_evidence(rng_key, model, x, y)."
+        )
+
+    def run(key: Array) -> None:
+        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
+        _check_sites(sites)
+        names = {name: jnp.zeros(_coordinate_shape(site)) for name, site in latent_sites(sites).items()}
+        coordinates = _Unconstrained(names)
+        run_model(model, args, kwargs, inside=(coordinates,))
+        unseen = [name for name in names if name not in coordinates.log_dets]
+        if unseen:
+            raise ValueError(
+                f"the evidence needs every latent site as one of its own, but {listing(unseen)} is inside of a scan or "
+                "another control flow; write the steps as a Python loop, or as one site."
+            )
+
+    jax.eval_shape(run, rng_key)
+
+
+def _coordinate_shape(site: dict) -> tuple[int, ...]:
+    return biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
+
+
+class _RefusesImproper(Messenger):
+    """Refuses sites that no draw can be made of, before NumPyro does so without a word on what to do."""
+
+    def process_message(self, msg: dict) -> None:
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        name, fn = msg["name"], unwrap(msg["fn"], masks=True)
+        if fn.support.is_discrete:
+            raise ValueError(
+                f"latent site {name!r} is discrete, and the evidence is an integral; sum it out in the model, by a "
+                "mixture distribution say."
+            )
+        if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
+            raise ValueError(
+                f"latent site {name!r} has a {type(fn).__name__} prior, which cannot be drawn from: an improper prior "
+                "leaves the evidence undefined. Give the site a proper prior."
+            )
+
+
+def _check_sites(sites: Sites) -> None:
+    samples, latent = sample_sites(sites), latent_sites(sites)
+    if len(samples) == len(latent):
+        raise ValueError(
+            "the evidence is that of observations, but the model observes nothing with these arguments; pass the "
+            f"observations too. Its sample sites are {listing(samples)}."
+        )
+    if not latent:
+        raise ValueError(
+            "the model has no latent site with these arguments, so there is nothing to integrate over; its evidence is "
+            f"the log density of its observed sites, {listing(samples)}."
+        )
+    for name, site in sites.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            size, subsample_size = site["args"]
+            raise ValueError(
+                f"the plate {name!r} takes {subsample_size} of {size} rows, but the evidence is that of all data; drop "
+                "subsample_size."
+            )
+    for name, site in latent.items():
+        if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
+            raise ValueError(
+                f"the prior of latent site {name!r} is scaled or masked, and so is no longer a density that integrates "
+                "to one; take the site out of the scale or mask handler."
+            )

@@ -1,0 +1,193 @@
+"""The two ways to an evidence: one bridge from a fitted Gaussian, or many on a path from the prior."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from tqdm.auto import tqdm
+
+from numpyro_wide.evidence import _chains, _overlap
+from numpyro_wide.evidence._chains import Target
+from numpyro_wide.evidence._density import Position
+from numpyro_wide.mcmc import KernelState
+
+# Draws of one temperature that are worth this share at the next: densities that differ by a standard deviation of
+# log w of 1.2, where a bridge, which looks from both sides, still finds most of its draws of use.
+_SHARE = 0.25
+_MAX_TEMPERATURES = 400
+
+
+class Sizes(NamedTuple):
+    """How much to run.
+
+    Attributes:
+        num_chains: at each temperature.
+        num_warmup: steps of each chain that adapt.
+        num_samples: steps of each chain that count.
+        batch_size: temperatures that run together.
+    """
+
+    num_chains: int
+    num_warmup: int
+    num_samples: int
+    batch_size: int
+
+    @property
+    def num_reference(self) -> int:
+        """Independent draws where a distribution can be drawn from."""
+        return self.num_chains * self.num_samples
+
+
+class Evidence(NamedTuple):
+    r"""What :func:`model_evidence` found.
+
+    Attributes:
+        log_evidence: $\log \int p(D, \theta)\, d\theta$ in nats.
+        standard_error: its Monte Carlo standard error, autocorrelation of the draws included.
+        method: "bridge" or "stepping-stone".
+        overlap: of the two densities that the draws bridge, from 0 to 1, where they are the same (:eq:`bridge`); of
+            several bridges the smallest.
+        effective_size: effective number of a chain's draws, all chains of a temperature together; the smallest.
+        rhat: rank-normalised split R-hat of the log ratio that is averaged; the largest.
+        inverse_temperatures: $\beta$ of the distributions that chains were run at.
+    """
+
+    log_evidence: float
+    standard_error: float
+    method: str
+    overlap: float
+    effective_size: float
+    rhat: float
+    inverse_temperatures: np.ndarray
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether overlap is at least 0.1, R-hat at most 1.1 and the effective size at least 100."""
+        return self.overlap >= 0.1 and self.rhat <= 1.1 and self.effective_size >= 100
+
+    def __str__(self) -> str:
+        count = len(self.inverse_temperatures)
+        ran = "1 temperature" if count == 1 else f"{count} temperatures"
+        return (
+            f"log evidence {self.log_evidence:.3f} ± {self.standard_error:.2g} ({self.method}, {ran}): overlap "
+            f"{self.overlap:.2f}, effective size {self.effective_size:.0f}, R-hat {self.rhat:.3f}"
+        )
+
+
+def prior_reaches(target: Target, rng_key: Array, sizes: Sizes) -> bool:
+    """Whether draws of the prior overlap with the posterior: then one stone will do, and it sees every mode."""
+    return _first(target, rng_key, sizes)[0] == 1
+
+
+def by_bridge(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Evidence:
+    """Bridge sampling from a Gaussian that is fitted to the first half of the draws (Gronau et al. 2017)."""
+    key_first, key_start, key_gaussian = random.split(rng_key, 3)
+    half = sizes.num_samples // 2
+    bar.set_description("posterior")
+    _, positions = _first(target, key_first, sizes)
+    state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
+    state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
+    upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian).recorded[0]
+    lower = _chains.gaussian_draws(target, key_gaussian, gaussian, positions, sizes.num_chains * half, sizes.num_chains)
+    if not np.isfinite(lower).any():  # nothing in common
+        return Evidence(np.nan, np.inf, "bridge", 0.0, 0.0, np.inf, np.ones(1))
+    found = _overlap.bridge(lower, upper, (lower.size, _overlap.effective_size(upper)))
+    above, size = _overlap.squared_error(found.upper)
+    error = float(np.sqrt(np.var(found.lower, ddof=1) / lower.size + above))
+    return Evidence(found.log_ratio, error, "bridge", found.overlap, size, _overlap.rhat(upper), np.ones(1))
+
+
+def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Evidence:
+    """Bridges between neighbours on the path from the prior to the posterior (Xie et al. 2011, from both sides)."""
+    key_ladder, key_reference = random.split(rng_key)
+    betas, states = _ladder(target, key_ladder, sizes, bar)
+    log_weights = [_reference(target, key_reference, sizes)[None]]
+    bar.set_description("draws")
+    for first in range(0, len(betas), sizes.batch_size):
+        group = slice(first, first + sizes.batch_size)
+        # As many as before, so that nothing is compiled again; what is too much is dropped.
+        indices = [min(i, len(betas) - 1) for i in range(first, first + sizes.batch_size)]
+        state = _stack([states[i] for i in indices])
+        recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar).recorded
+        log_weights.extend(recorded[: len(betas[group])])
+    return _sum_of_bridges(np.asarray([0.0, *betas]), log_weights)
+
+
+def _reference(target: Target, rng_key: Array, sizes: Sizes) -> np.ndarray:
+    return _chains.reference_draws(target, rng_key, sizes.num_reference, sizes.num_chains)
+
+
+def _first(target: Target, rng_key: Array, sizes: Sizes) -> tuple[float, Position]:
+    """The first inverse temperature above 0, and draws of the prior that are weighted as if they were its own."""
+    log_weights = _reference(target, rng_key, sizes)
+    if not np.isfinite(log_weights).any():
+        raise ValueError(
+            f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
+            "its support, or the noise is too small against the features for this precision. Run in float64 "
+            "(jax.config.update('jax_enable_x64', True)), or look at the model."
+        )
+    beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
+    return beta, _chains.first_positions(target, rng_key, log_weights, sizes.num_chains, beta)
+
+
+def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[list[float], list[KernelState]]:
+    """Inverse temperatures above 0, each within reach of the one before, and chains that know each.
+
+    They are chosen by draws that no estimate uses. A chain starts where chains of the temperature before are, chosen by
+    their weight there.
+    """
+    key_first, rng_key = random.split(rng_key)
+    beta, positions = _first(target, key_first, sizes)
+    betas: list[float] = []
+    states: list[KernelState] = []
+    while True:
+        key_start, key_choice, rng_key = random.split(rng_key, 3)
+        bar.set_description(f"temperature 1/{1 / beta:.3g}")
+        state = _chains.start(target, key_start, [beta], positions, sizes.num_warmup)
+        state = _chains.warm_up(target, state, [beta], sizes.num_warmup, bar)
+        pilot = _chains.advance(target, state, [beta], max(25, sizes.num_samples // 4), bar)
+        betas.append(beta)
+        states.append(pilot.state)
+        if beta == 1:
+            return betas, states
+        if len(betas) == _MAX_TEMPERATURES:
+            raise ValueError(
+                f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1: the prior is too far "
+                "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
+                "or raise num_warmup."
+            )
+        following = _overlap.next_temperature(beta, pilot.recorded[0].ravel(), _SHARE)
+        last = (following - beta) * pilot.recorded[0, :, -1]
+        chosen = _chains.resample(key_choice, last, sizes.num_chains)
+        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], pilot.state.z)
+        beta = following
+
+
+def _stack(states: list[KernelState]) -> KernelState:
+    """States of single temperatures as one of several."""
+    mapped = [_chains.without_schedule(state) for state in states]
+    return _chains.with_schedule_of(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *mapped), states[0])
+
+
+def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:
+    """The log evidence as a sum of log ratios between neighbours, and its error (:eq:`stones`).
+
+    Draws of a temperature serve the bridges on both of its sides, so that their influences add before their variance is
+    taken; draws of different temperatures are independent.
+    """
+    sizes = [float(log_weights[0].size), *(_overlap.effective_size(draws) for draws in log_weights[1:])]
+    influence = [np.zeros_like(draws) for draws in log_weights]
+    total, overlap = 0.0, 1.0
+    for k, step in enumerate(np.diff(betas)):
+        pair = _overlap.bridge(step * log_weights[k], step * log_weights[k + 1], (sizes[k], sizes[k + 1]))
+        influence[k] += pair.lower
+        influence[k + 1] -= pair.upper
+        total, overlap = total + pair.log_ratio, min(overlap, pair.overlap)
+    variance = float(np.var(influence[0], ddof=1) / influence[0].size)
+    errors = [_overlap.squared_error(terms) for terms in influence[1:]]
+    variance += sum(error for error, _ in errors)
+    smallest = min(size for _, size in errors)
+    largest = max(_overlap.rhat(draws) for draws in log_weights[1:])
+    return Evidence(total, float(np.sqrt(variance)), "stepping-stone", overlap, smallest, largest, betas[1:])

@@ -1,0 +1,142 @@
+"""The front door: the log evidence of a model."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array, random
+from tqdm.auto import tqdm
+
+from numpyro_wide._checks import check_key, is_tracing, whole_number
+from numpyro_wide._programs import partition
+from numpyro_wide.evidence._chains import Target
+from numpyro_wide.evidence._density import check_model
+from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, prior_reaches
+
+_ORDER = "model_evidence(rng_key, model, x, y)"
+_METHODS = ("auto", "bridge", "stepping-stone")
+
+
+def model_evidence(
+    rng_key: Array,
+    model: Callable,
+    *model_args: Any,
+    method: str = "auto",
+    num_chains: int = 8,
+    num_warmup: int = 200,
+    num_samples: int = 400,
+    batch_size: int = 1,
+    progress_bar: bool = True,
+    **model_kwargs: Any,
+) -> Evidence:
+    r"""Estimate the log evidence of a model, $\log \int p(D, \theta)\, d\theta$ over all latent sites, with its error.
+
+    For models that are collapsed, repriorised, with any likelihood, or neither; the better the coordinates, the less it
+    takes. In every one the joint density is $r(z)\, w(z)$: the reference r, the prior of the latent sites and N(0, I)
+    for the base site of a repriorised readout, can be drawn from and integrates to one; the weight w is the likelihood,
+    which for a collapsed model is the evidence given the hidden weights and in the wide limit a constant. Chains of
+    :class:`~numpyro_wide.mcmc.SplitHMC` draw from what cannot be drawn from directly.
+
+    "bridge"
+        The optimal bridge of Meng and Wong (1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the second
+        half of the draws of the posterior and a Gaussian, of low rank plus identity in each site, fitted to the first.
+
+    "stepping-stone"
+        The same between neighbours on the path $r w^\beta$, $\beta$ from 0 to 1 (:eq:`path`), whose ends are r and the
+        posterior; each temperature is chosen by the draws of the one before, for neighbours to overlap (:eq:`ladder`).
+        The path starts at the prior, in the place of a Gaussian, since the weights of its draws are then bounded if the
+        likelihood is, whatever the tails of the prior; in wide coordinates the prior *is* N(0, I).
+
+    "auto" takes the second where draws of r alone reach the posterior, as near the wide limit: it has one temperature
+    then, and sees all modes. Elsewhere it takes the first if that is to be trusted: if its overlap is at least 0.1,
+    R-hat at most 1.1 and the effective number of draws at least 100; and the second if it is not. Of a part of the
+    posterior that no chain has found the bridge knows nothing, nor does its error.
+
+    A second call with the same model, and data of the same shapes, compiles nothing. Not to be called under ``jit``: it
+    decides by numbers how to go on.
+
+    Args:
+        rng_key: a PRNG key.
+        model: what :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise` gave, or any model whose
+            latent sites are continuous, with priors that can be drawn from.
+        *model_args: arguments of the model, observations included.
+        method: "auto", "bridge" or "stepping-stone".
+        num_chains: chains at each temperature, at least 2; they run together.
+        num_warmup: steps by which each chain adapts, at each temperature.
+        num_samples: draws of each chain after that, at least 100 in all chains together and 40 in each.
+        batch_size: temperatures that run together, once they are chosen; more than 1 pays on an accelerator, as far as
+            its memory goes.
+        progress_bar: whether to show one; never where the environment variable ``CI`` is set.
+        **model_kwargs: likewise arguments of the model.
+
+    Returns:
+        The log evidence in nats, its standard error, the method, and by what to trust them.
+
+    Raises:
+        TypeError: if the key is none, the model not callable, or a number no number.
+        ValueError: for an unknown method, too few draws or chains; if the model observes nothing, has no latent site,
+            or one that is discrete, improper, scaled, masked, or inside of a scan; if a plate is subsampled, or the
+            density is nowhere finite.
+
+    Warns:
+        RuntimeWarning: if the result does not fulfil the conditions above.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import model_evidence
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 1))
+        ...     numpyro.sample("y", dist.Normal(mean, 1).expand([2]).to_event(1), obs=y)
+        >>> found = model_evidence(jax.random.key(0), model, jnp.array([1.0, -1.0]), progress_bar=False)
+        >>> found.method, abs(found.log_evidence - -3.387) < 0.1
+        ('stepping-stone', True)
+    """
+    check_key("rng_key", rng_key, _ORDER)
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(map(repr, _METHODS))}, but got {method!r}.")
+    sizes = _checked_sizes(num_chains, num_warmup, num_samples, batch_size)
+    if is_tracing():
+        raise ValueError(
+            "model_evidence decides by numbers how to go on, and cannot be traced by jit, vmap or grad; call it "
+            "outside of them."
+        )
+    check_model(model, rng_key, model_args, model_kwargs)
+    data, rest = partition((model_args, model_kwargs))
+    target = Target(model, rest, data)
+    key_bridge, key_stones = random.split(rng_key)
+    with tqdm(disable=not progress_bar or "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ) as bar:
+        found = None
+        if method == "bridge" or (method == "auto" and not prior_reaches(target, key_bridge, sizes)):
+            found = by_bridge(target, key_bridge, sizes, bar)
+        if found is None or (method == "auto" and not found.is_trusted):
+            found = by_stepping_stones(target, key_stones, sizes, bar)
+    if not found.is_trusted:
+        warnings.warn(
+            f"{found}; the estimate and its error are not to be trusted where the overlap is below 0.1, R-hat above "
+            f"1.1 or the effective size below 100. {_ADVICE[found.method]}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+_ADVICE = {
+    "bridge": "Take method='stepping-stone'.",
+    "stepping-stone": "Raise num_warmup and num_samples, or repriorise or collapse the readout.",
+}
+
+
+def _checked_sizes(num_chains: Any, num_warmup: Any, num_samples: Any, batch_size: Any) -> Sizes:
+    sizes = Sizes(
+        whole_number("num_chains", num_chains, 2, order=_ORDER),
+        whole_number("num_warmup", num_warmup, 20, order=_ORDER),
+        whole_number("num_samples", num_samples, 40, order=_ORDER),
+        whole_number("batch_size", batch_size, order=_ORDER),
+    )
+    if sizes.num_reference < 400:
+        raise ValueError(
+            f"num_chains times num_samples must be at least 400 for errors to be told, but is {sizes.num_chains} times "
+            f"{sizes.num_samples}; raise either."
+        )
+    return sizes
