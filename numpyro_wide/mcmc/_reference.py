@@ -110,7 +110,7 @@ class Reference(NamedTuple):
         leaves = jax.tree.leaves(point.z), jax.tree.leaves(point.z_grad)
         return self._replace(moments=tuple(map(_count_leaf, self.moments, *leaves)))
 
-    def close(self, draw_length: jax.Array) -> Self:
+    def close(self, draw_length: jax.Array | None = None) -> Self:
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
         found = tuple(_empty(jnp.linalg.qr(leaf.sketch)[0]) for leaf in self.moments)
         return type(self)(tuple(map(_measure, self.moments, self.maps)), found)
