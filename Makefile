@@ -16,7 +16,7 @@ SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/da
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # What decides numerics; the rest of these rooms is plumbing, the same however it is compiled.
 NUMERICS := $(addprefix tests/,linear_gaussian readout mcmc wide_limit distributions elbo evidence natural machine) \
-	$(addprefix --ignore=tests/,mcmc/test_pieces.py mcmc/test_errors.py readout/test_readout_errors.py)
+	$(addprefix --ignore=tests/mcmc/test_,pieces.py errors.py protocol.py reduced.py) --ignore=tests/readout/test_readout_errors.py
 
 .PHONY: demo test test-numerics test-all test-newer test-newer-short coverage lint bench docs wheel clean
 

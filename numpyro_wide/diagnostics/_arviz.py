@@ -45,7 +45,7 @@ def to_arviz(
     data and draws of the same shapes compiles nothing.
 
     Args:
-        mcmc: after its run.
+        mcmc: after its run; or what :func:`~numpyro_wide.mcmc.run_in_pieces` gave.
         model: the model, wrapped or not.
         *model_args: what it was fitted on, observations included.
         model_kwargs: likewise.

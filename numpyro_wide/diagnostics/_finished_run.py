@@ -38,7 +38,7 @@ class FinishedRun:
     """A finished MCMC, and the unwrapped model that its draws belong to."""
 
     def __init__(self, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any]):
-        wrappers = _wrappers(model) + _wrappers(mcmc.sampler.model)
+        wrappers = _wrappers(model) + _wrappers(getattr(mcmc.sampler, "model", None))
         self.plain = model
         while isinstance(self.plain, RepriorisedModel | CollapsedModel):
             self.plain = self.plain.fn

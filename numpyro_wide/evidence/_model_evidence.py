@@ -64,7 +64,7 @@ def model_evidence(
         method: "auto", "bridge" or "stepping-stone".
         num_chains: chains at each temperature, at least 2; they run together.
         num_warmup: steps by which each chain adapts, at each temperature.
-        num_samples: draws of each chain after that, at least 100 in all chains together and 40 in each.
+        num_samples: draws of each chain after that, at least 400 in all chains together and 40 in each.
         batch_size: temperatures that run together, once they are chosen; more than 1 pays on an accelerator, as far as
             its memory goes.
         progress_bar: whether to show one; never where the environment variable ``CI`` is set.

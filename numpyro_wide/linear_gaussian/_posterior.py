@@ -238,4 +238,4 @@ def predict_readout(
 
 def _sum_of_squares(matrix: Array) -> Array:
     """Of each row; as a product, which XLA vectorises on the CPU where it would add a row's numbers one by one."""
-    return matrix**2 @ jnp.ones(matrix.shape[1], matrix.dtype)
+    return jnp.matmul(matrix**2, jnp.ones(matrix.shape[1], matrix.dtype), precision="highest")

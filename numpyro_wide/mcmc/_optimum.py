@@ -56,8 +56,8 @@ def init_to_optimum(
         ``MCMC.run``. Of each chain's positions, the one of least potential energy.
 
     Raises:
-        ValueError: if a number is out of its range, or ``hold`` names what is no latent site, or gives it another shape
-            than it has.
+        ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, or gives one
+            another shape than it has; or a chain's potential energy is finite nowhere.
         TypeError: if ``rng_key`` is no PRNG key.
 
     Example:
@@ -96,6 +96,8 @@ def init_to_optimum(
         args, kwargs = combine(arrays, rest)
         return info.potential_fn(*args, **kwargs)({**free, **held})
 
+    if not free:
+        raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
     found = _descend(potential, free, (held, arrays), num_steps, step_size, progress_bar)
     start = {name: {**found, **held}[name] for name in info.param_info.z}
     return start if num_chains > 1 else {name: value[0] for name, value in start.items()}
@@ -151,4 +153,11 @@ def _descend(
             if progress_bar:
                 bar.set_postfix_str(f"U from {states[3].min():.4g} to {states[3].max():.4g}", refresh=False)
                 bar.update(length)
+    lost = np.flatnonzero(~np.isfinite(states[3]))
+    if lost.size:
+        raise ValueError(
+            f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
+            "sites' supports, and of the noise one that the precision at hand can tell from none "
+            "(jax.config.update('jax_enable_x64', True) for a smaller one)."
+        )
     return states[2]

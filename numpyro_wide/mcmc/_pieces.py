@@ -2,6 +2,7 @@
 
 import copy
 import json
+import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tqdm.auto import tqdm
 from numpyro_wide import _checkpoint
 from numpyro_wide._checks import check_key, whole_number
 from numpyro_wide._digests import digest, program_digest
-from numpyro_wide._programs import combine, partition
+from numpyro_wide._programs import partition
 from numpyro_wide.mcmc._stored_draws import STATE, StoredDraws, Writer
 
 
@@ -44,6 +45,7 @@ def run_in_pieces(
         rng_key: a PRNG key.
         *model_args: as ``MCMC.run`` takes them.
         num_samples: draws of each chain in all, a multiple of the piece's size; before thinning, as NumPyro counts.
+            Where there are more already, they stay.
         extra_fields: likewise; fields that are arrays.
         init_params: likewise.
         progress_bar: whether to show a bar over the whole.
@@ -86,12 +88,18 @@ def run_in_pieces(
     run = _Run(mcmc, folder / STATE, rng_key, model_args, model_kwargs, extra_fields, init_params)
     with tqdm(total=total, desc="sample", disable=not progress_bar) as bar:
         done = run.resume()
+        if done < total and (total - done) % piece:
+            raise ValueError(
+                f"there are {done} draws in {folder}, and pieces of {piece} do not lead from there to {total}; choose "
+                "mcmc.num_samples and num_samples so that they do."
+            )
         bar.update(min(done, total))
         while done < total:
             writer.write(done, run.next_piece())
             done += piece
             run.save(done)
             bar.update(piece)
+    mcmc.post_warmup_state = None  # or its next run, of other data say, would be without warmup
     return StoredDraws(folder, mcmc.sampler)
 
 
@@ -144,19 +152,13 @@ class _Run:
         mcmc, shown = self.mcmc, self.mcmc.progress_bar
         mcmc.post_warmup_state, mcmc.progress_bar = self.state, False
         try:
-            mcmc.run(self.state.rng_key, *self.args, extra_fields=self.extra_fields, **self.kwargs)
+            # A kernel with a potential function asks for a position before it looks at the state.
+            options = {"extra_fields": self.extra_fields, "init_params": self.init_params}
+            mcmc.run(self.state.rng_key, *self.args, **options, **self.kwargs)
         finally:
             mcmc.progress_bar = shown
         self.state = mcmc.last_state
         samples, fields = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
-        if not isinstance(samples, dict):
-            raise ValueError(f"positions must be a dictionary of sites, but are a {type(samples).__name__}.")
-        for name, value in fields.items():
-            if not isinstance(value, jax.Array):
-                raise TypeError(
-                    f"extra fields must be arrays, but {name!r} is a {type(value).__name__}; name one of its parts, "
-                    f"such as '{name}.step_size'."
-                )
         return {"samples": samples, "extra_fields": fields}
 
     def _first_state(self) -> Any:
@@ -171,14 +173,20 @@ class _Run:
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (mcmc.num_chains, *jnp.shape(leaf))), state)
 
     def _fingerprint(self, state: Any) -> str:
-        """What decides where the run goes, as one line of text."""
+        """What decides where the run goes and what is stored of it, as one line of text."""
         mcmc = self.mcmc
         arrays, rest = partition((self.args, self.kwargs))
         is_batched = mcmc.num_chains > 1 and mcmc.chain_method != "vectorized"
         one = jax.tree.map(lambda leaf: leaf[0], state) if is_batched else state
+        position = operator.attrgetter(self.sampler.sample_field)(state)
+        if mcmc.num_chains > 1:
+            position = jax.tree.map(lambda leaf: leaf[0], position)
+        to_sites = mcmc.postprocess_fn or self.sampler.postprocess_fn(self.args, self.kwargs)
+        self._check_stored(state, jax.eval_shape(to_sites, position))
 
-        def step(state: Any, arrays: list[Any]) -> Any:
-            return self.sampler.sample(state, *combine(arrays, rest))
+        def step(state: Any) -> Any:
+            # Data are known, as in MCMC: models may look at them to know how many groups there are, say.
+            return self.sampler.sample(state, self.args, self.kwargs)
 
         return json.dumps(
             {
@@ -187,10 +195,25 @@ class _Run:
                     mcmc.num_warmup, mcmc.num_chains, mcmc.thinning, jax.tree.leaves(self.init_params)
                 ),
                 "data or other arguments": digest(rest.leaves, str(rest.structure), arrays),
-                "model or kernel": program_digest(step, one, arrays),
-                "extra_fields": digest(self.extra_fields),
+                "model or kernel": program_digest(step, one),
+                "choice of what is stored": program_digest(to_sites, position)
+                + digest(sorted(jax.eval_shape(to_sites, position)), self.extra_fields),
             }
         )
+
+    def _check_stored(self, state: Any, sites: Any) -> None:
+        if not isinstance(sites, dict):
+            raise ValueError(f"positions must be a dictionary of sites, but are a {type(sites).__name__}.")
+        sample_field = self.sampler.sample_field
+        for name in (*self.sampler.default_fields, *self.extra_fields):
+            if name.lstrip("~").split(".")[0] == sample_field:
+                continue
+            value = operator.attrgetter(name)(state)
+            if not isinstance(value, jax.Array):
+                raise TypeError(
+                    f"extra fields must be arrays, but {name!r} is a {type(value).__name__}; name one of its parts, "
+                    f"such as '{name}.step_size'."
+                )
 
 
 def _refuse_other_runs(path: Path, stored: str, own: str) -> None:

@@ -17,8 +17,9 @@ class StoredDraws:
     """Draws that :func:`run_in_pieces` has written; to be read as an ``MCMC`` after its run.
 
     Arrays are memory-mapped: they take memory where they are looked at, and the operating system may take it back.
-    :func:`~numpyro_wide.diagnostics.to_arviz` takes this object in the place of an ``MCMC``, and
-    :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads in blocks.
+    While several chains have fewer draws than were asked for, read them with ``group_by_chain=True``: to put chains end
+    to end copies them into memory until the run is done. :func:`~numpyro_wide.diagnostics.to_arviz` takes this object
+    in the place of an ``MCMC``, and :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads in blocks.
 
     Args:
         folder: that of the run.
@@ -33,11 +34,13 @@ class StoredDraws:
 
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
         self.folder, self.sampler = Path(folder), sampler
-        if not (self.folder / STATE).exists():
+        path, self.num_samples = self.folder / STATE, 0
+        if path.exists():
+            self.num_samples = int(_checkpoint.read(path)["['num_samples']"])
+        if not self.num_samples:
             raise FileNotFoundError(
                 f"there are no draws in {self.folder}; run_in_pieces writes them, after warmup and its first piece."
             )
-        self.num_samples = int(_checkpoint.read(self.folder / STATE)["['num_samples']"])
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
         """Draws by site, (chains, draws, ...), or with these two axes as one."""
@@ -70,11 +73,12 @@ class Writer:
 
     def write(self, start: int, groups: dict[str, dict[str, Any]]) -> None:
         """Put draws (chains, draws, ...) at ``start``; whoever reads learns of them from the state alone."""
-        paths = _paths(self.folder) or self._index(groups)
+        # What a run left whose state is gone is no beginning of this one.
+        paths = _paths(self.folder) if start else self._index(groups)
         for group, arrays in groups.items():
             for name, array in arrays.items():
                 values = np.asarray(array)
-                file = self._open(self.folder / paths[group][name], values)
+                file = self._open(self.folder / paths[group][name], values, is_new=start == 0)
                 file[:, start : start + values.shape[1]] = values
                 file.flush()
 
@@ -89,16 +93,16 @@ class Writer:
         os.replace(unfinished, self.folder / _INDEX)
         return paths
 
-    def _open(self, path: Path, values: np.ndarray) -> np.memmap:
+    def _open(self, path: Path, values: np.ndarray, *, is_new: bool) -> np.memmap:
         """The file of a site, with room for all draws."""
         shape = (len(values), self.num_samples, *values.shape[2:])
-        if path.exists():
+        if not is_new:
             before = np.load(path, mmap_mode="r+")
             if before.shape[1] >= self.num_samples:
                 return before
         unfinished = path.with_suffix(".unfinished")
         file = np.lib.format.open_memmap(unfinished, mode="w+", dtype=values.dtype, shape=shape)
-        if path.exists():
+        if not is_new:
             file[:, : before.shape[1]] = before
         os.replace(unfinished, path)
         return file

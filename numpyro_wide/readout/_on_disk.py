@@ -55,5 +55,5 @@ def in_blocks(
         counts = np.array([finite.sum() for finite in is_finite])[:, None]
         # A block without a finite draw has the weight zero, whatever its density.
         parts = np.where(counts > 0, np.array(found), -np.inf)
-        return logsumexp(parts, b=counts / counts.sum(), axis=0), np.concatenate(is_finite)
+        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), np.concatenate(is_finite)
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found), np.concatenate(is_finite)

@@ -35,9 +35,8 @@ class ReadoutPredictive:
 
     Args:
         collapsed_model: what :func:`~numpyro_wide.collapse_readout` gave.
-        posterior_samples: draws of all its latent sites, each with a leading axis for the draws. Memory-mapped arrays,
-            such as those of :func:`~numpyro_wide.mcmc.run_in_pieces`, are read in blocks, and results by draw come as
-            NumPy arrays then.
+        posterior_samples: draws of all its latent sites, each with a leading axis for the draws. Memory-mapped ones,
+            as of :func:`~numpyro_wide.mcmc.run_in_pieces`, are read in blocks; results are NumPy arrays then.
         model_args: what the model was fitted on, observations included.
         model_kwargs: likewise.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.

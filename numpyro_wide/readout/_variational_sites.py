@@ -144,7 +144,8 @@ class VariationalSites(NamedTuple):
                     "one expect, but are not; give a likelihood that has a density at every value, or an offset."
                 )
             step = (slope - values / prior) / (np.maximum(weight, 0.0)[:, None] + 1 / prior)
-            values = values + np.clip(step, -np.sqrt(prior), np.sqrt(prior))
+            step = np.clip(step, -np.sqrt(prior), np.sqrt(prior))
+            values = values + step
         return values - step, slope, weight
 
     def _at(self, alpha: np.ndarray, weights: np.ndarray) -> _State:

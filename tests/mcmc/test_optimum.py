@@ -73,6 +73,8 @@ def test_chains_start_there(kernel):
     [
         ({"hold": {"noize": 1.0}}, "has 'noize'; the latent sites are 'noise', 'slopes'"),
         ({"hold": {"slopes": jnp.ones(3)}}, r"hold\['slopes'\] must be of the site's shape, \(2,\)"),
+        ({"hold": {"slopes": jnp.ones(2), "noise": 1.0}}, "nothing to optimise"),
+        ({"hold": {"noise": 1e-30}, "num_steps": 2}, "potential energy of chains .0. was not finite"),
         ({"num_steps": 0}, "num_steps must be"),
         ({"num_chains": 0}, "num_chains must be"),
         ({"step_size": -1.0}, "step_size must be"),

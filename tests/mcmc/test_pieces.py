@@ -16,12 +16,13 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
 from numpyro_wide.diagnostics import to_arviz
-from numpyro_wide.mcmc import SplitHMC, StoredDraws, run_in_pieces
+from numpyro_wide.mcmc import SplitHMC, StoredDraws, reduced, run_in_pieces
 from numpyro_wide.readout import _on_disk
 
 X = jnp.linspace(-1, 1, 6)[:, None]
 Y = jnp.sin(3 * X[:, 0])
 FIELDS = ("potential_energy", "accept_prob")
+SUM = {"sum": lambda sites: sites["net/hidden"].sum()}
 
 
 def network(x, y=None):
@@ -79,6 +80,13 @@ def test_pieces_are_the_run_in_one(tmp_path, kernel, options):
         equal(found.get_extra_fields(group_by_chain), {name: fields[name] for name in (*FIELDS,)} | fields)
 
 
+def num_stored(folder):
+    try:
+        return StoredDraws(folder).num_samples
+    except FileNotFoundError:
+        return 0
+
+
 KILLED = """
 import sys
 from pathlib import Path
@@ -91,7 +99,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     folder = tmp_path / "killed"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], env=os.environ, cwd=os.getcwd())
     deadline = time.monotonic() + 240
-    while not (folder / "draws.json").exists() and process.poll() is None and time.monotonic() < deadline:
+    while not num_stored(folder) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)  # to be somewhere in the midst of the pieces
     process.send_signal(signal.SIGKILL)
@@ -121,7 +129,8 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
         ({"mcmc": chains(NUTS)}, "model or kernel"),
         ({"mcmc": chains(lambda model: SplitHMC(model, target_accept_prob=0.7))}, "model or kernel"),
         ({"mcmc": chains(num_warmup=10)}, "num_warmup, num_chains"),
-        ({"extra_fields": ()}, "extra_fields"),
+        ({"extra_fields": ()}, "choice of what is stored"),
+        ({"mcmc": chains(lambda model: reduced(SplitHMC(model), drop="net/hidden", functions=SUM))}, "choice of what"),
     ],
 )
 def test_another_run_is_refused(finished, change, what):
@@ -129,7 +138,7 @@ def test_another_run_is_refused(finished, change, what):
         pieces(finished, **change)
 
 
-def test_errors(tmp_path):
+def test_errors(tmp_path, finished):
     with pytest.raises(ValueError, match=r"multiple of the piece's size, mcmc.num_samples=10.*but is 25"):
         pieces(tmp_path, num_samples=25)
     with pytest.raises(TypeError, match="must be a numpyro.infer.MCMC"):
@@ -138,10 +147,30 @@ def test_errors(tmp_path):
         pieces(tmp_path, extra_fields=("adapt_state",))
     with pytest.raises(FileNotFoundError, match="there are no draws in"):
         StoredDraws(tmp_path / "nowhere")
+    assert not list(tmp_path.iterdir())  # nothing was run before the arguments were looked at
+    with pytest.raises(ValueError, match=r"20 draws in .*pieces of 15 do not lead from there to 30"):
+        pieces(finished, chains(piece=15), num_samples=30)
+
+
+def potential(z):
+    return 0.5 * jnp.sum(z["z"] ** 2)
+
+
+def test_a_potential_function_goes_on_with_another_kernel_object(tmp_path):
+    def run(num_samples):
+        kernel = SplitHMC(potential_fn=potential)
+        mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+        start = {"z": jnp.array([0.3, -1.0])}
+        return run_in_pieces(
+            mcmc, tmp_path, jax.random.key(0), num_samples=num_samples, init_params=start, progress_bar=False
+        )
+
+    first = np.array(run(5).get_samples()["z"])
+    np.testing.assert_array_equal(run(10).get_samples()["z"][:5], first)
 
 
 def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
-    stored = StoredDraws(finished, chains().sampler)
+    stored = StoredDraws(finished)
     assert all(isinstance(draws, np.memmap) for draws in stored.get_samples().values())
     copies = {name: jnp.asarray(draws) for name, draws in stored.get_samples().items()}
     in_memory = ReadoutPredictive(COLLAPSED, copies, (X, Y))
@@ -155,6 +184,6 @@ def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     densities = [predictive.log_density(x_new, jnp.zeros(2)) for predictive in (on_disk, in_memory)]
     np.testing.assert_allclose(*densities, rtol=1e-5)
     assert on_disk.readout(jax.random.key(2)).shape == (40, 5)
-    data = to_arviz(stored, COLLAPSED, X, Y)
+    data = to_arviz(StoredDraws(finished), COLLAPSED, X, Y)
     assert data["posterior"]["net.hidden"].shape == (2, 20, 1, 5)
     assert data["log_likelihood"]["y"].shape == (2, 20, 6)
