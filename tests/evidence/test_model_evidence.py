@@ -50,6 +50,7 @@ def test_hundreds_of_rows_in_single_precision():
     check(found, truth, largest_error=0.05)
 
 
+@pytest.mark.usefixtures("x64")  # in single precision an acceptance on the edge goes either way
 def test_temperatures_that_run_together_are_those_that_run_alone():
     model, args, _ = known.conjugate()
     sizes = {"num_chains": 4, "num_warmup": 20, "num_samples": 100}
