@@ -80,6 +80,15 @@ def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
     return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
 
 
+def check_input_scale(scale: Any, num_columns: int) -> None:
+    """A number, or one for each column of the inputs."""
+    if np.shape(scale) not in ((), (num_columns,)):
+        raise ValueError(
+            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column of the "
+            f"inputs, but got an array of shape {np.shape(scale)}."
+        )
+
+
 def check_no_nan(name: str, value: Any) -> None:
     """Refuses NaN, where the numbers are known already."""
     if isinstance(value, jax.core.Tracer):

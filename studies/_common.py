@@ -1,10 +1,11 @@
 """What the studies share: the command line, data, a network and its limit, tables and figures."""
 
 import argparse
+import csv
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import matplotlib.ticker
@@ -12,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas
+from tqdm.auto import tqdm
 
 import numpyro_wide
 from numpyro_wide import datasets
@@ -72,6 +74,38 @@ def erf_network(x, y=None, *, width, w_std, b_std, readout_std, noise_scale):
     function = numpyro.deterministic("function", features @ readout)
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(function, noise_scale), obs=y)
+
+
+def resumed(path: Path, cells: list[Any], row_type: Any, run: Callable, *, unit: str, name: Callable) -> dict[Any, Any]:
+    """Rows by cell, each written to a table as it is done: a study that was interrupted goes on where it stopped.
+
+    Args:
+        path: of the table.
+        cells: named tuples of text and numbers, what there is to run.
+        row_type: a named tuple of floats.
+        run: the row of a cell.
+        unit: what a cell is called.
+        name: of a cell, for the progress bar.
+    """
+    cell_type = type(cells[0])
+    kinds = get_type_hints(cell_type)
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        rows = {}  # first those of an earlier run
+        for line in list(csv.reader(file))[1:]:
+            fields = (kind(text) for kind, text in zip(kinds.values(), line, strict=False))
+            rows[cell_type(*fields)] = row_type(*map(float, line[len(kinds) :]))
+        writer = csv.writer(file)
+        if not rows:
+            writer.writerow((*kinds, *row_type._fields))
+        todo = [cell for cell in cells if cell not in rows]
+        print(f"{len(todo)} {unit}s to run, {len(cells) - len(todo)} done before; rows go to {path}", flush=True)
+        for cell in (progress := tqdm(todo, unit=unit)):
+            progress.set_description(name(cell))
+            rows[cell] = run(cell)
+            writer.writerow((*cell, *rows[cell]))
+            file.flush()
+    return {cell: rows[cell] for cell in cells}
 
 
 class Posterior(NamedTuple):

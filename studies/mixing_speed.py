@@ -8,7 +8,6 @@ done, so that a study that was interrupted goes on where it stopped; delete the 
     python studies/mixing_speed.py --cifar10 path/to/cifar-10-batches-py
 """
 
-import csv
 import time
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from numpyro.infer import MCMC, NUTS
-from tqdm.auto import tqdm
 
 import _common
 from numpyro_wide import collapse_readout, datasets, mcmc, nn, repriorise
@@ -131,24 +129,23 @@ cells = [Cell(kernel, form, *size) for kernel in options.kernels for form in opt
 cells += [Cell("NUTS", "repriorised", num_train, width, regulariser) for regulariser in options.regularisers]
 cells = list(dict.fromkeys(cells))
 table = options.output / "mixing_speed.csv"
-with table.open("a+", newline="") as file:
-    file.seek(0)
-    rows = {}  # first those of an earlier run
-    for kernel, form, n, w, regulariser, *values in list(csv.reader(file))[1:]:
-        rows[Cell(kernel, form, int(n), int(w), float(regulariser))] = Row(*map(float, values))
-    writer = csv.writer(file)
-    if not rows:
-        writer.writerow((*Cell._fields, *Row._fields))
-    todo = [cell for cell in cells if cell not in rows]
-    print(f"{len(todo)} chains to run, {len(cells) - len(todo)} done before; rows go to {table}", flush=True)
-    for cell in (progress := tqdm(todo, unit="chain")):
-        progress.set_description(f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}")
-        rows[cell] = run(cell, data, options.budget)
-        writer.writerow((*cell, *rows[cell]))
-        file.flush()
-        jax.clear_caches()  # no two cells share a program
 
-rows = {cell: rows[cell] for cell in cells}
+
+def run_alone(cell):
+    """No two cells share a program."""
+    row = run(cell, data, options.budget)
+    jax.clear_caches()
+    return row
+
+
+rows = _common.resumed(
+    table,
+    cells,
+    Row,
+    run_alone,
+    unit="chain",
+    name=lambda cell: f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}",
+)
 _common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
 print(f"\nTable: {table}")
 # A column for each form; by width above, by number of images below.

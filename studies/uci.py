@@ -7,7 +7,6 @@ interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes 
     python studies/uci.py --folder path/to/uci --sets yacht energy --splits 20
 """
 
-import csv
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,6 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from tqdm.auto import tqdm
 
 import _common
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, nn, wide_limit
@@ -135,21 +133,14 @@ options = _common.arguments(
 sets = options.sets if options.folder else ["diabetes"]
 cells = [Cell(name, split, model) for name in sets for split in range(options.splits) for model in options.models]
 table = options.output / "uci.csv"
-with table.open("a+", newline="") as file:
-    file.seek(0)
-    rows = {}  # first those of an earlier run
-    for name, split, model, *values in list(csv.reader(file))[1:]:
-        rows[Cell(name, int(split), model)] = Row(*map(float, values))
-    writer = csv.writer(file)
-    if not rows:
-        writer.writerow((*Cell._fields, *Row._fields))
-    todo = [cell for cell in cells if cell not in rows]
-    print(f"{len(todo)} fits to run, {len(cells) - len(todo)} done before; rows go to {table}", flush=True)
-    for cell in (progress := tqdm(todo, unit="fit")):
-        progress.set_description(f"{cell.name}, split {cell.split}, {cell.model}")
-        rows[cell] = run(cell, options)
-        writer.writerow((*cell, *rows[cell]))
-        file.flush()
+rows = _common.resumed(
+    table,
+    cells,
+    Row,
+    lambda cell: run(cell, options),
+    unit="fit",
+    name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
+)
 
 # Means over splits, and their standard errors; a star where chains disagreed in a split.
 summary = []

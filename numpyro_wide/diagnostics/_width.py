@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
@@ -12,7 +11,7 @@ from numpyro_wide._checks import check_key, listing, whole_number
 from numpyro_wide._pareto import pareto_smoothed
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import run_model, sample_sites
-from numpyro_wide.readout import StandardNormalBase, log_ratio
+from numpyro_wide.readout import StandardNormalBase, log_weight
 
 
 class WidthRow(NamedTuple):
@@ -164,13 +163,14 @@ def _all_log_weights(model: Callable, static: tuple[int, Any], keys: Array, data
 
 
 def _log_weight(model: Callable, key: Array, args: tuple, kwargs: dict[str, Any]) -> Array:
-    samples = sample_sites(run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),)))
+    sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
+    samples = sample_sites(sites)
     if not any(site["is_observed"] for site in samples.values()):
         raise ValueError(
             "wide_enough compares with the posterior, but the model observes nothing with these arguments; pass "
             f"the observations too. Its sample sites are {listing(samples)}."
         )
-    return sum((log_ratio(site) for site in samples.values()), jnp.zeros(()))
+    return log_weight(sites)
 
 
 def _row(log_weights: np.ndarray) -> WidthRow:

@@ -192,7 +192,7 @@ def _advance(
     phase: Array,
 ) -> tuple[KernelState, Reference | None, Array]:
     rest = static[1]
-    axes = without_schedule(state, 0)
+    axes = state.without_schedule(0)
 
     def step(state: KernelState, beta: Array) -> KernelState:
         return _kernel(model, rest, data, beta).sample(state, (), {})
@@ -209,21 +209,6 @@ def _advance(
 
     recorded = jnp.zeros((_CHUNK, *state.potential_energy.shape))
     return jax.lax.fori_loop(0, count, body, (state, reference, recorded))
-
-
-def without_schedule(state: KernelState, others: Any = None) -> Any:
-    """The state, or ``others`` in the place of what it holds, without the step number and the schedule."""
-    adapted: Any = state.adapt_state
-    parts, inner = (
-        part._asdict() if others is None else dict.fromkeys(part._fields, others) for part in (state, adapted)
-    )
-    return KernelState(**{**parts, "i": None, "adapt_state": type(adapted)(**{**inner, "schedule": None})})
-
-
-def with_schedule_of(state: KernelState, known: KernelState) -> KernelState:
-    """Undo :func:`without_schedule`."""
-    schedule = known.adapt_state.schedule
-    return state._replace(i=known.i, adapt_state=state.adapt_state._replace(schedule=schedule))
 
 
 def _log_ratio(model: Callable, rest: Static, data: list[Any], reference: Reference | None, z: Position) -> Array:

@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import listing
 from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites, unwrap
-from numpyro_wide.readout import StandardNormalBase, log_ratio, readout_transform
+from numpyro_wide.readout import StandardNormalBase, log_weight, readout_transform
 
 Position = dict[str, Array]
 
@@ -39,7 +39,7 @@ def draw(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -
     """A draw of the reference r, in unconstrained coordinates, and log w there."""
     sites = run_model(model, args, kwargs, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
-    return position, _log_weight(sites)
+    return position, log_weight(sites)
 
 
 def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[str, Any]) -> LogDensity:
@@ -51,7 +51,7 @@ def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[s
         for name, site in latent_sites(sites).items()
         if readout_transform(site) is None
     ]
-    return LogDensity(sum(parts, jnp.zeros(())), _log_weight(sites))
+    return LogDensity(sum(parts, jnp.zeros(())), log_weight(sites))
 
 
 class _Unconstrained(Messenger):
@@ -80,10 +80,6 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     if log_prob.shape == coordinate.shape:  # entry by entry, so that nothing is left of priors that are N(0, 1)
         return jnp.sum(log_prob - standard) + log_det
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
-
-
-def _log_weight(sites: Sites) -> Array:
-    return sum((log_ratio(site) for site in sample_sites(sites).values()), jnp.zeros(()))
 
 
 def check_model(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> None:

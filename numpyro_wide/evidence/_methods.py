@@ -167,8 +167,8 @@ def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[li
 
 def _stack(states: list[KernelState]) -> KernelState:
     """States of single temperatures as one of several."""
-    mapped = [_chains.without_schedule(state) for state in states]
-    return _chains.with_schedule_of(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *mapped), states[0])
+    mapped = [state.without_schedule() for state in states]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *mapped).with_schedule_of(states[0])
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:

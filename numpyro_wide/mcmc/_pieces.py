@@ -182,7 +182,8 @@ class _Run:
         if mcmc.num_chains > 1:
             position = jax.tree.map(lambda leaf: leaf[0], position)
         to_sites = mcmc.postprocess_fn or self.sampler.postprocess_fn(self.args, self.kwargs)
-        self._check_stored(state, jax.eval_shape(to_sites, position))
+        sites = jax.eval_shape(to_sites, position)
+        self._check_stored(state, sites)
 
         def step(state: Any) -> Any:
             # Data are known, as in MCMC: models may look at them to know how many groups there are, say.
@@ -197,7 +198,7 @@ class _Run:
                 "data or other arguments": digest(rest.leaves, str(rest.structure), arrays),
                 "model or kernel": program_digest(step, one),
                 "choice of what is stored": program_digest(to_sites, position)
-                + digest(sorted(jax.eval_shape(to_sites, position)), self.extra_fields),
+                + digest(sorted(sites), self.extra_fields),
             }
         )
 

@@ -44,6 +44,18 @@ class KernelState(NamedTuple):
     adapt_state: AdaptState
     rng_key: jax.Array
 
+    def without_schedule(self, others: Any = None) -> Any:
+        """The state, or ``others`` in the place of what it holds, without the step number and the schedule."""
+        parts, adapted = (
+            part._asdict() if others is None else dict.fromkeys(part._fields, others)
+            for part in (self, self.adapt_state)
+        )
+        return KernelState(**{**parts, "i": None, "adapt_state": AdaptState(**{**adapted, "schedule": None})})
+
+    def with_schedule_of(self, known: "KernelState") -> "KernelState":
+        """Undo :meth:`without_schedule`."""
+        return self._replace(i=known.i, adapt_state=self.adapt_state._replace(schedule=known.adapt_state.schedule))
+
 
 def share_schedule(state: KernelState) -> tuple[KernelState, Any]:
     """Take what all chains of a batch have in common out of the batch.
@@ -56,10 +68,7 @@ def share_schedule(state: KernelState) -> tuple[KernelState, Any]:
     """
     schedule = jax.tree.map(lambda of_chains: of_chains[0], state.adapt_state.schedule)
     shared = state._replace(i=state.i[0], adapt_state=state.adapt_state._replace(schedule=schedule))
-    axes: dict[str, Any] = dict.fromkeys(KernelState._fields, 0)
-    adapt_axes: dict[str, Any] = dict.fromkeys(AdaptState._fields, 0)
-    adapt_state = AdaptState(**{**adapt_axes, "schedule": None})
-    return shared, KernelState(**{**axes, "i": None, "adapt_state": adapt_state})
+    return shared, state.without_schedule(0)
 
 
 class Proposal(NamedTuple):

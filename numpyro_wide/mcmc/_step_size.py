@@ -53,6 +53,11 @@ def from_real_line(real: jax.Array, max_step_size: float | None) -> jax.Array:
     return jnp.clip(max_step_size * jax.nn.sigmoid(real), limits.tiny, max_step_size)
 
 
+def steps_along(length: jax.Array | float, step_size: jax.Array, most: int) -> jax.Array:
+    """The number of steps that come nearest to a length, at least one."""
+    return jnp.clip(jnp.round(length / step_size), 1, most).astype(jnp.result_type(int))
+
+
 class AcceptanceRule(NamedTuple):
     """Steer the mean acceptance probability to a target, by dual averaging.
 

@@ -19,6 +19,7 @@ from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._mass import given_scale
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, size_of
 from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
+from numpyro_wide.mcmc._step_size import steps_along
 from numpyro_wide.mcmc._whitening import Whitening, whitening_windows
 
 
@@ -209,5 +210,4 @@ class MicrocanonicalLangevin(MetropolisKernel):
         if not self._adjusted:
             return 1
         known: Any = state.adapt_state.preconditioner
-        count = jnp.round(known.length / state.step_size)
-        return jnp.clip(count, 1, self._max_num_steps).astype(jnp.result_type(int))
+        return steps_along(known.length, state.step_size, self._max_num_steps)

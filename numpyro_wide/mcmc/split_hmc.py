@@ -16,6 +16,7 @@ from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
 from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_windows
 from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
+from numpyro_wide.mcmc._step_size import steps_along
 
 
 class SplitHMC(MetropolisKernel):
@@ -154,8 +155,7 @@ class SplitHMC(MetropolisKernel):
     def _count(self, step_size: jax.Array) -> int | jax.Array:
         if self._num_steps is not None:
             return self._num_steps
-        count = jnp.round(self._trajectory_angle / step_size)
-        return jnp.clip(count, 1, self._max_num_steps).astype(jnp.result_type(int))
+        return steps_along(self._trajectory_angle, step_size, self._max_num_steps)
 
     def _round_step_size(self, step_size: jax.Array) -> jax.Array:
         if self._num_steps is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from flax import linen
 
-from numpyro_wide._checks import check_not_negative, is_known, whole_number
+from numpyro_wide._checks import check_input_scale, check_not_negative, is_known, whole_number
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
 
@@ -118,13 +118,8 @@ def scaled_inputs(x: jax.Array, input_scale: Any) -> jax.Array:
     """Inputs (n, d) times a number, or a number for each column; as they are for None."""
     if input_scale is None:
         return x
-    shape = np.shape(input_scale)
-    if shape not in ((), (x.shape[1],)):
-        raise ValueError(
-            f"input_scale must be a number or have shape ({x.shape[1]},), one for each column of the inputs, but got "
-            f"{shape}."
-        )
-    return x * jnp.asarray(input_scale, x.dtype) if shape == () else x * jnp.asarray(input_scale, x.dtype)[None, :]
+    check_input_scale(input_scale, x.shape[1])
+    return x * jnp.broadcast_to(jnp.asarray(input_scale, x.dtype), x.shape)
 
 
 def check_scale(name: str, value: Any, *, is_number: bool) -> None:

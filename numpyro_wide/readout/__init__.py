@@ -5,7 +5,7 @@ from numpyro_wide.readout._collapse import collapse_readout as collapse_readout
 from numpyro_wide.readout._draws import StandardNormalBase as StandardNormalBase
 from numpyro_wide.readout._draws import WideLimitDraws as WideLimitDraws
 from numpyro_wide.readout._draws import guide_draws as guide_draws
-from numpyro_wide.readout._draws import log_ratio as log_ratio
+from numpyro_wide.readout._draws import log_weight as log_weight
 from numpyro_wide.readout._draws import wide_limit_draws as wide_limit_draws
 from numpyro_wide.readout._fitted_surrogate import fitted_surrogate as fitted_surrogate
 from numpyro_wide.readout._functions import readout_function as readout_function
@@ -36,7 +36,7 @@ __all__ = [
     "collapse_readout",
     "fitted_surrogate",
     "guide_draws",
-    "log_ratio",
+    "log_weight",
     "mean_kernel",
     "readout_function",
     "readout_transform",

@@ -151,11 +151,11 @@ def _weighted_limit(
     key, choice_key, base_key = random.split(rng_key, 3)
     keys = random.split(key, _NUM_PROPOSALS * num_samples)
 
-    def log_weight(key: Array) -> Array:
+    def weigh(key: Array) -> Array:
         sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
-        return sum((log_ratio(site) for site in sample_sites(sites).values()), jnp.zeros(()))
+        return log_weight(sites)
 
-    log_weights = jax.lax.map(log_weight, keys)
+    log_weights = jax.lax.map(weigh, keys)
     finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
     # Only keys are chosen, and draws made anew: the weights of all proposals would fill the memory.
     chosen = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
@@ -164,12 +164,17 @@ def _weighted_limit(
     return draws, log_weights
 
 
-def log_ratio(site: dict) -> Array:
-    """A site's part in the log ratio of the joint density to the density that it was drawn from.
+def log_weight(sites: Sites) -> Array:
+    """Log ratio of a run's joint density to the density that it was drawn from, a scalar.
 
-    That is its prior, and N(0, I) for the base site of a readout; with a Gaussian likelihood, and no regulariser, the
-    sum over sites is the evidence, whatever the draw of the base site.
+    That is each site's prior, and N(0, I) for the base site of a readout; with a Gaussian likelihood, and no
+    regulariser, the ratio is the evidence, whatever the draw of the base site.
     """
+    return sum((_log_ratio(site) for site in sample_sites(sites).values()), jnp.zeros(()))
+
+
+def _log_ratio(site: dict) -> Array:
+    """A site's part in it."""
     value = site["value"]
     log_prob = jnp.sum(site["fn"].log_prob(value))
     if site["is_observed"]:

@@ -10,7 +10,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
-from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_not_negative, whole_number
+from numpyro_wide._checks import (
+    as_floats,
+    as_not_negative,
+    check_input_scale,
+    check_no_nan,
+    check_not_negative,
+    whole_number,
+)
 from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
 
 Kernel = Callable[..., tuple[jax.Array, jax.Array]]
@@ -202,11 +209,7 @@ def _scaled(x: jax.Array, input_scale: ArrayLike | None) -> jax.Array:
     if input_scale is None:
         return x
     scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
-    if scale.shape not in ((), (x.shape[1],)):
-        raise ValueError(
-            f"input_scale must be a number or have shape (d_in,) = {(x.shape[1],)}, but got an array of shape "
-            f"{scale.shape}."
-        )
+    check_input_scale(scale, x.shape[1])
     return x * jnp.broadcast_to(scale, x.shape)
 
 
