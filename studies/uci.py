@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import numpyro.distributions as dist
+import pandas
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -147,12 +148,37 @@ def run(cell, options):
     return Row(*map(float, values), float(rhat.max()), float(np.median(rhat)), seconds)
 
 
-names = {"type": str, "nargs": "+"}
+def standard_error(values):
+    """Of a mean; 0 of one value, which says nothing of it."""
+    return np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(values[0])
+
+
+def summary_of(name, model, found):
+    """Means over splits and their standard errors; a star where chains disagreed in a split."""
+    mean, error = found.mean(0), standard_error(found)
+    with_error = [
+        f"{mean[index]:.3g} ± {error[index]:.1g}" if len(found) > 1 else f"{mean[index]:.3g}" for index in (0, 1)
+    ]
+    return {
+        "set": name,
+        "model": model + ("*" if np.any(found[:, 4] > 1.05) else ""),
+        "splits": len(found),
+        "RMSE": with_error[0],
+        "log density": with_error[1],
+        "CRPS": f"{mean[2]:.3g}",
+        "90 % interval holds": f"{mean[3]:.2f}",
+        "R-hat, largest": "" if np.isnan(mean[4]) else f"{found[:, 4].max():.2f}",
+        "R-hat, median": "" if np.isnan(mean[5]) else f"{np.median(found[:, 5]):.3f}",
+        "seconds": f"{mean[6]:.0f}",
+    }
+
+
+several = {"type": str, "nargs": "+"}
 options = _common.arguments(
     __doc__,
     folder={"type": Path, "help": "with the sets, <name>.npz; diabetes without it"},
-    sets=names | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
-    models=names | {"default": MODELS, "choices": MODELS},
+    sets=several | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
+    models=several | {"default": MODELS, "choices": MODELS},
     splits=(1, "how many of each set, from the first"),
     num_chains=4,
     num_warmup=2000,
@@ -172,26 +198,25 @@ rows = _common.resumed(
     name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
 )
 
-# Means over splits, and their standard errors; a star where chains disagreed in a split.
+names = list(dict.fromkeys(cell.name for cell in rows))
 summary = []
-for name in sets:
-    for model in options.models:
-        found = np.array([rows[cell] for cell in cells if (cell.name, cell.model) == (name, model)], float)
-        mean, error = found.mean(0), found.std(0) / np.sqrt(len(found))
-        line = {"set": name, "model": model + ("*" if np.any(found[:, 4] > 1.05) else "")}
-        for index, field in enumerate(Row._fields):
-            line[field] = mean[index]
-            if field in ("rmse", "log_density") and len(found) > 1:
-                line[f"± {field}"] = error[index]
-        summary.append(line)
+for name in names:
+    for model in MODELS:
+        found = np.array([row for cell, row in rows.items() if (cell.name, cell.model) == (name, model)], float)
+        if len(found):
+            summary.append(summary_of(name, model, found))
 _common.print_table(summary)
+pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
 print("* R-hat of the predictions is above 1.05 in a split.")
-figure, axes = _common.plt.subplots(1, len(sets), figsize=(1 + 2.2 * len(sets), 3), squeeze=False, layout="constrained")
-for panel, name in zip(axes[0], sets, strict=True):
-    lines = [line for line in summary if line["set"] == name]
-    places = np.arange(len(lines))[::-1]
-    values, errors = ([line.get(key, 0.0) for line in lines] for key in ("log_density", "± log_density"))
-    panel.errorbar(values, places, xerr=errors, fmt="o")
-    panel.set(title=name, xlabel="log predictive density", yticks=places, yticklabels=[])
-axes[0, 0].set_yticklabels([line["model"] for line in summary[: len(options.models)]])
+
+figure, axes = _common.plt.subplots(
+    1, len(names), figsize=(1 + 2.2 * len(names), 3), squeeze=False, layout="constrained"
+)
+for panel, name in zip(axes[0], names, strict=True):
+    for place, model in enumerate(reversed(MODELS)):
+        found = [row.log_density for cell, row in rows.items() if (cell.name, cell.model) == (name, model)]
+        if found:
+            panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
+    panel.set(title=name, xlabel="log predictive density", yticks=range(len(MODELS)), yticklabels=[])
+axes[0, 0].set_yticklabels(MODELS[::-1])
 _common.save(figure, options, "uci.png")

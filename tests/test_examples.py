@@ -46,7 +46,7 @@ FIGURES = {
     "wide_mean_field.py": {"wide_mean_field.png"},
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
-    "uci.py": {"uci.csv", "uci.png"},
+    "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {"mixing_speed.py", "dropout_qkl.py", "cold_posteriors.py", "wide_mean_field.py"}
