@@ -76,13 +76,15 @@ class WideLimitFit:
             The mean, (m,) or (m, k), and the variance, (m,), which all outputs share.
 
         Raises:
-            ValueError: for inputs that are not a matrix with the columns of the fit's, or hold NaN.
+            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN.
         """
         x_new = np.asarray(x_new, float)
         if x_new.ndim != 2 or x_new.shape[1] != self.inputs.shape[1]:
             raise ValueError(
                 f"x_new must be a matrix with the {self.inputs.shape[1]} columns of the fit's, but has {x_new.shape}."
             )
+        if not len(x_new):
+            raise ValueError("there are no rows to predict for: x_new is empty.")
         kernel = fcn_kernel(self.depth, self.activation, **self.scales)
         with double_precision():
             gram = np.array(kernel(self.inputs)[0])
@@ -154,9 +156,10 @@ def fit(
             "wide_limit.fit chooses by numbers that are not known under jit, grad or vmap; call it outside."
         )
     inputs, targets = np.asarray(x, float), np.asarray(y, float)
-    if inputs.ndim != 2:
+    if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(
-            f"x must be a matrix (n, d_in), but has shape {inputs.shape}; write a single column x[:, None]."
+            "x must be a matrix (n, d_in) with at least one row and one column, but has shape "
+            f"{inputs.shape}; write a single column x[:, None]."
         )
     check_targets(jnp.asarray(targets), len(inputs))
     check_no_nan("x", inputs)
