@@ -218,5 +218,7 @@ for panel, name in zip(axes[0], names, strict=True):
         if found:
             panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
     panel.set(title=name, xlabel="log predictive density", yticks=range(len(MODELS)), yticklabels=[])
+    panel.set_ylim(-0.5, len(MODELS) - 0.5)
+    panel.locator_params(axis="x", nbins=3)
 axes[0, 0].set_yticklabels(MODELS[::-1])
 _common.save(figure, options, "uci.png")
