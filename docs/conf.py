@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from jupyter_cache import get_cache
+
 import numpyro_wide
 
 HERE = Path(__file__).parent
@@ -42,11 +44,11 @@ bibtex_reference_style = "years"
 sources = sorted(Path(numpyro_wide.__file__).parent.rglob("*.py"))
 digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 nb_execution_cache_path = str(HERE / "_build" / "outputs" / digest)
+get_cache(nb_execution_cache_path).list_cache_records()  # there before two processes would both make it
 nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-nb_merge_streams = True
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
 os.environ["CI"] = "true"  # NumPyro draws no progress bars there
 # ArviZ 0.23 announces its next generation at import, and tqdm misses a widget.
