@@ -1,6 +1,7 @@
 """Sets JAX up for the whole suite, and runs the code blocks of README and documentation, each file in one namespace."""
 
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,8 +27,13 @@ MAX_MAPS = 20_000
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forget compiled programs between files: Linux allows 65,530 memory maps, and past them XLA crashes."""
+    """Between files close figures, which pages leave open for a notebook to show, and forget compiled programs.
+
+    Linux allows 65,530 memory maps, and past them XLA crashes.
+    """
     if nextitem is not None and nextitem.path == item.path:
         return
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
         jax.clear_caches()

@@ -1,8 +1,9 @@
-"""Installs a wheel in a clean environment and runs the README's first example there.
+"""Installs a wheel in a clean environment and runs the README's first example and the notebook's code there.
 
 python .ci/check_wheel.py dist/numpyro_wide-*.whl
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
+NOTEBOOK = README.parent / "docs" / "notebooks" / "wide_bnn.ipynb"
 CARRIED = ("numpyro_wide/py.typed", "numpyro_wide/datasets/olympic_marathon_men.csv", "licenses/LICENSE")
 CHECK = """
 import importlib.metadata
@@ -36,12 +38,16 @@ def main() -> None:
     example = re.search(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
     if example is None:
         sys.exit(f"{README} has no example")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    notebook = "\n".join("".join(cell["source"]) for cell in cells)
+    notebook = re.sub(r"^(WIDTH, .* =) .*$", r"\1 10, 20, 20, 2, 50", notebook, flags=re.M)  # in a minute
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python"
         subprocess.run([python, "-m", "pip", "install", "--quiet", wheel.resolve()], check=True)
         # In a folder of its own and isolated (-I), so that nothing of this checkout is imported.
-        subprocess.run([python, "-I", "-c", example[1] + CHECK], cwd=folder, check=True)
+        for code in (example[1] + CHECK, notebook):
+            subprocess.run([python, "-I", "-c", code], cwd=folder, check=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,59 @@
 """Sphinx configuration."""
 
+import hashlib
+import os
 import re
+import sys
+from pathlib import Path
+
+from jupyter_cache import get_cache
 
 import numpyro_wide
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import pages  # noqa: E402
+
 project = "numpyro_wide"
 author = "The numpyro_wide developers"
+project_copyright = "the numpyro_wide developers, Apache-2.0"
 version = release = numpyro_wide.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinxcontrib.bibtex",
+]
 napoleon_use_ivar = True  # attributes of named tuples are documented once
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 math_eqref_format = "eq. {number}"  # as docstrings cite papers
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["outputs.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+bibtex_bibfiles = [pages.BIBLIOGRAPHY.name]
+bibtex_default_style = "years"
+bibtex_reference_style = "years"
+
+# Pages are executed once for each state of the package's code; what they print and draw is kept beside the build.
+sources = sorted(Path(numpyro_wide.__file__).parent.rglob("*.py"))
+digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+nb_execution_cache_path = str(HERE / "_build" / "outputs" / digest)
+get_cache(nb_execution_cache_path).list_cache_records()  # there before two processes would both make it
+nb_custom_formats = {".md": "pages.read"}
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_output_stderr = "remove-warn"  # a page that warns fails the build
+os.environ["CI"] = "true"  # NumPyro draws no progress bars there
+# ArviZ 0.23 announces its next generation at import, and tqdm misses a widget.
+os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
+os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 
 
 def dollars_to_roles(app, what, name, obj, options, lines):
@@ -28,3 +66,6 @@ def dollars_to_roles(app, what, name, obj, options, lines):
 
 def setup(app):
     app.connect("autodoc-process-docstring", dollars_to_roles, priority=1)
+    app.connect("autodoc-process-docstring", pages.cite_in_docstring, priority=2)
+    app.connect("source-read", pages.cite_in_page)
+    app.connect("source-read", pages.offer_notebook)

@@ -14,6 +14,11 @@ import numpyro_wide
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PARTS = [name for name in numpyro_wide.__all__ if isinstance(getattr(numpyro_wide, name), ModuleType)]
+# Hron 2022, Hron et al. (2022), Meng and Wong 1996, Cotter, Roberts, Stuart, White 2013
+CITATION = re.compile(
+    r"\b([A-Z][\w-]+)(?: et al\.|(?:, [A-Z][\w-]+(?: [A-Z][\w-]+)?)*(?: (?:and|&) [A-Z][\w-]+)?) \(?((?:19|20)\d\d)\b"
+)
+NO_NAMES = {"With", "At", "May", "November", "Olympic"}
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?", re.MULTILINE)
 
 
@@ -71,21 +76,43 @@ def test_the_benchmark_shows_the_rows_that_were_run():
             assert str(line[shown_as]).split(" ±")[0] == f"{group[column].mean():.3g}"
 
 
-def test_docstrings_cite_every_equation_and_no_other():
-    labels = set(re.findall(r"^\$\$ \(([\w-]+)\)$", (DOCS / "mathematics.md").read_text(), re.MULTILINE))
-    cited = set()
+def docstrings():
     for path in (ROOT / "numpyro_wide").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                cited |= set(re.findall(r":eq:`([^`]*)`", ast.get_docstring(node) or ""))
+                yield ast.get_docstring(node) or ""
+
+
+def pages():
+    return [*DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
+
+
+def test_docstrings_cite_every_equation_and_no_other():
+    labels = set(re.findall(r"^\$\$ \(([\w-]+)\)$", (DOCS / "mathematics.md").read_text(), re.MULTILINE))
+    cited = {label for text in docstrings() for label in re.findall(r":eq:`([^`]*)`", text)}
     assert labels and cited == labels
+
+
+def test_what_is_cited_is_in_the_bibliography_and_nothing_else():
+    prose = (re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S) for page in pages())
+    cited = {match.groups() for text in [*prose, *docstrings()] for match in CITATION.finditer(" ".join(text.split()))}
+    entries = re.findall(r"author = \{([^,]+),.*?year = \{(\d+)\}", (DOCS / "references.bib").read_text(), re.S)
+    assert {(name, year) for name, year in cited if name not in NO_NAMES} == set(entries)
 
 
 def test_figures_are_small():
     assert [path.name for path in (DOCS / "figures").glob("*") if path.stat().st_size > 200_000] == []
 
 
+def test_every_name_that_pages_refer_to_exists():
+    targets = {name for page in pages() for name in re.findall(r"\{py:\w+\}`~?(numpyro_wide[\w.]*)`", page.read_text())}
+    assert len(targets) > 30
+    for target in targets:
+        module, _, name = target.rpartition(".")
+        assert hasattr(import_module(module), name), target
+
+
 def test_every_page_that_is_referred_to_exists():
-    for page in [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]:
+    for page in [ROOT / "README.md", *pages()]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} refers to {link}"

@@ -1,6 +1,8 @@
-"""Every script in examples/ and studies/ runs at a tiny size, and draws its figures."""
+"""Every script in examples/ and studies/, and the notebook, runs at a tiny size; they draw their figures."""
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,6 +34,7 @@ TINY = {
     "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
+    "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
 }
@@ -46,10 +49,17 @@ FIGURES = {
     "wide_mean_field.py": {"wide_mean_field.png"},
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
+    "bayesian_optimisation.py": {"bayesian_optimisation.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
 }
 # Where nothing else is printed for minutes.
-SILENT_FOR_LONG = {"mixing_speed.py", "dropout_qkl.py", "cold_posteriors.py", "wide_mean_field.py"}
+SILENT_FOR_LONG = {
+    "mixing_speed.py",
+    "dropout_qkl.py",
+    "cold_posteriors.py",
+    "wide_mean_field.py",
+    "bayesian_optimisation.py",
+}
 
 
 def run(*command, folder):
@@ -92,3 +102,19 @@ def test_study_runs(name, tmp_path):
     assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
     if name in SILENT_FOR_LONG:  # a bar from the beginning, also where the output is no terminal
         assert "0/" in printed.stderr and "100%" in printed.stderr
+
+
+def test_notebook_runs_and_holds_its_outputs(tmp_path):
+    path = ROOT / "docs" / "notebooks" / "wide_bnn.ipynb"
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    text, count = re.subn(r"^(WIDTH, .* =) .*$", r"\1 4, 5, 8, 2, 5", text, flags=re.MULTILINE)
+    assert count == 1
+    (tmp_path / "notebook.py").write_text(text)
+    run("notebook.py", folder=tmp_path)
+    shown = {
+        kind for cell in cells for output in cell["outputs"] for kind in output.get("data", [output["output_type"]])
+    }
+    assert {"image/png", "text/html", "stream"} <= shown
+    assert all(output.get("name") != "stderr" for cell in cells for output in cell["outputs"])
+    assert path.stat().st_size < 400_000

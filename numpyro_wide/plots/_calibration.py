@@ -63,7 +63,7 @@ def plot_probability_integral_transform(
     """Histogram of the transforms of what was observed, with the simultaneous band of uniform ones.
 
     A hump in the middle tells of predictions that are too wide, high ends of predictions that are too narrow, and a
-    slope of a bias (Gneiting 2007).
+    slope of a bias (Gneiting, Balabdaoui and Raftery 2007).
 
     Args:
         values: numbers in [0, 1], (n,), as ``diagnostics.probability_integral_transform`` gives them for one output.

@@ -1,0 +1,129 @@
+"""How the build reads pages: Python blocks as cells of a notebook, and names with a year as citations."""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import nbformat
+from pybtex.database import parse_file
+from pybtex.plugin import register_plugin
+from pybtex.style.formatting.plain import Style as PlainStyle
+from pybtex.style.labels import BaseLabelStyle
+from sphinxcontrib.bibtex.plugin import register_plugin as register_reference_style
+from sphinxcontrib.bibtex.style.referencing import BracketStyle
+from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferenceStyle
+
+BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
+BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
+HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
+NOT_PROSE = re.compile(
+    r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$", re.MULTILINE | re.DOTALL
+)
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
+def read(text: str) -> nbformat.NotebookNode:
+    """Read a page as a notebook: its ``python`` blocks are the code, its other text is Markdown."""
+    text = HIDDEN.sub(lambda match: "\n" * match[0].count("\n"), text)  # lines keep their numbers
+    cells, lines, end = [], [], 0
+
+    def add(cell, start):
+        if cell.source.strip():
+            cells.append(cell)
+            lines.append(text.count("\n", 0, start))
+
+    for block in BLOCK.finditer(text):
+        add(nbformat.v4.new_markdown_cell(text[end : block.start()]), end)
+        add(nbformat.v4.new_code_cell(block[1].rstrip()), block.start(1))
+        end = block.end()
+    add(nbformat.v4.new_markdown_cell(text[end:]), end)
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"  # the same in every build
+    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "source_map": lines})
+
+
+def offer_notebook(app, docname, source):
+    """Put a link to the executed notebook under the title of a page that has code."""
+    if os.fspath(app.env.doc2path(docname)).endswith(".md") and BLOCK.search(source[0]):
+        title, _, rest = source[0].partition("\n")
+        link = f"{{nb-download}}`This page as a notebook <{docname.rpartition('/')[2]}.ipynb>`"
+        source[0] = f"{title}\n\n{link}\n{rest}"
+
+
+def names(entry) -> list[str]:
+    """Return the surnames of an entry's authors."""
+    return [" ".join([*person.prelast_names, *person.last_names]) for person in entry.persons["author"]]
+
+
+ENTRIES = {key: (names(entry), entry.fields["year"]) for key, entry in parse_file(BIBLIOGRAPHY).entries.items()}
+FIRST = "|".join(sorted({re.escape(authors[0]) for authors, _ in ENTRIES.values()}))
+# Hron 2022, Hron et al. 2022, Meng and Wong (1996), Cotter, Roberts, Stuart, White 2013
+CITATION = re.compile(
+    rf"\b({FIRST})((?:,? et al\.)?(?:,\s[A-Z][\w\s-]+?)*(?:\s(?:and|&)\s[A-Z][\w-]+)?)\s"
+    r"(?:\((\d{4})\)|\(?(\d{4})\b)"
+)
+
+
+def key_of(match: re.Match[str]) -> str | None:
+    """Find what a match of ``CITATION`` cites: the first entry of that author and year that has all its names."""
+    first, others = match[1], set(re.findall(r"[A-Z][\w-]+(?:\s[A-Z][\w-]+)?", match[2]))
+    for key, (authors, year) in ENTRIES.items():
+        if authors[0] == first and year == (match[3] or match[4]) and others <= {*authors}:
+            return key
+    return None
+
+
+def cite(text: str, role: str) -> str:
+    """Turn what is in the bibliography into references to it; ``role`` is a template of a role's name and a key."""
+
+    def reference(match):
+        key = key_of(match)
+        if key is None or (match[4] and "(" in match[0]):  # "Meng and Wong (1996; ...)" stays as it is
+            return match[0]
+        return role.format("cite:t" if match[3] else "cite:alp", key)
+
+    return CITATION.sub(reference, text)
+
+
+def cite_in_page(app, docname, source):
+    """Link the citations in the prose of a page."""
+    if os.fspath(app.env.doc2path(docname)).endswith(".md"):
+        parts, end = [], 0
+        for match in NOT_PROSE.finditer(source[0]):
+            parts += [cite(source[0][end : match.start()], "{{{}}}`{}`"), match[0]]
+            end = match.end()
+        source[0] = "".join([*parts, cite(source[0][end:], "{{{}}}`{}`")])
+
+
+def cite_in_docstring(app, what, name, obj, options, lines):
+    """Link the citations in a docstring."""
+    lines[:] = cite("\n".join(lines), ":{}:`{}`").split("\n")
+
+
+class YearLabels(BaseLabelStyle):
+    """Labels of the bibliography as the text cites them: first author and year."""
+
+    def format_labels(self, sorted_entries):
+        """Yield the label of each entry."""
+        for entry in sorted_entries:
+            authors = names(entry)
+            authors = f"{authors[0]} et al." if len(authors) > 2 else " and ".join(authors)
+            yield f"{authors}, {entry.fields['year']}"
+
+
+class Style(PlainStyle):
+    """The plain style with these labels."""
+
+    default_label_style = YearLabels
+
+
+@dataclasses.dataclass
+class RoundBrackets(AuthorYearReferenceStyle):
+    """Meng and Wong (1996), not Meng and Wong [1996]."""
+
+    bracket_textual: BracketStyle = dataclasses.field(default_factory=lambda: BracketStyle(left="(", right=")"))
+
+
+register_plugin("pybtex.style.formatting", "years", Style)
+register_reference_style("sphinxcontrib.bibtex.style.referencing", "years", RoundBrackets)
