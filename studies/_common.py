@@ -86,6 +86,9 @@ def resumed(path: Path, cells: list[Any], row_type: Any, run: Callable, *, unit:
         run: the row of a cell.
         unit: what a cell is called.
         name: of a cell, for the progress bar.
+
+    Returns:
+        All rows of the table, those of other cells that were run earlier included.
     """
     cell_type = type(cells[0])
     kinds = get_type_hints(cell_type)
@@ -105,7 +108,7 @@ def resumed(path: Path, cells: list[Any], row_type: Any, run: Callable, *, unit:
             rows[cell] = run(cell)
             writer.writerow((*cell, *rows[cell]))
             file.flush()
-    return {cell: rows[cell] for cell in cells}
+    return rows
 
 
 class Posterior(NamedTuple):

@@ -146,6 +146,7 @@ rows = _common.resumed(
     unit="chain",
     name=lambda cell: f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}",
 )
+rows = {cell: rows[cell] for cell in cells}
 _common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
 print(f"\nTable: {table}")
 # A column for each form; by width above, by number of images below.

@@ -8,26 +8,32 @@ interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes 
 """
 
 import time
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import numpyro.distributions as dist
+import pandas
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import _common
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, nn, wide_limit
 from numpyro_wide.diagnostics import regression_scores, rhat_squared
-from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 
-# Depth and width of each network.
-NETWORKS = {"1 x 50": (1, 50), "wide": (1, 400), "deep": (3, 100)}
+# Depth, width and share of the chains' length of each network: the wider, the fewer steps it needs, and the more each
+# costs.
+NETWORKS = {"1 x 50": (1, 50, 1.0), "wide": (1, 200, 0.3), "deep": (3, 50, 1.0)}
+PROTEIN_WIDTH = 100  # of "1 x 50" there: the protocol's
 MODELS = ["NNGP", *(f"{name}, collapsed" for name in NETWORKS), "1 x 50, mean field, collapsed", "1 x 50, mean field"]
-# Above, the infinitely wide network is fitted to some of the rows, and predicts from those.
-MOST_ROWS = 2000
+MOST_ROWS = 1000  # that scales are fitted to
+MOST_KNOWN = 3000  # that the infinitely wide network predicts from
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
+NUM_KEPT = 200  # draws of a chain that predict
 
 
 class Cell(NamedTuple):
@@ -39,99 +45,149 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Scores in the units of the targets; R-hat of the predictions at the test rows, the largest."""
+    """Scores in the units of the targets; R-hat of the predictions at the test rows, the largest and the median."""
 
     rmse: float
     log_density: float
     crps: float
     coverage_90: float
     rhat: float
+    median_rhat: float
     seconds: float
 
 
-def rows_of(cell, options):
+@cache
+def rows_of(folder, name, split):
     """Training and test rows of a split, standardised by the former, and the targets' scale."""
-    if options.folder is None:
-        train, test = datasets.split(datasets.diabetes(), 400, 42, seed=cell.split)
+    if folder is None:
+        train, test = datasets.split(datasets.diabetes(), 400, 42, seed=split)
     else:
-        train, test = datasets.uci(options.folder, cell.name, cell.split)
+        train, test = datasets.uci(folder, name, split)
     inputs, targets = (datasets.Standardiser.fit(part) for part in train)
-    parts = [(inputs(part.inputs), targets(part.targets)) for part in (train, test)]
+    # In double precision, for the noise of yacht is a hundredth of the targets.
+    parts = [(inputs(part.inputs).astype(float), targets(part.targets).astype(float)) for part in (train, test)]
     return *parts, float(np.squeeze(targets.scale))
 
 
-def fit_scales(x, y, depth):
-    """What the evidence finds, by erf and ReLU, on some of the rows where there are many."""
+@cache
+def fitted(folder, name, split, depth):
+    """What the evidence of some of the training rows finds, by erf or ReLU, and the seconds that took."""
+    start = time.perf_counter()
+    (x, y), _, _ = rows_of(folder, name, split)
     chosen = np.random.default_rng(0).permutation(len(x))[:MOST_ROWS]
-    return wide_limit.fit(x[chosen], y[chosen], activation=("erf", "relu"), depth=depth, input_scale=True)
+    # The activation is chosen with one hidden layer.
+    activation = ("erf", "relu") if depth == 1 else fitted(folder, name, split, 1)[0].activation
+    fit = wide_limit.fit(x[chosen], y[chosen], activation=activation, depth=depth, input_scale=True, num_restarts=1)
+    return fit, time.perf_counter() - start
 
 
 def model_of(fit, depth, width):
-    """A network with latent scales and noise, around those of the fit."""
-    scales = {name: dist.LogNormal(np.log(scale), SPREAD) for name, scale in fit.scales.items()}
+    """A network with latent scales and noise, around those of the fit; those of the inputs are the first layer's."""
+    scales = {name: dist.LogNormal(np.log(scale), SPREAD) for name, scale in fit.scales.items() if name != "w_std"}
     noise = dist.LogNormal(np.log(fit.noise_scale), SPREAD)
-    return nn.bnn(nn.FCN(depth, width, fit.activation), None, noise, scales=scales)
+    network = nn.FCN(depth, width, fit.activation)
+    return nn.bnn(network, None, noise, scales={**scales, "w_std": fit.scales["w_std"]})
 
 
-def moments(cell, train, x_test, options):
-    """Mean and variance, noise included, of every draw at the test rows, and the largest R-hat."""
-    x, y = train
-    depth, width = NETWORKS.get(cell.model.split(",")[0], (1, 50))
-    fit = fit_scales(x, y, depth)
+def moments(cell, fit, data, options):
+    """Mean and variance, noise included, of every draw at the test rows, (chains, draws, m)."""
+    (x, y), (x_test, _), _ = data
     if cell.model == "NNGP":
-        mean, variance = fit.predict(x_test)
-        return mean[None], variance[None] + fit.noise_scale**2, np.nan
-    plain = model_of(fit, depth, width)
+        mean, variance = replace(fit, inputs=x[:MOST_KNOWN], targets=y[:MOST_KNOWN]).predict(x_test)
+        return mean[None, None], variance[None, None] + fit.noise_scale**2
+    depth, width, share = NETWORKS[cell.model.split(",")[0]]
+    plain = model_of(fit, depth, PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width)
     collapsed = collapse_readout(plain, readout="readout", features="features", observed="y")
-    x, y, x_test = (part.astype("f") for part in (x, y, x_test))
     if "mean field" in cell.model:
         model = collapsed if "collapsed" in cell.model else plain
         guide = AutoNormal(model, init_scale=0.05)
         svi = SVI(model, guide, _common.numpyro.optim.Adam(0.005), Trace_ELBO())
         params = svi.run(jax.random.key(0), options.num_steps, x, y, progress_bar=False).params
-        draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(options.num_samples,))
+        draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(options.num_chains * NUM_KEPT,))
         if model is plain:
             sites = Predictive(plain, draws)(jax.random.key(2), x_test)
             mean = np.einsum("snd,sd->sn", *(np.asarray(found) for found in (sites["features"], draws["readout"])))
             noise = np.asarray(sites["noise"])[:, None]
-            return mean, np.broadcast_to(noise**2, mean.shape), np.nan
+            return mean[None], np.broadcast_to(noise**2, mean.shape)[None]
         chains = 1
     else:
-        lengths = {"num_warmup": options.num_warmup, "num_samples": options.num_samples}
         chains = options.num_chains
-        mcmc = MCMC(SplitHMC(collapsed), **lengths, num_chains=chains, chain_method="vectorized", progress_bar=False)
-        mcmc.run(jax.random.key(0), x, y)
-        draws = mcmc.get_samples()
+        draws = draws_of(collapsed, x, y, chains, int(share * options.num_warmup), int(share * options.num_samples))
     found = ReadoutPredictive(collapsed, draws, (x, y))(jax.random.key(3), x_test)
-    mean = np.asarray(found["mean"], float)
-    rhat = np.sqrt(rhat_squared(mean.reshape(chains, -1, mean.shape[1])).max()) if chains > 1 else np.nan
-    return mean, np.asarray(found["variance"], float) + np.asarray(found["noise_scale"], float) ** 2, rhat
+    by_chain = {key: np.asarray(value).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
+    return by_chain["mean"], by_chain["variance"] + by_chain["noise_scale"] ** 2
+
+
+def draws_of(model, x, y, num_chains, num_warmup, num_samples):
+    """Some of the draws of unadjusted chains, from where Adam gets at the medians of scales and noise."""
+    sites = _common.numpyro.handlers.trace(_common.numpyro.handlers.seed(model, 0)).get_trace(x, y)
+    hold = {name: np.zeros(np.shape(site["value"])) for name, site in sites.items() if name.endswith("_base")}
+    start = init_to_optimum(
+        jax.random.key(0), model, x, y, num_chains=num_chains, num_steps=500, hold=hold, progress_bar=False
+    )
+    kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=0.15)
+    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // NUM_KEPT)}
+    mcmc = MCMC(kernel, **lengths, num_chains=num_chains, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(1), x, y, init_params=start)
+    return mcmc.get_samples()
 
 
 def run(cell, options):
     """Fit, predict, score."""
+    data = rows_of(options.folder, cell.name, cell.split)
+    depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
+    fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
     start = time.perf_counter()
-    train, (x_test, y_test), scale = rows_of(cell, options)
-    mean, variance, rhat = moments(cell, train, x_test, options)
+    mean, variance = moments(cell, fit, data, options)
+    rhat = np.sqrt(rhat_squared(mean)) if len(mean) > 1 else np.array([np.nan])
+    mean, variance = (part.reshape(-1, part.shape[-1]) for part in (mean, variance))
+    _, (_, y_test), scale = data
     scores = regression_scores(y_test, mean, variance, scale=scale)
     values = (scores[name] for name in ("rmse", "log_predictive_density", "crps", "coverage_90"))
-    return Row(*map(float, values), float(rhat), time.perf_counter() - start)
+    seconds += time.perf_counter() - start
+    return Row(*map(float, values), float(rhat.max()), float(np.median(rhat)), seconds)
 
 
-names = {"type": str, "nargs": "+"}
+def standard_error(values):
+    """Of a mean; 0 of one value, which says nothing of it."""
+    return np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(values[0])
+
+
+def summary_of(name, model, found):
+    """Means over splits and their standard errors; a star where chains disagreed in a split."""
+    mean, error = found.mean(0), standard_error(found)
+    with_error = [
+        f"{mean[index]:.3g} ± {error[index]:.1g}" if len(found) > 1 else f"{mean[index]:.3g}" for index in (0, 1)
+    ]
+    return {
+        "set": name,
+        "model": model + ("*" if np.any(found[:, 4] > 1.05) else ""),
+        "splits": len(found),
+        "RMSE": with_error[0],
+        "log density": with_error[1],
+        "CRPS": f"{mean[2]:.3g}",
+        "90 % interval holds": f"{mean[3]:.2f}",
+        "R-hat, largest": "" if np.isnan(mean[4]) else f"{found[:, 4].max():.2f}",
+        "R-hat, median": "" if np.isnan(mean[5]) else f"{np.median(found[:, 5]):.3f}",
+        "seconds": f"{mean[6]:.0f}",
+    }
+
+
+several = {"type": str, "nargs": "+"}
 options = _common.arguments(
     __doc__,
     folder={"type": Path, "help": "with the sets, <name>.npz; diabetes without it"},
-    sets=names | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
-    models=names | {"default": MODELS, "choices": MODELS},
+    sets=several | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
+    models=several | {"default": MODELS, "choices": MODELS},
     splits=(1, "how many of each set, from the first"),
     num_chains=4,
-    num_warmup=500,
-    num_samples=500,
+    num_warmup=2000,
+    num_samples=3000,
     num_steps=(5000, "of the mean-field guides"),
 )
+_common.numpyro.enable_x64()
 sets = options.sets if options.folder else ["diabetes"]
-cells = [Cell(name, split, model) for name in sets for split in range(options.splits) for model in options.models]
+cells = [Cell(name, split, model) for split in range(options.splits) for name in sets for model in options.models]
 table = options.output / "uci.csv"
 rows = _common.resumed(
     table,
@@ -142,26 +198,27 @@ rows = _common.resumed(
     name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
 )
 
-# Means over splits, and their standard errors; a star where chains disagreed in a split.
+names = list(dict.fromkeys(cell.name for cell in rows))
 summary = []
-for name in sets:
-    for model in options.models:
-        found = np.array([rows[cell] for cell in cells if (cell.name, cell.model) == (name, model)], float)
-        mean, error = found.mean(0), found.std(0) / np.sqrt(len(found))
-        line = {"set": name, "model": model + ("*" if np.any(found[:, 4] > 1.05) else "")}
-        for index, field in enumerate(Row._fields):
-            line[field] = mean[index]
-            if field in ("rmse", "log_density") and len(found) > 1:
-                line[f"± {field}"] = error[index]
-        summary.append(line)
+for name in names:
+    for model in MODELS:
+        found = np.array([row for cell, row in rows.items() if (cell.name, cell.model) == (name, model)], float)
+        if len(found):
+            summary.append(summary_of(name, model, found))
 _common.print_table(summary)
+pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
 print("* R-hat of the predictions is above 1.05 in a split.")
-figure, axes = _common.plt.subplots(1, len(sets), figsize=(1 + 2.2 * len(sets), 3), squeeze=False, layout="constrained")
-for panel, name in zip(axes[0], sets, strict=True):
-    lines = [line for line in summary if line["set"] == name]
-    places = np.arange(len(lines))[::-1]
-    values, errors = ([line.get(key, 0.0) for line in lines] for key in ("log_density", "± log_density"))
-    panel.errorbar(values, places, xerr=errors, fmt="o")
-    panel.set(title=name, xlabel="log predictive density", yticks=places, yticklabels=[])
-axes[0, 0].set_yticklabels([line["model"] for line in summary[: len(options.models)]])
+
+figure, axes = _common.plt.subplots(
+    1, len(names), figsize=(1 + 2.2 * len(names), 3), squeeze=False, layout="constrained"
+)
+for panel, name in zip(axes[0], names, strict=True):
+    for place, model in enumerate(reversed(MODELS)):
+        found = [row.log_density for cell, row in rows.items() if (cell.name, cell.model) == (name, model)]
+        if found:
+            panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
+    panel.set(title=name, xlabel="log predictive density", yticks=range(len(MODELS)), yticklabels=[])
+    panel.set_ylim(-0.5, len(MODELS) - 0.5)
+    panel.locator_params(axis="x", nbins=3)
+axes[0, 0].set_yticklabels(MODELS[::-1])
 _common.save(figure, options, "uci.png")

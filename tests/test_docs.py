@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import pandas
 import pytest
 
 import numpyro_wide
@@ -60,6 +61,19 @@ def test_every_example_and_study_is_in_the_gallery():
     gallery = (DOCS / "gallery.md").read_text()
     scripts = [*ROOT.glob("examples/*.py"), *ROOT.glob("studies/[!_]*.py")]
     assert [path.name for path in scripts if f"python {path.parent.name}/{path.name}" not in gallery] == []
+
+
+def test_the_benchmark_shows_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "uci.csv")
+    shown = pandas.read_csv(DOCS / "figures" / "uci_summary.csv")
+    found = rows.groupby(["name", "model"], sort=False)
+    assert len(found) == len(shown)
+    for (name, model), group in found:
+        line = shown[(shown["set"] == name) & (shown["model"].str.rstrip("*") == model)].iloc[0]
+        assert line["splits"] == len(group) == group["split"].nunique()
+        assert line["model"].endswith("*") == bool((group["rhat"] > 1.05).any())
+        for column, shown_as in (("rmse", "RMSE"), ("log_density", "log density")):
+            assert str(line[shown_as]).split(" ±")[0] == f"{group[column].mean():.3g}"
 
 
 def docstrings():

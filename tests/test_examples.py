@@ -50,7 +50,7 @@ FIGURES = {
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
-    "uci.py": {"uci.csv", "uci.png"},
+    "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {

@@ -9,6 +9,8 @@ from numpyro_wide.diagnostics._classification import confidence as confidence
 from numpyro_wide.diagnostics._classification import expected_calibration_error as expected_calibration_error
 from numpyro_wide.diagnostics._classification import negative_log_likelihood as negative_log_likelihood
 from numpyro_wide.diagnostics._classification import predictive_entropy as predictive_entropy
+from numpyro_wide.diagnostics._pooling import PoolingReport as PoolingReport
+from numpyro_wide.diagnostics._pooling import pooling as pooling
 from numpyro_wide.diagnostics._projections import function_ess as function_ess
 from numpyro_wide.diagnostics._projections import project as project
 from numpyro_wide.diagnostics._projections import projected_ess as projected_ess
@@ -26,6 +28,7 @@ from numpyro_wide.diagnostics._width import WidthRow as WidthRow
 from numpyro_wide.diagnostics._width import wide_enough as wide_enough
 
 __all__ = [
+    "PoolingReport",
     "PosteriorSlice",
     "WidthReport",
     "WidthRow",
@@ -39,6 +42,7 @@ __all__ = [
     "interval_coverage",
     "log_predictive_density",
     "negative_log_likelihood",
+    "pooling",
     "posterior_slice",
     "predictive_entropy",
     "probability_integral_transform",

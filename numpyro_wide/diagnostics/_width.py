@@ -1,17 +1,21 @@
 """How far a network is from its wide limit, by draws from that limit alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array, random
+from numpyro.handlers import substitute
 
 from numpyro_wide._checks import check_key, listing, whole_number
 from numpyro_wide._pareto import pareto_smoothed
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.readout import StandardNormalBase, log_weight
+
+_MIN_DRAWS = 100  # for a tail to be seen
+_NUM_GIVEN = 8  # draws of the hyperparameters
 
 
 class WidthRow(NamedTuple):
@@ -27,8 +31,12 @@ class WidthRow(NamedTuple):
         gap_error: its Monte Carlo standard error.
         log_evidence: $\log E[w]$, the log marginal likelihood of the data, as far as draws of the limit tell; where
             they do not, :func:`~numpyro_wide.model_evidence` does, by chains.
+        log_evidence_error: its Monte Carlo standard error; not to be believed where ``pareto_k``, or
+            ``prior_pareto_k``, is above 0.7.
         sample_size: effective number of draws after weighting, as a share of all of them.
         num_draws: number of draws.
+        prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
+            ``log_evidence`` is from; NaN without hyperparameters.
     """
 
     accept_prob: float
@@ -36,19 +44,18 @@ class WidthRow(NamedTuple):
     gap: float
     gap_error: float
     log_evidence: float
+    log_evidence_error: float
     sample_size: float
     num_draws: int
-
-    @property
-    def log_evidence_error(self) -> float:
-        """Monte Carlo standard error of ``log_evidence``; not to be believed where ``pareto_k`` is above 0.7."""
-        return float(np.sqrt((1 / self.sample_size - 1) / self.num_draws))
+    prior_pareto_k: float = float("nan")
 
     @property
     def advice(self) -> str:
         """What the distance from the limit means for sampling."""
-        if self.pareto_k >= min(1 - 1 / np.log10(self.num_draws), 0.7):
+        if self.pareto_k >= _largest_shape(self.num_draws):
             return "far: run a chain"
+        if self.prior_pareto_k >= _largest_shape(self.num_draws):
+            return "near, but the hyperparameters are far from their prior: narrow it, or run a chain"
         if self.accept_prob < 0.9:
             return "near: weight independent draws, or run a chain"
         return "at the limit: wide_limit_draws will do"
@@ -86,6 +93,7 @@ def wide_enough(
     *model_args: Any,
     num_draws: int = 1000,
     batch_size: int = 1,
+    hyperparameters: str | Sequence[str] = (),
     **model_kwargs: Any,
 ) -> WidthReport:
     r"""Tell how far the posterior of $\phi$ is from its wide limit N(0, I), without a Markov chain.
@@ -97,9 +105,12 @@ def wide_enough(
 
     A collapsed model gives $w$ with the most digits (:eq:`identity`). For a repriorised one the likelihood may be any;
     in single precision its terms lose about 1e-7 of their size. For a model as it was, $\phi$ is $\theta$, and the
-    report tells how far the posterior is from the prior (Prop. 2.3; :eq:`plain-limit`). The limit is one of weights:
-    fix a latent noise or prior scale, by :class:`numpyro.handlers.condition` say, or the report tells how much the data
-    say about it.
+    report tells how far the posterior is from the prior (Prop. 2.3; :eq:`plain-limit`).
+
+    The limit is one of weights: a latent noise or prior scale is learnt from the data at any width. Name such sites as
+    ``hyperparameters``, or the report tells how much the data say about them. Their posterior is drawn from as
+    :func:`~numpyro_wide.wide_limit_draws` does, from their prior by the evidence of each draw, and the report is the
+    mean over eight of these draws of what weights are like given each, their largest Pareto shape apart.
 
     A second call with the same model and data of the same shapes compiles nothing.
 
@@ -109,6 +120,8 @@ def wide_enough(
         *model_args: arguments of the models, observations included.
         num_draws: number of draws, at least 100, for a tail to be seen.
         batch_size: number of draws that are evaluated at once.
+        hyperparameters: latent sites that are learnt at any width, one or several; for
+            :func:`~numpyro_wide.nn.bnn`, "noise_base" and "w_std_base", say. They make three times the work.
         **model_kwargs: likewise arguments of the models.
 
     Returns:
@@ -116,8 +129,8 @@ def wide_enough(
 
     Raises:
         TypeError: if the key is none, or a model is not callable, such as a kernel.
-        ValueError: if a model observes nothing with these arguments, ``num_draws`` is too small, or no draw has a
-            finite weight.
+        ValueError: if a model observes nothing with these arguments or has no such hyperparameters, ``num_draws`` is
+            too small, or no draw has a finite weight.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -133,7 +146,7 @@ def wide_enough(
         True
     """
     check_key("rng_key", rng_key, "wide_enough(rng_key, model, x, y)")
-    num_draws, batch_size = whole_number("num_draws", num_draws, 100), whole_number("batch_size", batch_size)
+    num_draws, batch_size = whole_number("num_draws", num_draws, _MIN_DRAWS), whole_number("batch_size", batch_size)
     by_width = dict(models) if isinstance(models, Mapping) else {"model": models}
     for model in by_width.values():
         if not callable(model):
@@ -141,36 +154,90 @@ def wide_enough(
                 f"models must be a model, a function, or a dictionary of several, but got a {type(model).__name__}; "
                 "pass the model itself, not a kernel."
             )
+    names = (hyperparameters,) if isinstance(hyperparameters, str) else tuple(hyperparameters)
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
-        keys = random.split(random.fold_in(rng_key, index), num_draws)
-        rows[key] = _row(_log_weights(model, keys, batch_size, model_args, model_kwargs))
+        draws = _Draws(model, batch_size, model_args, model_kwargs)
+        model_key = random.fold_in(rng_key, index)
+        keys = random.split(model_key, num_draws)
+        rows[key] = _learnt_row(draws, model_key, keys, names) if names else _row(draws.log_weights(keys)[0])
     return WidthReport(rows)
 
 
-def _log_weights(model: Callable, keys: Array, batch_size: int, args: tuple, kwargs: dict[str, Any]) -> np.ndarray:
-    """Log ratio of the posterior's density to that of the draws, (draws,)."""
-    data, rest = partition((args, kwargs))
-    # Outside of a compilation, where the handlers know the numbers that they check.
-    jax.eval_shape(lambda key: _log_weight(model, key, args, kwargs), keys[0])
-    return np.asarray(run_compiled(_all_log_weights, model, (batch_size, rest), keys, data), dtype=float)
+class _Draws(NamedTuple):
+    """Where the draws are from, and what they are weighted by."""
+
+    model: Callable
+    batch_size: int
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def log_weights(
+        self, keys: Array, names: tuple[str, ...] = (), given: dict[str, Array] | None = None
+    ) -> tuple[np.ndarray, dict[str, Array]]:
+        """Log ratio of the posterior's density to that of the draws, (draws,), and their values of some sites.
+
+        Sites that are given keep their values.
+        """
+        data, rest = partition((self.args, self.kwargs))
+        # Outside of a compilation, where the handlers know the numbers that they check.
+        jax.eval_shape(lambda key: _log_weight(self.model, key, given or {}, names, self.args, self.kwargs), keys[0])
+        found, values = run_compiled(
+            _all_log_weights, self.model, (self.batch_size, names, rest), keys, given or {}, data
+        )
+        return np.asarray(found, dtype=float), values
 
 
-def _all_log_weights(model: Callable, static: tuple[int, Any], keys: Array, data: list[Any]) -> Array:
-    batch_size, rest = static
+def _all_log_weights(
+    model: Callable, static: tuple[int, tuple[str, ...], Any], keys: Array, given: dict[str, Array], data: list[Any]
+) -> tuple[Array, dict[str, Array]]:
+    batch_size, names, rest = static
     args, kwargs = combine(data, rest)
-    return jax.lax.map(lambda key: _log_weight(model, key, args, kwargs), keys, batch_size=batch_size)
+    return jax.lax.map(lambda key: _log_weight(model, key, given, names, args, kwargs), keys, batch_size=batch_size)
 
 
-def _log_weight(model: Callable, key: Array, args: tuple, kwargs: dict[str, Any]) -> Array:
-    sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
+def _log_weight(
+    model: Callable, key: Array, given: dict[str, Array], names: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
+) -> tuple[Array, dict[str, Array]]:
+    sites = run_model(substitute(model, given), args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
     samples = sample_sites(sites)
     if not any(site["is_observed"] for site in samples.values()):
         raise ValueError(
             "wide_enough compares with the posterior, but the model observes nothing with these arguments; pass "
             f"the observations too. Its sample sites are {listing(samples)}."
         )
-    return log_weight(sites)
+    unknown = [name for name in names if name not in samples or samples[name]["is_observed"]]
+    if unknown:
+        raise ValueError(
+            f"hyperparameters must name latent sites of the model, but has {listing(unknown)}; its sample sites are "
+            f"{listing(samples)}."
+        )
+    return log_weight(sites), {name: samples[name]["value"] for name in names}
+
+
+def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ...]) -> WidthRow:
+    """The mean of rows given some draws of the posterior of the hyperparameters at the limit."""
+    log_weights, values = draws.log_weights(keys, names)
+    whole = _row(log_weights)
+    choice_key, given_key = random.split(random.fold_in(rng_key, 1))
+    chosen = random.categorical(choice_key, np.nan_to_num(log_weights, nan=-np.inf), shape=(_NUM_GIVEN,))
+    num_draws = max(len(keys) // 4, _MIN_DRAWS)
+    rows = []
+    for index, key in zip(chosen, random.split(given_key, _NUM_GIVEN), strict=True):
+        given = {name: value[index] for name, value in values.items()}
+        rows.append(_row(draws.log_weights(random.split(key, num_draws), given=given)[0]))
+    gaps = [row.gap for row in rows]
+    return WidthRow(
+        accept_prob=float(np.mean([row.accept_prob for row in rows])),
+        pareto_k=max(row.pareto_k for row in rows),
+        gap=float(np.mean(gaps)),
+        gap_error=float(np.std(gaps, ddof=1) / np.sqrt(_NUM_GIVEN)),
+        log_evidence=whole.log_evidence,
+        log_evidence_error=whole.log_evidence_error,
+        sample_size=float(np.mean([row.sample_size for row in rows])),
+        num_draws=num_draws,
+        prior_pareto_k=whole.pareto_k,
+    )
 
 
 def _row(log_weights: np.ndarray) -> WidthRow:
@@ -193,9 +260,15 @@ def _row(log_weights: np.ndarray) -> WidthRow:
         gap=gap,
         gap_error=gap_error,
         log_evidence=float(np.log(mean) + log_weights.max()),
+        log_evidence_error=float(np.std(weights / mean) / np.sqrt(num_draws)),
         sample_size=float(mean**2 / np.mean(weights**2)),
         num_draws=num_draws,
     )
+
+
+def _largest_shape(num_draws: int) -> float:
+    """Above it, averages of so many draws are not to be trusted (Vehtari et al. 2024)."""
+    return float(min(1 - 1 / np.log10(num_draws), 0.7))
 
 
 def _pareto_k(log_weights: np.ndarray) -> float:

@@ -4,6 +4,7 @@ Each gives its results and, by draw of the hidden weights, whether they are fini
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
-from numpyro_wide.linear_gaussian import draw_readout, predict_readout
+from numpyro_wide.linear_gaussian import draw_readout, evidence_of, predict_readout
 from numpyro_wide.readout._collapse import CollapsedModel
 from numpyro_wide.readout._sites import ReadoutRun, StoppedRunError, run_at_draw
 
@@ -52,6 +53,26 @@ def _log_density(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, nothin
     # Given the hidden weights the outputs are independent.
     by_row = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
     return by_row, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
+
+
+def _joint_log_density(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, nothing: None) -> tuple[Array, Array]:
+    """Of all rows' observations together, (1,), and whether it is finite: the evidence with them over that without."""
+    both = replace(
+        fit,
+        features=jnp.concatenate([fit.features, new.features]),
+        residual=jnp.concatenate([fit.residual, new.residual]),
+        noise_scale=jnp.concatenate([_noise_by_row(fit), _noise_by_row(new)]),
+    )
+    with_new, without = (evidence_of(run.problem(model.readout, model.variant)) for run in (both, fit))
+    # NaN among the observations is no fault of a draw.
+    return (with_new - without)[None], jnp.isfinite(with_new - without) | jnp.isnan(new.residual).any()
+
+
+def _noise_by_row(run: ReadoutRun) -> Array:
+    """With an axis for the rows; outputs that share a factorisation go on sharing it."""
+    noise_scale = jnp.asarray(run.noise_scale)
+    by_output = () if run.loc.ndim == 1 else noise_scale.shape[-1:] or (1,)
+    return jnp.broadcast_to(noise_scale, (run.loc.shape[0], *by_output))
 
 
 def _check_fits(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, *, is_observed: bool) -> None:
@@ -107,13 +128,26 @@ def predictions(
 
 
 def log_densities(model: CollapsedModel, static: tuple, _: None, samples: Samples, params: dict, data: list) -> Any:
+    return _averaged(_log_density, model, static, samples, params, data)
+
+
+def joint_log_densities(
+    model: CollapsedModel, static: tuple, _: None, samples: Samples, params: dict, data: list
+) -> Any:
+    return _averaged(_joint_log_density, model, static, samples, params, data)
+
+
+def _averaged(
+    solve: Callable, model: CollapsedModel, static: tuple, samples: Samples, params: dict, data: list
+) -> tuple[Array, Array]:
+    """Log of the average of densities over the draws that are finite, whose logarithms are arrays of one axis."""
     batch_size, _, rest = static
     fitted_on, test = combine(data, rest)
     fit, new = _shapes(model, samples, params, [fitted_on, test])
     _check_fits(model, fit, new, is_observed=True)
     run = partial(_runs, model, params, [fitted_on, test])
-    found, is_finite = _map(run, partial(_log_density, model), (samples, None), batch_size, [fit, new])
-    # Of the draws that are finite; whether others may be left out is for the caller to say.
+    found, is_finite = _map(run, partial(solve, model), (samples, None), batch_size, [fit, new])
+    # Whether other draws may be left out is for the caller to say.
     found = jnp.where(is_finite[:, None], found, -jnp.inf)
     return logsumexp(found, axis=0) - jnp.log(is_finite.sum()), is_finite
 

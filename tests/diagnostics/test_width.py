@@ -64,6 +64,64 @@ def test_every_number_against_quadrature():
     np.testing.assert_allclose(row.sample_size, average**2 / mean(lambda h: evidence(h) ** 2), rtol=0.02)
 
 
+def noisy(y=None):
+    """The same with a latent noise."""
+    noise_scale = numpyro.sample("noise", dist.LogNormal(0.0, 0.4))
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1))
+    features = numpyro.deterministic("features", jnp.full((1, 1), hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, noise_scale).to_event(1), obs=y)
+
+
+def test_hyperparameters_are_drawn_from_their_posterior_and_given():
+    model = collapse_readout(noisy, readout="w", features="features", observed="y")
+    log_noises, hidden = np.linspace(-2, 2, 401), np.linspace(-8, 8, 801)
+    variances = hidden**2 + np.exp(2 * log_noises)[:, None]
+    log_densities = stats.norm.logpdf(2.0, 0, np.sqrt(variances))
+    prior = stats.norm.pdf(hidden) / stats.norm.pdf(hidden).sum()
+    evidences = np.exp(log_densities) @ prior
+    gaps = np.log(evidences) - log_densities @ prior
+    noise_prior = stats.norm.pdf(log_noises, 0, 0.4)
+    posterior = evidences * noise_prior
+    gap = gaps @ posterior / posterior.sum()
+    rows = [
+        wide_enough(
+            jax.random.key(seed), model, np.array([2.0], "f"), num_draws=2000, batch_size=2000, hyperparameters="noise"
+        ).rows["model"]
+        for seed in range(24)
+    ]
+    found = np.array([row.gap for row in rows])
+    error = np.sqrt(np.mean([row.gap_error**2 for row in rows]) / len(rows))
+    # Noise from its prior would be told from noise of its posterior.
+    assert abs(found.mean() - gap) < 4 * error < abs(gaps @ noise_prior / noise_prior.sum() - gap)
+    np.testing.assert_allclose(found.std(ddof=1), np.sqrt(len(rows)) * error, rtol=0.6)
+    log_evidence = np.log(posterior.sum() / noise_prior.sum())
+    assert abs(np.mean([row.log_evidence for row in rows]) - log_evidence) < 4 * rows[0].log_evidence_error / 24**0.5
+    assert all(row.num_draws == 500 and np.isfinite(row.prior_pareto_k) for row in rows)
+    # What the data say about the noise is no distance from the limit of weights.
+    assert wide_enough(KEY, model, np.array([2.0], "f"), num_draws=2000).rows["model"].gap > 1.1 * gap
+
+
+def test_hyperparameters_far_from_their_prior_are_told_of():
+    def model(y=None):
+        noise_scale = numpyro.sample("noise", dist.LogNormal(7.0, 1.0))
+        features = numpyro.deterministic("features", jnp.eye(5)[:, :2])
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, noise_scale).to_event(1), obs=y)
+
+    wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+    row = wide_enough(KEY, wrapped, Y, num_draws=200, hyperparameters=["noise"]).rows["model"]
+    assert row.prior_pareto_k > 0.7 and row.pareto_k == -np.inf
+    assert "hyperparameters are far from their prior" in row.advice
+
+
+@pytest.mark.parametrize("names", ["scale", ["noise", "y"]])
+def test_hyperparameters_must_be_latent_sites(names):
+    model = collapse_readout(noisy, readout="w", features="features", observed="y")
+    with pytest.raises(ValueError, match="hyperparameters must name latent sites"):
+        wide_enough(KEY, model, np.array([2.0], "f"), num_draws=200, hyperparameters=names)
+
+
 def test_constant_features_are_the_limit():
     def model(y=None):
         numpyro.sample("hidden", dist.Normal(0, 1).expand([3]).to_event(1))
@@ -105,7 +163,7 @@ def test_the_repriorised_and_the_collapsed_form_agree():
         "collapsed": collapse_readout(model, readout="w", features="features", observed="y"),
     }
     keys = jax.random.split(KEY, 50)
-    weights = {name: _width._log_weights(form, keys, 1, (x, y), {}) for name, form in forms.items()}
+    weights = {name: _width._Draws(form, 1, (x, y), {}).log_weights(keys)[0] for name, form in forms.items()}
     assert np.ptp(weights["collapsed"]) > 1
     np.testing.assert_allclose(weights["repriorised"], weights["collapsed"], rtol=1e-4)
 

@@ -37,7 +37,7 @@ def test_evidence_of_networks_by_chains_by_importance_and_in_the_limit(width):
     found = model_evidence(jax.random.key(2), model, YEARS, PACES, num_chains=4, num_warmup=100, num_samples=200)
     error = np.hypot(found.standard_error, row.log_evidence_error)
     assert found.is_trusted and row.pareto_k < 0.5
-    assert abs(found.log_evidence - row.log_evidence) < 4 * error < 0.8
+    assert abs(found.log_evidence - row.log_evidence) < 4 * error < 1.2
     kernel = fcn_kernel(1, "erf", w_std=3.0, b_std=2.0)(jnp.asarray(YEARS))[0]
     limit = float(gp_log_evidence(kernel, PACES, NOISE))
     # The evidence differs from its limit by a multiple of 1/width, of the size of the gap, which does as well.

@@ -21,6 +21,7 @@ SETTINGS = {
     "pcn": {"step_size": 0.6},
     "pcnl": {"step_size": 0.5},
     "split-persistent": {"step_size": 0.6, "num_steps": 2, "persistence": 0.8},
+    "microcanonical": {"step_size": 1.2, "num_steps": 3, "momentum_length": 2.0},
 }
 
 

@@ -223,8 +223,8 @@ def statistics(model, name, key):
     return predictions.reshape(*predictions.shape[:2], -1), int(mcmc.get_extra_fields()["diverging"].sum())
 
 
-@pytest.mark.slow  # for the others the joint density above stands
-@pytest.mark.parametrize("name", ["bernoulli", "categorical", "student_t"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_plain_and_fitted_chains_agree(name):
     means, errors = [], []
     for model, key in ((partial(network, name=name), 10), (wrapped_by(name, surrogate_of(name)), 20)):

@@ -92,6 +92,60 @@ def test_against_ratios_of_dense_densities(k, noise, noise_new, n):
     np.testing.assert_allclose(found, logsumexp(by_draw, axis=0) - np.log(5), rtol=1e-9)
 
 
+def dense_joint_log_density(x, y, x_new, y_new, noise, noise_new):
+    """The density of all data together over that of the data of the fit."""
+    terms = np.zeros(len(HIDDEN))
+    both, y_both = np.concatenate([x, x_new]), np.concatenate([y, y_new])
+    noise, noise_new = np.broadcast_to(noise, y.shape), np.broadcast_to(noise_new, y_new.shape)
+    noise_both = np.concatenate([noise, noise_new])
+    for draw, hidden in enumerate(HIDDEN):
+        for sign, inputs, targets, sd in ((1, both, y_both, noise_both), (-1, x, y, noise)):
+            for column, deviation in zip(
+                targets.reshape(len(inputs), -1).T, sd.reshape(len(inputs), -1).T, strict=True
+            ):
+                terms[draw] += sign * multivariate_normal(*dense_joint(hidden, inputs, deviation)).logpdf(column)
+    return logsumexp(terms) - np.log(len(HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("k", "noise"), [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")]
+)
+def test_all_rows_together_against_dense_densities(x64, k, noise):
+    (x, y), (x_new, y_new) = data(8, k), data(6, k, seed=2)
+    noise_new = noise
+    if isinstance(noise, str):
+        column = () if k is None else (1,)
+        noise, noise_new = np.linspace(0.2, 0.9, 8).reshape(8, *column), np.linspace(1, 2, 6).reshape(6, *column)
+    predictive = ReadoutPredictive(make(k), {"hidden": HIDDEN}, (x, y), {"noise": noise})
+    found = predictive.joint_log_density(x_new, y_new, noise=noise_new)
+    assert found.shape == ()
+    np.testing.assert_allclose(found, dense_joint_log_density(x, y, x_new, y_new, noise, noise_new), rtol=1e-9)
+    # Of one row it is the other.
+    noise_one = noise_new[:1] if np.shape(noise_new)[:1] == (6,) else noise_new
+    of_one = predictive.log_density(x_new[:1], y_new[:1], noise=noise_one)
+    joint = predictive.joint_log_density(x_new[:1], y_new[:1], noise=noise_one)
+    np.testing.assert_allclose(joint, of_one[0], rtol=1e-9)
+
+
+def test_all_rows_together_in_single_precision_in_blocks_and_under_jit(tmp_path):
+    (x, y), (x_new, y_new) = data(8), data(6, seed=2)
+    np.save(tmp_path / "hidden.npy", HIDDEN)
+    stored = {"hidden": np.load(tmp_path / "hidden.npy", mmap_mode="r")}
+    found = ReadoutPredictive(make(), stored, (x, y)).joint_log_density(x_new, y_new)
+    np.testing.assert_allclose(found, dense_joint_log_density(x, y, x_new, y_new, 0.3, 0.3), rtol=1e-4)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
+    np.testing.assert_allclose(jax.jit(predictive.joint_log_density)(x_new, y_new), found, rtol=1e-4)
+
+
+def test_all_rows_together_must_be_observed():
+    (x, y), (x_new, y_new) = data(8), data(6, seed=2)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
+    with pytest.raises(ValueError, match="must not contain NaN"):
+        predictive.joint_log_density(x_new, np.where(y_new > 0, np.nan, y_new))
+    with pytest.raises(ValueError, match="is not observed"):
+        predictive.joint_log_density(x_new)
+
+
 def test_a_latent_noise_is_that_of_each_draw():
     def model(x, y=None):
         sigma = numpyro.sample("sigma", dist.HalfNormal(1))

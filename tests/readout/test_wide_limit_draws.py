@@ -7,9 +7,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
-from numpyro.infer import Predictive
+from numpyro.infer import MCMC, Predictive
 
-from numpyro_wide import repriorise, surrogate_targets, wide_limit_draws
+from numpyro_wide import collapse_readout, repriorise, surrogate_targets, wide_limit_draws
+from numpyro_wide.diagnostics import effective_sample_size
+from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import fcn_kernel
 
@@ -63,6 +65,23 @@ def test_a_latent_scale_is_learnt_when_asked_for():
     unweighted = wide_limit_draws(jax.random.key(1), model, 1000, X, Y)
     assert unweighted.pareto_shape is None
     np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.1)
+
+
+@pytest.mark.slow
+def test_noise_and_scale_are_those_of_a_chain_at_width_1000():
+    x, y = X[::2], Y[::2]
+    plain, model = wrapped(1000, dist.LogNormal(0.0, 1.0), {"w_std": dist.LogNormal(0.5, 0.5)})
+    draws = wide_limit_draws(jax.random.key(2), model, 1000, x, y)
+    collapsed = collapse_readout(plain, readout="readout", features="features", observed="y")
+    mcmc = MCMC(SplitHMC(collapsed), num_warmup=200, num_samples=400, num_chains=2, chain_method="vectorized")
+    mcmc.run(jax.random.key(3), x, y)
+    for name in ("noise_base", "w_std_base"):
+        chain = np.asarray(mcmc.get_samples(group_by_chain=True)[name], float)
+        found = np.asarray(draws[name], float)
+        # Of 10,000 proposals at least 300 carry the weights; the chain's error is that of its effective draws.
+        error = chain.std() * np.sqrt(1 / effective_sample_size(chain) + 1 / 300)
+        assert abs(chain.mean() - found.mean()) < 4 * error < 0.6 * chain.std()
+        assert abs(np.log(chain.std() / found.std())) < 0.3
 
 
 def test_weighted_draws_predict():

@@ -153,6 +153,7 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
     ("change", "error", "message"),
     [
         ({"x": X[:, 0]}, ValueError, "x must be a matrix"),
+        ({"x": X[:0], "y": Y[:0]}, ValueError, "at least one row"),
         ({"y": Y[:5]}, ValueError, "targets"),
         ({"y": np.where(Y > 1, np.nan, Y)}, ValueError, "NaN"),
         ({"activation": "tanh"}, ValueError, "closed-form kernels"),
@@ -163,6 +164,12 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
 def test_what_cannot_be_fitted_is_refused(change, error, message):
     with pytest.raises(error, match=message):
         wide_limit.fit(**{"x": X, "y": Y, **change})
+
+
+def test_predictions_of_no_rows_are_refused():
+    fit = wide_limit.fit(X[:5], Y[:5], num_restarts=1)
+    with pytest.raises(ValueError, match="no rows to predict"):
+        fit.predict(X[:0])
 
 
 def test_it_is_refused_under_jit():

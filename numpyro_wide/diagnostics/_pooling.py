@@ -1,0 +1,129 @@
+"""Is what several chains predict together a posterior, an ensemble, or neither?"""
+
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+from scipy.special import logsumexp
+
+from numpyro_wide.diagnostics._chains import rhat_squared
+from numpyro_wide.diagnostics._regression import log_predictive_density
+
+_LEVEL = 0.9  # of the quantile over predictions: the largest of hundreds is noise
+_MOST_SUBSETS = 100  # of the chains, of each size
+
+
+class PoolingReport(NamedTuple):
+    r"""What :func:`pooling` found. Printing it gives a table.
+
+    Attributes:
+        within: for each chain, $\hat R$ of the predicted means between its first and its second half, (chains,).
+        between: $\hat R$ of the predicted means between the chains.
+        by_chain: mean log predictive density of each chain alone, (chains,).
+        by_number: mean log predictive density of the pool of 1, 2, ... chains, averaged over which ones, (chains,).
+        limit: of $\hat R$, above which draws disagree.
+    """
+
+    within: np.ndarray
+    between: float
+    by_chain: np.ndarray
+    by_number: np.ndarray
+    limit: float
+
+    @property
+    def unsettled(self) -> list[int]:
+        """Numbers of the chains whose halves disagree."""
+        return [int(chain) for chain in np.flatnonzero(~(self.within <= self.limit))]
+
+    @property
+    def advice(self) -> str:
+        """What the pool of all chains may be called."""
+        if self.unsettled:
+            return f"not settled: chains {self.unsettled} still move; run them longer, and judge the pool then"
+        if self.between <= self.limit:
+            return "one posterior: the chains agree, and their pool is one long chain"
+        return "an ensemble: every chain has settled, in a place of its own; say so, and do not call it a posterior"
+
+    def __str__(self) -> str:
+        lines = [" chain  R-hat of its halves  log density alone"]
+        for chain, (rhat, density) in enumerate(zip(self.within, self.by_chain, strict=True)):
+            lines.append(f"{chain:6d}  {rhat:18.3f}  {density:17.4f}")
+        pooled = ", ".join(f"{number}: {density:.4f}" for number, density in enumerate(self.by_number, 1))
+        lines += [f"log density by number of chains pooled: {pooled}", f"R-hat between chains: {self.between:.3f}"]
+        return "\n".join([*lines, self.advice])
+
+
+def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
+    r"""Tell whether chains may be pooled, by what they predict.
+
+    Weights cannot agree where hidden units trade places; predictions can. Chains that each have settled, and disagree,
+    sit in modes of their own: their equal-weight mixture is an ensemble, often with better scores than any of its
+    members, but its weights are not the posterior's, and its spread is no posterior's either. A chain that has not
+    settled belongs to neither.
+
+    $\hat R$ is the root of :func:`rhat_squared`, and of the predictions the one is taken that nine tenths are below.
+    Draws that are few, or depend on one another over half a chain, look unsettled, as they should.
+
+    Args:
+        y: what was observed at the rows that are predicted, (n,), or (n, k) for k outputs.
+        mean: means of the predictions, (chains, draws, n) or (chains, draws, n, k).
+        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
+        rhat_limit: above which draws disagree, more than 1.
+
+    Returns:
+        A report, to print, with ``advice``.
+
+    Raises:
+        TypeError: for what does not hold numbers.
+        ValueError: if shapes do not fit, there are fewer than 2 chains or 4 draws, there is NaN or infinity, a variance
+            is not positive, or the limit not above 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_wide.diagnostics import pooling
+        >>> mean = 0.1 * np.random.default_rng(0).normal(size=(4, 100, 20))
+        >>> report = pooling(np.zeros(20), mean, np.ones((4, 100, 20)))
+        >>> report.advice.split(":")[0], report.by_number.shape
+        ('one posterior', (4,))
+    """
+    means, variances = np.asarray(mean), np.asarray(variance)
+    if means.ndim != np.ndim(y) + 2 or means.shape != variances.shape or means.shape[0] < 2 or means.shape[1] < 4:
+        raise ValueError(
+            "mean and variance must have shape (chains, draws, *y.shape), with at least 2 chains of 4 draws, but y has "
+            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}; where draws of chains follow one "
+            "another, as from ReadoutPredictive, write mean.reshape(num_chains, -1, *y.shape)."
+        )
+    if not rhat_limit > 1:
+        raise ValueError(f"rhat_limit must be more than 1, but is {rhat_limit}.")
+    # Checks the numbers too.
+    densities = np.stack(
+        [
+            np.asarray(log_predictive_density(y, *of_chain, pointwise=True)).ravel()
+            for of_chain in zip(means, variances, strict=True)
+        ]
+    )
+    half = means.shape[1] // 2
+    halves = np.stack([means[:, :half], means[:, -half:]])  # (2, chains, draws, ...)
+    return PoolingReport(
+        within=np.array([_rhat(halves[:, chain]) for chain in range(len(means))]),
+        between=_rhat(means),
+        by_chain=densities.mean(axis=1),
+        by_number=np.array([_of_pools(densities, number) for number in range(1, len(densities) + 1)]),
+        limit=rhat_limit,
+    )
+
+
+def _rhat(draws: np.ndarray) -> float:
+    """Over all predictions; of those that no draw moves there is none, and they agree."""
+    rhats = np.nan_to_num(np.sqrt(rhat_squared(draws)), nan=1.0, posinf=np.inf)
+    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others cannot tell infinities apart
+
+
+def _of_pools(densities: np.ndarray, number: int) -> float:
+    """Mean over pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
+    pools = list(combinations(range(len(densities)), number))
+    if len(pools) > _MOST_SUBSETS:
+        chosen = np.random.default_rng(0).choice(len(pools), _MOST_SUBSETS, replace=False)
+        pools = [pools[index] for index in chosen]
+    return float(np.mean([logsumexp(densities[list(pool)], axis=0) - np.log(number) for pool in pools]))

@@ -1,0 +1,88 @@
+"""Pooled chains: what the report says of made-up predictions, and its densities against the regression scores."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from numpyro_wide.diagnostics import log_predictive_density, pooling
+
+RNG = np.random.default_rng(0)
+Y = RNG.normal(size=30)
+VARIANCE = RNG.uniform(0.5, 2.0, size=(4, 200, 30))
+
+
+def settled(places):
+    """Independent draws around a place for each chain."""
+    return np.asarray(places)[:, None, None] + RNG.normal(size=(4, 200, 30))
+
+
+def test_chains_that_agree_are_one_posterior():
+    report = pooling(Y, settled([0, 0, 0, 0]), VARIANCE)
+    assert report.unsettled == [] and report.between < 1.02
+    assert report.advice.startswith("one posterior") and "one posterior" in str(report)
+
+
+def test_chains_in_places_of_their_own_are_an_ensemble():
+    report = pooling(Y, settled([0, 0, 1.5, 1.5]), VARIANCE)
+    # Half of the chains 1.5 from the others: a variance of 0.75² between for one of 1 within.
+    np.testing.assert_allclose(report.between, np.sqrt(1 + 0.75**2), rtol=0.05)
+    assert report.unsettled == [] and report.advice.startswith("an ensemble")
+
+
+def test_a_chain_on_its_way_is_named():
+    mean = settled([0, 0, 0, 0])
+    mean[2] += np.linspace(0, 4, 200)[:, None]
+    report = pooling(Y, mean, VARIANCE)
+    assert report.unsettled == [2] and "chains [2] still move" in str(report)
+
+
+def test_few_predictions_that_disagree_by_chance_are_passed_over():
+    mean = settled([0, 0, 0, 0])
+    mean[..., :2] = settled([0, 5, 10, 15])[..., :2]
+    assert pooling(Y, mean, VARIANCE).advice.startswith("one posterior")
+    mean[..., :4] = settled([0, 5, 10, 15])[..., :4]
+    assert pooling(Y, mean, VARIANCE).advice.startswith("an ensemble")
+
+
+@pytest.mark.parametrize("shape", [(30,), (15, 2)])
+def test_densities_are_those_of_the_pools(shape):
+    y, mean = Y.reshape(shape), settled([0, 0.5, 1.0, 3.0]).reshape(4, 200, *shape)
+    variance = VARIANCE.reshape(mean.shape)
+    report = pooling(y, mean, variance)
+    for number in range(1, 5):
+        expected = np.mean(
+            [
+                log_predictive_density(y, np.concatenate(mean[list(pool)]), np.concatenate(variance[list(pool)]))
+                for pool in combinations(range(4), number)
+            ]
+        )
+        np.testing.assert_allclose(report.by_number[number - 1], expected, rtol=1e-10)
+    np.testing.assert_allclose(report.by_number[0], report.by_chain.mean(), rtol=1e-12)
+    np.testing.assert_allclose(report.by_chain[3], log_predictive_density(y, mean[3], variance[3]), rtol=1e-12)
+
+
+def test_many_chains_are_pooled_in_some_of_the_ways():
+    mean = RNG.normal(size=(12, 20, 5))
+    report = pooling(Y[:5], mean, np.ones_like(mean))
+    assert report.by_number.shape == (12,)
+    # A mixture's density is concave in its weights: more chains never lower the average over pools, but by chance.
+    assert np.all(np.diff(report.by_number) > -0.01)
+
+
+def test_predictions_that_nothing_moves_agree():
+    mean = np.zeros((2, 10, 30))
+    assert pooling(Y, mean, np.ones_like(mean)).advice.startswith("one posterior")
+    mean[1] = 1.0
+    assert pooling(Y, mean, np.ones_like(mean)).between == np.inf
+
+
+@pytest.mark.parametrize("shape", [(200, 30), (1, 200, 30), (4, 3, 30), (4, 200, 29)])
+def test_shapes_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match=r"mean|shape"):
+        pooling(Y, np.zeros(shape), np.ones(shape))
+
+
+def test_a_limit_of_one_is_refused():
+    with pytest.raises(ValueError, match="rhat_limit must be more than 1"):
+        pooling(Y, settled([0, 0, 0, 0]), VARIANCE, rhat_limit=1.0)
