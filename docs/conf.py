@@ -50,8 +50,6 @@ nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(HERE / "_build" / "programs")  # most pages' programs outlive a change
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 os.environ["CI"] = "true"  # NumPyro draws no progress bars there
 # ArviZ 0.23 announces its next generation at import, and tqdm misses a widget.
 os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"

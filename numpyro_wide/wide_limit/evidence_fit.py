@@ -151,9 +151,9 @@ def fit(
             "x must be a matrix (n, d_in) with at least one row and one column, but has shape "
             f"{inputs.shape}; write a single column x[:, None]."
         )
-    check_targets(jnp.asarray(targets), len(inputs))
     check_no_nan("x", inputs)
     check_no_nan("y", targets)
+    check_targets(jnp.asarray(targets), len(inputs))
     num_restarts = whole_number("num_restarts", num_restarts)
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
     architectures = [

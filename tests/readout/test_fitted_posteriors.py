@@ -230,7 +230,7 @@ def test_plain_and_fitted_chains_agree(name):
     for model, key in ((partial(network, name=name), 10), (wrapped_by(name, surrogate_of(name)), 20)):
         draws, num_divergent = statistics(model, name, key)
         ess = np.asarray(az.ess({"x": draws}, method="mean")["x"])
-        assert ess.min() > 100
+        assert ess.min() > 60  # of 480 draws
         assert num_divergent == 0
         means.append(draws.mean((0, 1)))
         errors.append(draws.std((0, 1)) / np.sqrt(ess))
