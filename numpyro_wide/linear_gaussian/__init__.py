@@ -18,6 +18,7 @@ from numpyro_wide.linear_gaussian._maps import readout_inverse_map as readout_in
 from numpyro_wide.linear_gaussian._maps import readout_map as readout_map
 from numpyro_wide.linear_gaussian._maps import unmap_readout as unmap_readout
 from numpyro_wide.linear_gaussian._posterior import draw_readout as draw_readout
+from numpyro_wide.linear_gaussian._posterior import predict_jointly as predict_jointly
 from numpyro_wide.linear_gaussian._posterior import predict_readout as predict_readout
 from numpyro_wide.linear_gaussian._posterior import readout_draw as readout_draw
 from numpyro_wide.linear_gaussian._posterior import readout_posterior as readout_posterior
@@ -34,6 +35,7 @@ __all__ = [
     "evidence_of",
     "log_evidence",
     "map_readout",
+    "predict_jointly",
     "predict_readout",
     "readout_draw",
     "readout_inverse_map",

@@ -207,17 +207,7 @@ def predict_readout(
     def core(
         features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
     ) -> tuple[tuple[Array, Array], Array]:
-        test = test_features * scale[:, :1].T
-        # All by rows, and by the factor's inverse: products along rows, which take half the time of the solves.
-        if features.shape[1] <= features.shape[0]:
-            inverse = inverse_lower(cholesky(features.T @ features, variance))
-            solved = (test @ inverse.T) @ inverse  # ψᵀ (σ²I + ΨᵀΨ)⁻¹
-            weights = solved @ features.T
-            remainder = variance * solved
-        else:
-            inverse = inverse_lower(cholesky(features @ features.T, variance))
-            weights = ((test @ features.T) @ inverse.T) @ inverse
-            remainder = test - weights @ features
+        weights, remainder = _conditioned(features, variance, test_features * scale[:, :1].T)
         spread = _sum_of_squares(remainder) + variance * _sum_of_squares(weights)
         deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
         return (weights @ targets, deviation), spread
@@ -234,6 +224,43 @@ def predict_readout(
     # One row of variances serves all outputs where they share a covariance.
     variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
     return mean, variance, mean + deviation.reshape(shape)
+
+
+def predict_jointly(problem: ReadoutProblem, test_features: Array) -> tuple[Array, Array]:
+    r"""Mean of the function at new rows, and its covariance over them.
+
+    The covariance is that of :func:`predict_readout`, a sum of two Gram matrices.
+
+    Args:
+        problem: the readout's.
+        test_features: (m, d).
+
+    Returns:
+        Mean, (m, k), and covariance, (1, m, m) where outputs share it, (k, m, m) elsewhere.
+    """
+
+    def core(features: Array, targets: Array, variance: Array, scale: Array) -> tuple[Array, Array]:
+        weights, remainder = _conditioned(features, variance, test_features * scale[:, :1].T)
+        return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
+
+    readout = jnp.zeros(problem.readout_shape, problem.targets.dtype)
+    scale = as_matrix(broadcast_like(problem.prior_scale, readout))
+    mean, covariance = for_each_output(core, resolved(standardise(problem.exact())), scale)
+    return mean + as_matrix(test_features @ broadcast_like(problem.prior_loc, readout)), covariance
+
+
+def _conditioned(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
+    r"""Weights $c = K^{-1} \Psi \psi$ and $\psi - \Psi^\top c$ of each test row, (m, n) and (m, d).
+
+    All by rows, and by the factor's inverse: products along rows, which take half the time of the solves.
+    """
+    if features.shape[1] <= features.shape[0]:
+        inverse = inverse_lower(cholesky(features.T @ features, variance))
+        solved = (test @ inverse.T) @ inverse  # ψᵀ (σ²I + ΨᵀΨ)⁻¹
+        return solved @ features.T, variance * solved
+    inverse = inverse_lower(cholesky(features @ features.T, variance))
+    weights = ((test @ features.T) @ inverse.T) @ inverse
+    return weights, test - weights @ features
 
 
 def _sum_of_squares(matrix: Array) -> Array:

@@ -4,19 +4,19 @@ Each gives its results and, by draw of the hidden weights, whether they are fini
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
-from numpyro_wide.linear_gaussian import draw_readout, evidence_of, predict_readout
+from numpyro_wide.linear_gaussian import draw_readout, predict_jointly, predict_readout
 from numpyro_wide.readout._collapse import CollapsedModel
 from numpyro_wide.readout._sites import ReadoutRun, StoppedRunError, run_at_draw
 
@@ -56,23 +56,17 @@ def _log_density(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, nothin
 
 
 def _joint_log_density(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, nothing: None) -> tuple[Array, Array]:
-    """Of all rows' observations together, (1,), and whether it is finite: the evidence with them over that without."""
-    both = replace(
-        fit,
-        features=jnp.concatenate([fit.features, new.features]),
-        residual=jnp.concatenate([fit.residual, new.residual]),
-        noise_scale=jnp.concatenate([_noise_by_row(fit), _noise_by_row(new)]),
+    """Of all rows' observations together, (1,), and whether their mean and covariance are finite."""
+    mean, covariance = predict_jointly(fit.problem(model.readout, model.variant), new.features)
+    noise_scale, residual = (
+        jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
     )
-    with_new, without = (evidence_of(run.problem(model.readout, model.variant)) for run in (both, fit))
-    # NaN among the observations is no fault of a draw.
-    return (with_new - without)[None], jnp.isfinite(with_new - without) | jnp.isnan(new.residual).any()
-
-
-def _noise_by_row(run: ReadoutRun) -> Array:
-    """With an axis for the rows; outputs that share a factorisation go on sharing it."""
-    noise_scale = jnp.asarray(run.noise_scale)
-    by_output = () if run.loc.ndim == 1 else noise_scale.shape[-1:] or (1,)
-    return jnp.broadcast_to(noise_scale, (run.loc.shape[0], *by_output))
+    covariance = covariance + jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2
+    by_output = dist.MultivariateNormal(mean.T, covariance).log_prob(residual)
+    is_finite = jnp.isfinite(new.loc).all() & jnp.isfinite(mean).all() & jnp.isfinite(covariance).all()
+    # A density may be zero, as of a single row; NumPyro's is, too, where an observation is NaN.
+    found = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
+    return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
 
 
 def _check_fits(model: CollapsedModel, fit: ReadoutRun, new: ReadoutRun, *, is_observed: bool) -> None:

@@ -196,27 +196,27 @@ class ReadoutPredictive:
         r"""Log predictive density of all rows together: the conditional log evidence $\log p(D_2 | D_1)$.
 
         $D_1$ is what the model was fitted on, $D_2$ the observations of these rows; $\log \frac{1}{S} \sum_s
-        p(D_2 | D_1, \text{hidden}_s)$, each term the evidence of both over the evidence of the first (Mathematics,
-        :eq:`identity`). A model that learns fast from little data has more of it than of plain evidence, and it is
-        nearer to how the model will predict (Lotfi et al. 2022). The average over draws of the posterior given $D_1$
-        wants draws that some of $D_2$ confirm: of many rows few draws do, and the estimate is then too low.
+        p(D_2 | D_1, \text{hidden}_s)$, each term a Gaussian whose covariance over rows is that of :eq:`predictive`. A
+        model that learns fast from little data has more of it than of plain evidence, and it is nearer to how the model
+        will predict (Lotfi et al. 2022). The average over draws of the posterior given $D_1$ wants draws that some of
+        $D_2$ confirm: of many rows few draws do, and the estimate is then too low.
 
         Args:
             *args: arguments of the model, observations included, such as ``(x_2, y_2)``.
             **kwargs: likewise.
 
         Returns:
-            A scalar, in nats. In single precision it has the digits that a difference of evidences leaves.
+            A scalar, in nats; minus infinity where a density underflows.
 
         Raises:
             ValueError: as :meth:`log_density`.
-            FloatingPointError: if evidences are not finite.
+            FloatingPointError: if means or covariances are not finite.
 
         Warns:
-            RuntimeWarning: if draws are dropped whose evidence is not finite.
+            RuntimeWarning: if draws are dropped whose means or covariances are not finite.
         """
         found, is_finite = self._run_elsewhere(joint_log_densities, None, (args, kwargs))
-        kept_draws("evidences", is_finite, self.on_nonfinite)
+        kept_draws("predictions", is_finite, self.on_nonfinite)
         return self._known_densities(found, is_finite)[0]
 
     def _known_densities(self, found: Any, is_finite: Any) -> Array:
