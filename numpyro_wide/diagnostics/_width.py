@@ -1,5 +1,6 @@
 """How far a network is from its wide limit, by draws from that limit alone."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class WidthRow(NamedTuple):
         """What the distance from the limit means for sampling."""
         if self.pareto_k >= _largest_shape(self.num_draws):
             return "far: run a chain"
-        if self.prior_pareto_k >= _largest_shape(self.num_draws):
+        if self.prior_pareto_k >= 0.7:
             return "near, but the hyperparameters are far from their prior: narrow it, or run a chain"
         if self.accept_prob < 0.9:
             return "near: weight independent draws, or run a chain"
@@ -82,6 +83,8 @@ class WidthReport(NamedTuple):
                 f"{key!s:>8s}  {row.accept_prob:10.3f}  {row.pareto_k:8.2f}  {row.gap:8.3g} ± {row.gap_error:<7.1g} "
                 f"{row.sample_size:5.2f}  {row.advice}"
             )
+            if not np.isnan(row.prior_pareto_k):
+                lines.append(f"          Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
         if not np.isnan(self.slope):
             lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
         return "\n".join(lines)
@@ -110,7 +113,7 @@ def wide_enough(
     The limit is one of weights: a latent noise or prior scale is learnt from the data at any width. Name such sites as
     ``hyperparameters``, or the report tells how much the data say about them. Their posterior is drawn from as
     :func:`~numpyro_wide.wide_limit_draws` does, from their prior by the evidence of each draw, and the report is the
-    mean over eight of these draws of what weights are like given each, their largest Pareto shape apart.
+    mean over eight of these draws of what weights are like given each.
 
     A second call with the same model and data of the same shapes compiles nothing.
 
@@ -120,17 +123,21 @@ def wide_enough(
         *model_args: arguments of the models, observations included.
         num_draws: number of draws, at least 100, for a tail to be seen.
         batch_size: number of draws that are evaluated at once.
-        hyperparameters: latent sites that are learnt at any width, one or several; for
-            :func:`~numpyro_wide.nn.bnn`, "noise_base" and "w_std_base", say. They make three times the work.
+        hyperparameters: latent sites that are learnt at any width, a name or several; for
+            :func:`~numpyro_wide.nn.bnn`, "noise_base" and "w_std_base", say. Weights are looked at by a quarter as many
+            draws, at least 100, given each of eight draws of them.
         **model_kwargs: likewise arguments of the models.
 
     Returns:
         A report, to print, with the numbers in ``report.rows[width]``; the key of a single model is "model".
 
     Raises:
-        TypeError: if the key is none, or a model is not callable, such as a kernel.
+        TypeError: if the key is none, a model is not callable, such as a kernel, or hyperparameters are no names.
         ValueError: if a model observes nothing with these arguments or has no such hyperparameters, ``num_draws`` is
             too small, or no draw has a finite weight.
+
+    Warns:
+        RuntimeWarning: if the weight of a draw is not a number, as where its noise is lost in rounding: it is left out.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -154,13 +161,24 @@ def wide_enough(
                 f"models must be a model, a function, or a dictionary of several, but got a {type(model).__name__}; "
                 "pass the model itself, not a kernel."
             )
-    names = (hyperparameters,) if isinstance(hyperparameters, str) else tuple(hyperparameters)
+    names = (hyperparameters,) if isinstance(hyperparameters, str) else hyperparameters
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"hyperparameters must be the names of sites, a list of them or one, but got {names!r}.")
+    names = tuple(names)
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
-        draws = _Draws(model, batch_size, model_args, model_kwargs)
+        draws = _Draws(model, batch_size, model_args, model_kwargs, [])
         model_key = random.fold_in(rng_key, index)
         keys = random.split(model_key, num_draws)
         rows[key] = _learnt_row(draws, model_key, keys, names) if names else _row(draws.log_weights(keys)[0])
+        if draws.lost:
+            warnings.warn(
+                f"{sum(draws.lost)} draws of the model {key!r} are left out, whose weights are not numbers: there the "
+                "noise is too small against the features for this precision. Narrow its prior, or run in float64 "
+                "(jax.config.update('jax_enable_x64', True)).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return WidthReport(rows)
 
 
@@ -171,13 +189,14 @@ class _Draws(NamedTuple):
     batch_size: int
     args: tuple
     kwargs: dict[str, Any]
+    lost: list[int]  # how many draws were left out, by call
 
     def log_weights(
         self, keys: Array, names: tuple[str, ...] = (), given: dict[str, Array] | None = None
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Log ratio of the posterior's density to that of the draws, (draws,), and their values of some sites.
 
-        Sites that are given keep their values.
+        Sites that are given keep their values. Draws whose ratio is not a number are left out.
         """
         data, rest = partition((self.args, self.kwargs))
         # Outside of a compilation, where the handlers know the numbers that they check.
@@ -185,7 +204,11 @@ class _Draws(NamedTuple):
         found, values = run_compiled(
             _all_log_weights, self.model, (self.batch_size, names, rest), keys, given or {}, data
         )
-        return np.asarray(found, dtype=float), values
+        log_weights = np.asarray(found, dtype=float)
+        kept = np.flatnonzero(~np.isnan(log_weights))
+        if len(kept) < len(log_weights):
+            self.lost.append(len(log_weights) - len(kept))
+        return log_weights[kept], {name: value[kept] for name, value in values.items()}
 
 
 def _all_log_weights(
@@ -220,7 +243,7 @@ def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ..
     log_weights, values = draws.log_weights(keys, names)
     whole = _row(log_weights)
     choice_key, given_key = random.split(random.fold_in(rng_key, 1))
-    chosen = random.categorical(choice_key, np.nan_to_num(log_weights, nan=-np.inf), shape=(_NUM_GIVEN,))
+    chosen = random.categorical(choice_key, log_weights, shape=(_NUM_GIVEN,))
     num_draws = max(len(keys) // 4, _MIN_DRAWS)
     rows = []
     for index, key in zip(chosen, random.split(given_key, _NUM_GIVEN), strict=True):
@@ -229,7 +252,7 @@ def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ..
     gaps = [row.gap for row in rows]
     return WidthRow(
         accept_prob=float(np.mean([row.accept_prob for row in rows])),
-        pareto_k=max(row.pareto_k for row in rows),
+        pareto_k=float(np.median([row.pareto_k for row in rows])),  # the largest of eight is noise
         gap=float(np.mean(gaps)),
         gap_error=float(np.std(gaps, ddof=1) / np.sqrt(_NUM_GIVEN)),
         log_evidence=whole.log_evidence,
@@ -241,7 +264,7 @@ def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ..
 
 
 def _row(log_weights: np.ndarray) -> WidthRow:
-    if not np.isfinite(log_weights.max()):
+    if not (len(log_weights) and np.isfinite(log_weights.max())):
         raise ValueError(
             "no draw has a finite weight: the noise is too small against the features for this precision. Run in "
             "float64 (jax.config.update('jax_enable_x64', True))."

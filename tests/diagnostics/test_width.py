@@ -113,6 +113,34 @@ def test_hyperparameters_far_from_their_prior_are_told_of():
     row = wide_enough(KEY, wrapped, Y, num_draws=200, hyperparameters=["noise"]).rows["model"]
     assert row.prior_pareto_k > 0.7 and row.pareto_k == -np.inf
     assert "hyperparameters are far from their prior" in row.advice
+    report = wide_enough(KEY, wrapped, Y, num_draws=200, hyperparameters=["noise"])
+    assert f"together: {row.prior_pareto_k:.2f}" in str(report)
+
+
+def test_draws_whose_weight_is_no_number_are_left_out():
+    def model(y=None):
+        noise_scale = numpyro.sample("noise", dist.HalfNormal(1.0))
+        features = numpyro.deterministic("features", jnp.eye(5)[:, :2])
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        # As rounding does to noise that is too small.
+        numpyro.sample("y", dist.Normal(features @ w, jnp.where(noise_scale < 0.1, 1e-12, 0.5)).to_event(1), obs=y)
+
+    wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+    covariance = np.diag([1.25, 1.25, 0.25, 0.25, 0.25])
+    expected = stats.multivariate_normal(np.zeros(5), covariance).logpdf(Y)
+    with jax.debug_nans(False):
+        for names in ((), "noise"):
+            with pytest.warns(RuntimeWarning, match="draws of the model 'model' are left out") as told:
+                row = wide_enough(KEY, wrapped, Y, num_draws=200, hyperparameters=names).rows["model"]
+            assert told[0].filename == __file__
+            np.testing.assert_allclose(row.log_evidence, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("names", [None, 3, {"noise": 0.3}, ["noise", 3]])
+def test_hyperparameters_must_be_names(names):
+    model = collapse_readout(noisy, readout="w", features="features", observed="y")
+    with pytest.raises(TypeError, match="hyperparameters must be the names of sites"):
+        wide_enough(KEY, model, np.array([2.0], "f"), num_draws=200, hyperparameters=names)
 
 
 @pytest.mark.parametrize("names", ["scale", ["noise", "y"]])
@@ -163,7 +191,7 @@ def test_the_repriorised_and_the_collapsed_form_agree():
         "collapsed": collapse_readout(model, readout="w", features="features", observed="y"),
     }
     keys = jax.random.split(KEY, 50)
-    weights = {name: _width._Draws(form, 1, (x, y), {}).log_weights(keys)[0] for name, form in forms.items()}
+    weights = {name: _width._Draws(form, 1, (x, y), {}, []).log_weights(keys)[0] for name, form in forms.items()}
     assert np.ptp(weights["collapsed"]) > 1
     np.testing.assert_allclose(weights["repriorised"], weights["collapsed"], rtol=1e-4)
 
