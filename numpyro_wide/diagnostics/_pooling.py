@@ -1,6 +1,7 @@
 """Is what several chains predict together a posterior, an ensemble, or neither?"""
 
 from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ class PoolingReport(NamedTuple):
     r"""What :func:`pooling` found. Printing it gives a table.
 
     Attributes:
-        within: for each chain, $\hat R$ of the predicted means between its first and its second half, (chains,).
-        between: $\hat R$ of the predicted means between the chains.
+        within: for each chain, $\hat R$ of the predictions between its first and its second half, (chains,); infinite
+            for a chain that does not move.
+        between: $\hat R$ of the predictions between the chains.
+        largest: the largest of any entry of y between the chains; ``between`` is what nine tenths of them are below.
         by_chain: mean log predictive density of each chain alone, (chains,).
         by_number: mean log predictive density of the pool of 1, 2, ... chains, averaged over which ones, (chains,).
         limit: of $\hat R$, above which draws disagree.
@@ -27,20 +30,21 @@ class PoolingReport(NamedTuple):
 
     within: np.ndarray
     between: float
+    largest: float
     by_chain: np.ndarray
     by_number: np.ndarray
     limit: float
 
     @property
     def unsettled(self) -> list[int]:
-        """Numbers of the chains whose halves disagree."""
+        """Numbers of the chains whose halves disagree, or that do not move."""
         return [int(chain) for chain in np.flatnonzero(~(self.within <= self.limit))]
 
     @property
     def advice(self) -> str:
         """What the pool of all chains may be called."""
         if self.unsettled:
-            return f"not settled: chains {self.unsettled} still move; run them longer, and judge the pool then"
+            return f"not settled: chains {self.unsettled} still move, or never did; run longer, and judge the pool then"
         if self.between <= self.limit:
             return "one posterior: the chains agree, and their pool is one long chain"
         return "an ensemble: every chain has settled, in a place of its own; say so, and do not call it a posterior"
@@ -50,20 +54,21 @@ class PoolingReport(NamedTuple):
         for chain, (rhat, density) in enumerate(zip(self.within, self.by_chain, strict=True)):
             lines.append(f"{chain:6d}  {rhat:18.3f}  {density:17.4f}")
         pooled = ", ".join(f"{number}: {density:.4f}" for number, density in enumerate(self.by_number, 1))
-        lines += [f"log density by number of chains pooled: {pooled}", f"R-hat between chains: {self.between:.3f}"]
+        lines.append(f"log density by number of chains pooled: {pooled}")
+        lines.append(f"R-hat between chains: {self.between:.3f}, the largest of a prediction {self.largest:.3f}")
         return "\n".join([*lines, self.advice])
 
 
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
-    r"""Tell whether chains may be pooled, by what they predict.
+    r"""Tell whether chains may be pooled, by what they predict, numbers with Gaussian noise.
 
     Weights cannot agree where hidden units trade places; predictions can. Chains that each have settled, and disagree,
     sit in modes of their own: their equal-weight mixture is an ensemble, often with better scores than any of its
     members, but its weights are not the posterior's, and its spread is no posterior's either. A chain that has not
     settled belongs to neither.
 
-    $\hat R$ is the root of :func:`rhat_squared`, and of the predictions the one is taken that nine tenths are below.
-    Draws that are few, or depend on one another over half a chain, look unsettled, as they should.
+    $\hat R$ is the classical one, of the means and of the logarithms of the variances; over entries of y that is taken
+    which nine tenths are below. Chains of few independent draws, fewer than some fifty, look unsettled by chance.
 
     Args:
         y: what was observed at the rows that are predicted, (n,), or (n, k) for k outputs.
@@ -94,8 +99,8 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
             f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}; where draws of chains follow one "
             "another, as from ReadoutPredictive, write mean.reshape(num_chains, -1, *y.shape)."
         )
-    if not rhat_limit > 1:
-        raise ValueError(f"rhat_limit must be more than 1, but is {rhat_limit}.")
+    if not isinstance(rhat_limit, int | float) or not rhat_limit > 1:
+        raise ValueError(f"rhat_limit must be a number above 1, but is {rhat_limit!r}.")
     # Checks the numbers too.
     densities = np.stack(
         [
@@ -103,27 +108,41 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
             for of_chain in zip(means, variances, strict=True)
         ]
     )
+    predicted = np.stack([means, np.log(variances)], axis=-1).astype(float)
     half = means.shape[1] // 2
-    halves = np.stack([means[:, :half], means[:, -half:]])  # (2, chains, draws, ...)
+    within = []
+    for chain in predicted:
+        is_stuck = not np.ptp(chain, axis=0).any()
+        within.append(np.inf if is_stuck else _quantile(_rhats(np.stack([chain[:half], chain[-half:]]))))
+    rhats = _rhats(predicted)
     return PoolingReport(
-        within=np.array([_rhat(halves[:, chain]) for chain in range(len(means))]),
-        between=_rhat(means),
+        within=np.array(within),
+        between=_quantile(rhats),
+        largest=float(rhats.max()),
         by_chain=densities.mean(axis=1),
         by_number=np.array([_of_pools(densities, number) for number in range(1, len(densities) + 1)]),
         limit=rhat_limit,
     )
 
 
-def _rhat(draws: np.ndarray) -> float:
-    """Over all predictions; of those that no draw moves there is none, and they agree."""
-    rhats = np.nan_to_num(np.sqrt(rhat_squared(draws)), nan=1.0, posinf=np.inf)
+def _rhats(draws: np.ndarray) -> np.ndarray:
+    """By entry of y, the classical one of the worse of its two moments; 1 of what no draw moves, and chains share."""
+    num_chains, num_draws = draws.shape[:2]
+    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # see there
+    squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
+    return np.sqrt(squared).max(axis=-1).ravel()
+
+
+def _quantile(rhats: np.ndarray) -> float:
     return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others cannot tell infinities apart
 
 
 def _of_pools(densities: np.ndarray, number: int) -> float:
     """Mean over pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
-    pools = list(combinations(range(len(densities)), number))
-    if len(pools) > _MOST_SUBSETS:
-        chosen = np.random.default_rng(0).choice(len(pools), _MOST_SUBSETS, replace=False)
-        pools = [pools[index] for index in chosen]
-    return float(np.mean([logsumexp(densities[list(pool)], axis=0) - np.log(number) for pool in pools]))
+    num_chains = len(densities)
+    if comb(num_chains, number) <= _MOST_SUBSETS:
+        pools = [list(pool) for pool in combinations(range(num_chains), number)]
+    else:
+        random = np.random.default_rng(0)
+        pools = [random.choice(num_chains, number, replace=False).tolist() for _ in range(_MOST_SUBSETS)]
+    return float(np.mean([logsumexp(densities[pool], axis=0) - np.log(number) for pool in pools]))

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import arviz as az
 import numpy as np
 import pytest
 
@@ -25,8 +26,8 @@ def test_chains_that_agree_are_one_posterior():
 
 def test_chains_in_places_of_their_own_are_an_ensemble():
     report = pooling(Y, settled([0, 0, 1.5, 1.5]), VARIANCE)
-    # Half of the chains 1.5 from the others: a variance of 0.75² between for one of 1 within.
-    np.testing.assert_allclose(report.between, np.sqrt(1 + 0.75**2), rtol=0.05)
+    # Half of the chains 1.5 from the others: a variance of 0.75 between for one of 1 within.
+    np.testing.assert_allclose(report.between, np.sqrt(1.75), rtol=0.05)
     assert report.unsettled == [] and report.advice.startswith("an ensemble")
 
 
@@ -70,11 +71,44 @@ def test_many_chains_are_pooled_in_some_of_the_ways():
     assert np.all(np.diff(report.by_number) > -0.01)
 
 
-def test_predictions_that_nothing_moves_agree():
-    mean = np.zeros((2, 10, 30))
+def test_rhat_is_the_one_that_people_know():
+    mean = settled([0, 0.3, 0.6, 0.9])
+    report = pooling(Y, mean, np.ones_like(mean))
+    expected = np.asarray(az.rhat({"x": mean}, method="identity")["x"])
+    np.testing.assert_allclose(report.largest, expected.max(), rtol=1e-10)
+    np.testing.assert_allclose(report.between, np.quantile(expected, 0.9, method="lower"), rtol=1e-10)
+    halves = np.stack([mean[1, :100], mean[1, 100:]])
+    within = np.asarray(az.rhat({"x": halves}, method="identity")["x"])
+    np.testing.assert_allclose(report.within[1], np.quantile(within, 0.9, method="lower"), rtol=1e-10)
+    assert f"the largest of a prediction {report.largest:.3f}" in str(report)
+
+
+def test_chains_must_agree_about_variances_too():
+    scale = np.array([1.0, 1.0, 0.01, 0.01])[:, None, None]
+    assert pooling(Y, settled([0, 0, 0, 0]), scale * VARIANCE).advice.startswith("an ensemble")
+    drift = np.geomspace(1, 100, 200)[None, :, None]
+    assert pooling(Y, settled([0, 0, 0, 0]), drift * VARIANCE).unsettled == [0, 1, 2, 3]
+
+
+def test_chains_that_never_moved_have_not_settled():
+    mean, variance = settled([0, 0, 0, 0]), VARIANCE.copy()
+    mean[1], variance[1] = 0.5, 1.0
+    report = pooling(Y, mean, variance)
+    assert report.unsettled == [1] and "chains [1] still move, or never did" in report.advice
+    assert pooling(Y, np.zeros((2, 10, 30)), np.ones((2, 10, 30))).unsettled == [0, 1]
+
+
+def test_entries_that_nothing_moves_agree_with_themselves_alone():
+    mean = settled([0, 0, 0, 0])
+    mean[..., :5] = 0.3
     assert pooling(Y, mean, np.ones_like(mean)).advice.startswith("one posterior")
-    mean[1] = 1.0
-    assert pooling(Y, mean, np.ones_like(mean)).between == np.inf
+    mean[0, :, :5] = 0.4
+    assert pooling(Y, mean, np.ones_like(mean)).largest == np.inf
+
+
+def test_as_many_chains_as_one_likes():
+    mean = RNG.normal(size=(40, 10, 5))
+    assert pooling(Y[:5], mean, np.ones_like(mean)).by_number.shape == (40,)
 
 
 @pytest.mark.parametrize("shape", [(200, 30), (1, 200, 30), (4, 3, 30), (4, 200, 29)])
@@ -83,6 +117,7 @@ def test_shapes_that_do_not_fit_are_refused(shape):
         pooling(Y, np.zeros(shape), np.ones(shape))
 
 
-def test_a_limit_of_one_is_refused():
-    with pytest.raises(ValueError, match="rhat_limit must be more than 1"):
-        pooling(Y, settled([0, 0, 0, 0]), VARIANCE, rhat_limit=1.0)
+@pytest.mark.parametrize("limit", [1.0, "1.1", None])
+def test_a_limit_of_one_is_refused(limit):
+    with pytest.raises(ValueError, match="rhat_limit must be a number above 1"):
+        pooling(Y, settled([0, 0, 0, 0]), VARIANCE, rhat_limit=limit)
