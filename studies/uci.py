@@ -22,7 +22,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import _common
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, nn, wide_limit
-from numpyro_wide.diagnostics import regression_scores, rhat_squared
+from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 
 # Depth, width and share of the chains' length of each network: the wider, the fewer steps it needs, and the more each
@@ -139,13 +139,13 @@ def run(cell, options):
     fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
     start = time.perf_counter()
     mean, variance = moments(cell, fit, data, options)
-    rhat = np.sqrt(rhat_squared(mean)) if len(mean) > 1 else np.array([np.nan])
+    rhat = np.asarray(_common.arviz.rhat({"mean": mean}, method="identity")["mean"]) if len(mean) > 1 else np.nan
     mean, variance = (part.reshape(-1, part.shape[-1]) for part in (mean, variance))
     _, (_, y_test), scale = data
     scores = regression_scores(y_test, mean, variance, scale=scale)
     values = (scores[name] for name in ("rmse", "log_predictive_density", "crps", "coverage_90"))
     seconds += time.perf_counter() - start
-    return Row(*map(float, values), float(rhat.max()), float(np.median(rhat)), seconds)
+    return Row(*map(float, values), float(np.max(rhat)), float(np.median(rhat)), seconds)
 
 
 def standard_error(values):

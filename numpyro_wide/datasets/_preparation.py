@@ -136,6 +136,7 @@ def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[
         Training and test rows.
 
     Raises:
+        TypeError: if the examples are no :class:`Dataset`, such as a pair of arrays.
         ValueError: if there are fewer rows than asked for, or a number is negative.
 
     Example:
@@ -145,6 +146,10 @@ def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[
         (20, 7)
     """
     num_train, num_test = whole_number("num_train", num_train, 0), whole_number("num_test", num_test, 0)
+    if not isinstance(examples, Dataset):
+        raise TypeError(
+            f"examples must be a Dataset, but got a {type(examples).__name__}; write Dataset(inputs, targets)."
+        )
     available = len(examples.targets)
     if num_train + num_test > available:
         raise ValueError(f"{num_train} training and {num_test} test rows were asked for, but there are {available}.")

@@ -177,6 +177,7 @@ def _checked_probs(probs: ArrayLike) -> Array:
     # Rows from a softmax, and averages of such, sum to one up to rounding.
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
         raise ValueError(
-            "probs must be probabilities, not negative and with sum 1 over the last axis; use jax.nn.softmax on logits."
+            "probs must be probabilities, not negative and with sum 1 over the last axis; use jax.nn.softmax on "
+            "logits, and np.stack([1 - p, p], axis=-1) for the probability p of the second of two classes."
         )
     return array

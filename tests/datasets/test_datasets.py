@@ -326,3 +326,8 @@ def test_subsets_by_seed():
 def test_what_preparation_refuses(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_arrays_are_split_as_a_dataset():
+    with pytest.raises(TypeError, match=r"examples must be a Dataset, but got a tuple; write Dataset\(inputs, targets\)"):
+        datasets.split((np.zeros((4, 2)), np.zeros(4)), 2, 2, seed=0)
