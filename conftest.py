@@ -18,6 +18,8 @@ if os.environ.get("QUICK_COMPILE") == "1" and version("jaxlib").startswith("0.9.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the processes that tests start
     jax.config.update("jax_disable_most_optimizations", True)
 
+collect_ignore_glob = ["docs/*.py"]  # they need what builds the documentation, which tests do not
+
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md", "docs/*/*.md"]
 ).pytest()
