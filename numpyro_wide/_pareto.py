@@ -12,11 +12,11 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     Where the tail has fewer than five draws, or draws that are all the same, the weights stay as they are, and the
     shape is infinite: it is not known.
     """
-    import arviz  # heavy, and needed here alone
-
     as_they_are = log_ratios - logsumexp(log_ratios), np.inf
     if len(log_ratios) < _FEWEST:
         return as_they_are
+    import arviz  # heavy, and needed here alone
+
     if hasattr(arviz, "psislw"):
         log_weights, pareto_k = arviz.psislw(log_ratios)
     else:  # ArviZ 1.x, which takes log likelihoods, that is, the negative of log ratios

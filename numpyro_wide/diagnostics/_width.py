@@ -199,8 +199,8 @@ class _Draws(NamedTuple):
         Sites that are given keep their values. Draws whose ratio is not a number are left out.
         """
         data, rest = partition((self.args, self.kwargs))
-        # Outside of a compilation, where the handlers know the numbers that they check.
-        jax.eval_shape(lambda key: _log_weight(self.model, key, given or {}, names, self.args, self.kwargs), keys[0])
+        if given is None:  # first, outside of a compilation, where the handlers know the numbers that they check
+            jax.eval_shape(lambda key: _log_weight(self.model, key, {}, names, self.args, self.kwargs), keys[0])
         found, values = run_compiled(
             _all_log_weights, self.model, (self.batch_size, names, rest), keys, given or {}, data
         )
