@@ -15,10 +15,13 @@ from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
 from numpyro_wide.wide_limit.ntk_reparam import ntk_map as ntk_map
 from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
 from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
+from numpyro_wide.wide_limit.width_correction import WidthCorrection as WidthCorrection
+from numpyro_wide.wide_limit.width_correction import width_correction as width_correction
 
 __all__ = [
     "KernelDrift",
     "WideLimitFit",
+    "WidthCorrection",
     "drift_monitor",
     "empirical_nngp",
     "empirical_ntk",
@@ -32,4 +35,5 @@ __all__ = [
     "ntk_ensemble",
     "ntk_map",
     "smallest_eigenvalue",
+    "width_correction",
 ]

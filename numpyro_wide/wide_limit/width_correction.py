@@ -1,0 +1,172 @@
+"""What a finite width changes, to leading order: the evidence and the predictive mean of one hidden layer."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
+
+from numpyro_wide._checks import as_floats, check_no_nan
+from numpyro_wide.wide_limit._shapes import check_shape, check_symmetric
+from numpyro_wide.wide_limit.gp import whiten
+
+
+class WidthCorrection(NamedTuple):
+    """What is divided by the width and added to the limit, and its Monte Carlo standard error.
+
+    Attributes:
+        log_evidence: in nats: the log evidence of a network less that of its limit is this over the width, to leading
+            order; the data prefer a finite width where it is positive.
+        log_evidence_error: its standard error.
+        mean: of the posterior mean of the function at new inputs, (n_new,) or (n_new, k); None without new inputs.
+        mean_error: its standard errors.
+    """
+
+    log_evidence: jax.Array
+    log_evidence_error: jax.Array
+    mean: jax.Array | None = None
+    mean_error: jax.Array | None = None
+
+
+def width_correction(
+    units: ArrayLike,
+    kernel_train: ArrayLike,
+    targets: ArrayLike,
+    noise_scale: ArrayLike,
+    *,
+    units_new: ArrayLike | None = None,
+    kernel_cross: ArrayLike | None = None,
+) -> WidthCorrection:
+    r"""The leading corrections in 1/width to the evidence and the predictive mean of the NNGP, for one hidden layer.
+
+    Given its hidden weights, a network with Gaussian readout is a Gaussian process, whose kernel is the mean over its
+    units of $\psi\psi^\top$. With one hidden layer the units are independent, so the kernel differs from its limit by a
+    random matrix whose covariance is that of a single unit over the width, and the evidence, its mean over networks, to
+    order 1/width by moments of single units (Mathematics, :eq:`width-correction`, :eq:`mean-correction`). With two
+    hidden layers or more the units are dependent, and these formulas do not hold; Yaida 2020 has theirs.
+
+    Draws of units give it, without a network, at the cost of n² each. In single precision, terms of the size of the
+    squared signal-to-noise ratio cancel: take float64 where the noise is below a tenth of the signal.
+
+    Args:
+        units: (n, m), m independent units at the training inputs, drawn from the prior and scaled so that the mean of
+            :math:`\psi\psi^\top` is the kernel, but for the variance of a readout's bias: the features of a network of
+            m units, times √m. Thousands are needed, as the error tells.
+        kernel_train: K (n, n), the limit's, exactly, a readout's bias included.
+        targets: Y, (n,) or (n, k).
+        noise_scale: σ, a number or (n,).
+        units_new: (n_new, m), the same units at new inputs, for the predictive mean.
+        kernel_cross: (n_new, n), new inputs with training inputs; goes with ``units_new``.
+
+    Returns:
+        Two coefficients of 1/width and their standard errors.
+
+    Raises:
+        ValueError: for shapes that do not fit, NaN, fewer than two units, new units without their kernel, and as
+            :func:`gp_log_evidence` does.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import FCN
+        >>> from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, width_correction
+        >>> network = FCN(depth=1, width=5000, activation="erf", b_std=0.5)  # its units are the draws
+        >>> x = jnp.linspace(-1, 1, 6)[:, None]
+        >>> units = network.apply(network.init(jax.random.key(0), x), x) * 5000**0.5
+        >>> kernel = fcn_kernel(1, "erf", **network.scales())(x)[0]
+        >>> found = width_correction(units, kernel, jnp.sin(3 * x[:, 0]), 0.2)
+        >>> at_width_100 = gp_log_evidence(kernel, jnp.sin(3 * x[:, 0]), 0.2) + found.log_evidence / 100
+    """
+    train, targets, units = as_floats(kernel_train, targets, units)
+    num_train = check_symmetric("kernel_train", train)
+    _check_units("units", units, num_train, "n_train")
+    chol, whitened = whiten(train, targets, noise_scale)
+    drawn = _whitened_units(
+        solve_triangular(chol, units, lower=True), whitened[:, None] if whitened.ndim == 1 else whitened
+    )
+    evidence = _of_evidence(drawn)
+    if units_new is None and kernel_cross is None:
+        return WidthCorrection(*evidence)
+    if units_new is None or kernel_cross is None:
+        raise ValueError("units_new and kernel_cross go together, the units and the kernel at new inputs; give both.")
+    new, cross = as_floats(units_new, kernel_cross)
+    _check_units("units_new", new, new.shape[0], "n_new")
+    check_shape("units_new", new, (new.shape[0], units.shape[1]), "(n_new, m), the units of the training inputs,")
+    check_shape("kernel_cross", cross, (new.shape[0], num_train), "(n_new, n_train)")
+    check_no_nan("kernel_cross", cross)
+    left = new - solve_triangular(chol, cross.T, lower=True).T @ drawn.units
+    shape = (new.shape[0], *whitened.shape[1:])
+    return WidthCorrection(*evidence, *(part.reshape(shape) for part in _of_mean(drawn, left)))
+
+
+class _Drawn(NamedTuple):
+    """Units in coordinates in which the covariance of the targets is the identity, and what recurs of them.
+
+    Attributes:
+        units: v, (n, m).
+        scores: products with the targets, (k, m).
+        sizes: squared norms, (m,).
+        slopes: derivatives of the log evidence towards v vᵀ, less their mean, (m,).
+        spread: mean of v vᵀ, (n, n).
+        smoothed: the targets multiplied by that, (n, k).
+    """
+
+    units: jax.Array
+    scores: jax.Array
+    sizes: jax.Array
+    slopes: jax.Array
+    spread: jax.Array
+    smoothed: jax.Array
+
+
+def _whitened_units(units: jax.Array, targets: jax.Array) -> _Drawn:
+    scores = targets.T @ units
+    sizes = jnp.sum(units**2, axis=0)
+    slopes = 0.5 * (jnp.sum(scores**2, axis=0) - targets.shape[1] * sizes)
+    spread = units @ units.T / units.shape[1]
+    return _Drawn(units, scores, sizes, slopes - jnp.mean(slopes), spread, spread @ targets)
+
+
+def _of_evidence(drawn: _Drawn) -> tuple[jax.Array, jax.Array]:
+    """Half the second derivative of the evidence over itself, towards a unit less the mean unit, and its error.
+
+    Of the log evidence, that is, and the square of its first derivative. The former is a quadratic form: its mean at
+    units less its value at the mean unit. Units enter the mean unit, and so the error, by twice the bilinear form.
+    """
+    num_outputs = drawn.scores.shape[0]
+    squares = jnp.sum(drawn.scores**2, axis=0)
+    terms = 0.5 * drawn.slopes**2 - 0.5 * squares * drawn.sizes + 0.25 * num_outputs * drawn.sizes**2
+    at_mean = -0.5 * jnp.sum(drawn.smoothed**2) + 0.25 * num_outputs * jnp.sum(drawn.spread**2)
+    at_both = -0.5 * jnp.sum((drawn.smoothed.T @ drawn.units) * drawn.scores, axis=0)
+    at_both += 0.25 * num_outputs * jnp.sum(drawn.units * (drawn.spread @ drawn.units), axis=0)
+    return _mean(terms, -at_mean, terms - 2 * at_both)
+
+
+def _of_mean(drawn: _Drawn, left: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same of the predictive mean: half its second derivative, and its first times that of the log evidence.
+
+    Args:
+        drawn: the units at the training inputs.
+        left: what is left of them at new inputs once the limit has predicted them, (n_new, m).
+    """
+    directions = left[:, None] * drawn.scores[None]  # first derivatives, (n_new, k, m)
+    around = directions - jnp.mean(directions, axis=-1, keepdims=True)
+    terms = drawn.slopes[None, None] * around - drawn.sizes[None, None] * directions
+    left_spread = left @ drawn.units.T / drawn.units.shape[1]
+    at_both = left[:, None] * (drawn.smoothed.T @ drawn.units)[None]
+    at_both += (left_spread @ drawn.units)[:, None] * drawn.scores[None]
+    return _mean(terms, left_spread @ drawn.smoothed, terms + at_both)
+
+
+def _mean(terms: jax.Array, constant: jax.Array, influence: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean over units, the last axis, plus a constant; and its standard error, by what each unit changes."""
+    return jnp.mean(terms, axis=-1) + constant, jnp.std(influence, axis=-1) / terms.shape[-1] ** 0.5
+
+
+def _check_units(name: str, units: jax.Array, num_rows: int, meaning: str) -> None:
+    if units.ndim != 2 or units.shape[0] != num_rows or units.shape[1] < 2:
+        raise ValueError(
+            f"{name} must be a matrix ({meaning}, m) with {meaning} = {num_rows} rows and two units m at least, but "
+            f"has shape {units.shape}."
+        )
+    check_no_nan(name, units)
