@@ -1,4 +1,4 @@
-"""Hron 2022 by Monte Carlo: Theorem 2.1, and Proposition 2.3 against the arc-sine kernel."""
+"""Hron 2022 by Monte Carlo: Theorem 2.1, Proposition 2.3 against the arc-sine kernel, and Proposition 3.1."""
 
 import jax
 import numpy as np
@@ -6,8 +6,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive, log_likelihood
+from numpyro.infer.util import log_density
 
-from numpyro_wide import linear_gaussian
+from numpyro_wide import linear_gaussian, repriorise
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
 
 pytestmark = pytest.mark.slow  # thousands of networks
@@ -81,3 +82,39 @@ def test_divergence_without_repriorisation_tends_to_a_constant():
     np.testing.assert_allclose(log_evidence, gp_log_evidence(kernel, Y, NOISE_SCALE), atol=0.05)
     assert error < 0.05 * limit
     assert abs(found - limit) < 4.5 * error + 0.05
+
+
+def weights_and_gradients(width, num_draws, seed):
+    """Draws of N(0, I): the weights that make them draws of the posterior, and φ plus the gradient of its log density.
+
+    The latter of each site, (num_draws, size).
+    """
+
+    def plain(targets=None):
+        erf_network(targets, width=width)
+
+    model = repriorise(plain, readout="w", features="features", targets="targets", noise_scale=NOISE_SCALE)
+    shapes = {"hidden": (1, width), "bias": (width,), "w_base": (width,)}
+
+    def single(key):
+        keys = jax.random.split(key, len(shapes))
+        draw = {name: jax.random.normal(one, shapes[name]) for name, one in zip(shapes, keys, strict=True)}
+        log_joint, gradient = jax.value_and_grad(lambda point: log_density(model, (Y,), {}, point)[0])(draw)
+        log_weight = log_joint - sum(dist.Normal(0, 1).log_prob(part).sum() for part in draw.values())
+        return log_weight, {name: (gradient[name] + draw[name]).ravel() for name in draw}
+
+    log_weights, gradients = jax.lax.map(single, jax.random.split(jax.random.key(seed), num_draws), batch_size=250)
+    return jax.nn.softmax(log_weights), gradients
+
+
+@pytest.mark.usefixtures("x64")
+def test_gradients_tend_to_those_of_a_standard_normal_like_one_over_the_root_of_the_width():
+    """Proposition 3.1: at draws of the posterior, its gradient and that of N(0, I) differ less and less."""
+    widths, lengths = np.array([16, 64, 256, 1024]), []
+    for width in map(int, widths):
+        weights, gradients = weights_and_gradients(width, 1000, seed=width)
+        np.testing.assert_allclose(gradients["w_base"], 0, atol=1e-9)  # exactly, at any width
+        squares = (gradients["hidden"] ** 2).sum(1) + (gradients["bias"] ** 2).sum(1)
+        assert 1 / (weights**2).sum() > 200  # effective draws: the length is known to 5 % or so
+        lengths.append(float(weights @ squares) ** 0.5)
+    assert abs(np.polyfit(np.log(widths), np.log(lengths), 1)[0] + 0.5) < 0.1
