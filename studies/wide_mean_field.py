@@ -3,8 +3,8 @@
 One hidden erf layer of growing width on two points, a noisy sine and the winning paces of the Olympic marathon (the
 kinds of data, the network and the priors of Coker et al. 2021). Mean-field Gaussian guides, all started at the prior,
 are fitted to the network as it is, with the KL of its hidden layer tempered (Huix et al. 2022), and with its readout
-integrated out. Prints how far each predictive distribution is from the NNGP posterior, the limit of the exact one, with
-its ELBO, and draws them all.
+integrated out. Prints how far each predictive distribution is from the NNGP posterior, the limit of the exact one, and
+its ELBO beside the log evidence of the network, which it bounds; and draws them all.
 
     python studies/wide_mean_field.py
 """
@@ -22,11 +22,12 @@ from tqdm.auto import tqdm
 
 import _common
 from _common import Posterior, plt
-from numpyro_wide import ReadoutPredictive, TemperedTraceMeanFieldELBO, collapse_readout, datasets
+from numpyro_wide import ReadoutPredictive, TemperedTraceMeanFieldELBO, collapse_readout, datasets, model_evidence
 from numpyro_wide.wide_limit import fcn_kernel
 
 # Coker et al. 2021, section 4.1: prior variance 2 of every weight and bias, noise variance 0.01.
 PRIOR_SCALE, NOISE_SCALE = 2**0.5, 0.1
+NUM_CHAINS = 4  # of the evidence
 DATA = {"points": "two points", "sine": "noisy sine", "marathon": "Olympic marathon"}
 METHODS = ("standard mean field", "tempered mean field", "readout integrated out")
 TITLES = ("standard mean field", "hidden KL tempered", "mean field, readout\nintegrated out", "NNGP posterior")
@@ -47,6 +48,11 @@ def load_data(name):
     return x.astype(np.float32)[:, None], y.astype(np.float32)
 
 
+def collapsed(width):
+    """The network with its readout integrated out."""
+    return collapse_readout(partial(network, width=width), readout="readout", features="features", observed="y")
+
+
 def fit(method, width, data, options) -> Posterior:
     """Fit a mean-field guide from the prior, N(0, I), on; its ELBO is the ordinary one, also after a tempered fit."""
     model, loss = partial(network, width=width), TraceMeanField_ELBO(num_particles=options.num_particles)
@@ -55,7 +61,7 @@ def fit(method, width, data, options) -> Posterior:
         eta = dict.fromkeys(("hidden_weights", "hidden_bias"), len(data[1]) / width)
         loss = TemperedTraceMeanFieldELBO(eta=eta, num_particles=options.num_particles)
     elif method == "readout integrated out":
-        model = collapse_readout(model, readout="readout", features="features", observed="y")
+        model = collapsed(width)
     guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=1.0)
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.03, options.num_steps)), loss)
     params = svi.run(jax.random.key(0), options.num_steps, *data, progress_bar=False).params
@@ -94,6 +100,7 @@ options = _common.arguments(
     num_steps=(4000, "Adam steps of each fit, from 0.03 down by a cosine"),
     num_particles=(4, "draws of the guide in each step"),
     num_draws=(1000, "draws for predictions and for the ELBO"),
+    num_samples=(200, "draws of each of four chains, at each temperature, for the evidence"),
 )
 kernel = fcn_kernel(1, "erf", **SCALES, readout_w_std=PRIOR_SCALE)
 names = [name for name in DATA if name in options.data]
@@ -102,6 +109,8 @@ fits = {name: {method: {} for method in METHODS} for name in names}
 print("RMSE of predictive mean and sd to the NNGP posterior, inputs from -4 to 4", flush=True)
 for name, limit in limits.items():
     rows, data = [], load_data(name)
+    sizes = {"num_chains": NUM_CHAINS, "num_samples": options.num_samples, "progress_bar": False}
+    evidences = {width: model_evidence(jax.random.key(4), collapsed(width), *data, **sizes) for width in options.widths}
     cells = [(method, width) for method in METHODS for width in sorted(options.widths)]
     for method, width in (progress := tqdm(cells, unit="fit")):
         progress.set_description(f"{DATA[name]}, {method}, width {width}")
@@ -109,6 +118,7 @@ for name, limit in limits.items():
         posterior = fits[name][method][width] = fit(method, width, data, options)
         mean, sd = posterior.distance(limit)
         row = {"width": width, "method": method, "mean": mean, "sd": sd, "ELBO": posterior.log_evidence}
+        row |= {"log evidence": evidences[width].log_evidence, "±": evidences[width].standard_error}
         rows.append({**row, "seconds": time.perf_counter() - start})
     size = f"log evidence of the NNGP {limit.log_evidence:.2f}, RMS {_common.rms(limit.mean):.2f}"
     print(f"\n{DATA[name]}, {len(data[1])} points: {size}")

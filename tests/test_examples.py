@@ -31,10 +31,13 @@ TINY = {
     "rotation.py": "--widths 4 --num-steps 200",
     "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "
     "'Langevin, plain' 'SplitHMC, repriorised'",
-    "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20",
+    "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20 --num-samples 100",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
+    "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
+    "collapse.py": "--widths 4 8 --num-steps 20 --num-draws 20",
+    "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
 }
@@ -50,6 +53,9 @@ FIGURES = {
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
+    "evidence.py": {"evidence.csv", "evidence.png"},
+    "collapse.py": {"collapse.png"},
+    "finite_width.py": {"finite_width.csv", "finite_width.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
 }
 # Where nothing else is printed for minutes.
@@ -59,6 +65,7 @@ SILENT_FOR_LONG = {
     "cold_posteriors.py",
     "wide_mean_field.py",
     "bayesian_optimisation.py",
+    "collapse.py",
 }
 
 

@@ -1,0 +1,79 @@
+"""How a mean-field guide collapses as its network widens: predictions, and the parameters of the guide.
+
+One hidden layer of erf, tanh or ReLU units on two points, every weight with a Gaussian prior, fitted by mean-field
+variational inference (after Figures 3 and 6 of Coker et al. 2021; the theorem is for erf). Prints how far the
+predictive mean gets, and how many nats each hidden weight moves away from its prior; draws the predictions, and the
+means and standard deviations of the guide's Gaussians.
+
+    python studies/collapse.py
+"""
+
+import jax
+import numpy as np
+import optax
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.initialization import init_to_mean
+from tqdm.auto import tqdm
+
+import _common
+from numpyro_wide import nn
+from numpyro_wide.readout import site_function
+
+PRIOR_SCALE, NOISE_SCALE = 2**0.5, 0.1  # as in studies/wide_mean_field.py
+ACTIVATIONS = ("erf", "tanh", "relu")
+DATA = (np.array([[-1.0], [1.0]], np.float32), np.array([-1.0, 1.0], np.float32))
+GRID = np.linspace(-3, 3, 121, dtype=np.float32)[:, None]
+
+
+def fit(activation, width, options):
+    """The predictive mean on the grid (m,), and locations and scales of the guide's Gaussians, all in one."""
+    network = nn.FCN(1, width, activation, w_std=PRIOR_SCALE, b_std=PRIOR_SCALE, readout_w_std=PRIOR_SCALE)
+    model = nn.bnn(network, num_outputs=None, noise=NOISE_SCALE)
+    guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=1.0)
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.03, options.num_steps))
+    svi = SVI(model, guide, optimiser, TraceMeanField_ELBO(num_particles=4))
+    params = svi.run(jax.random.key(0), options.num_steps, *DATA, progress_bar=False).params
+    draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(options.num_draws,))
+    functions = jax.lax.map(site_function(model, "y", GRID), draws, batch_size=50)
+    gaussians = [
+        np.concatenate([np.ravel(value) for name, value in params.items() if name.endswith(end)])
+        for end in ("_auto_loc", "_auto_scale")
+    ]
+    return np.asarray(functions.mean(0)), *gaussians
+
+
+options = _common.arguments(
+    __doc__,
+    widths=[10, 100, 1000, 10000],
+    num_steps=(3000, "Adam steps of each fit, from 0.03 down by a cosine"),
+    num_draws=(1000, "draws for the predictive mean"),
+)
+cells = [(activation, width) for activation in ACTIVATIONS for width in options.widths]
+found, rows = {}, []
+for activation, width in (progress := tqdm(cells, unit="fit")):
+    progress.set_description(f"{activation}, width {width}")
+    mean, locs, scales = found[activation, width] = fit(activation, width, options)
+    nats = 0.5 * (locs**2 + scales**2 - 1) - np.log(scales)
+    at_data = np.interp(DATA[0][:, 0], GRID[:, 0], mean)
+    row = {"activation": activation, "width": width, "mean at the points": f"{at_data[0]:.2f}, {at_data[1]:.2f}"}
+    rows.append({**row, "nats in all": nats.sum(), "nats a weight": nats.mean()})
+print("\nTwo points, (-1, -1) and (1, 1): the predictive mean, and the divergence of the guide from the prior")
+_common.print_table(rows)
+
+# Predictions above, a panel for each activation; parameters of the guide below.
+figure, axes = _common.plt.subplots(2, len(ACTIVATIONS), figsize=(12, 6.5), layout="constrained")
+colours = dict(zip(options.widths, _common.shades(len(options.widths)), strict=True))
+for panel, below, activation in zip(*axes, ACTIVATIONS, strict=True):
+    for width, colour in colours.items():
+        mean, locs, scales = found[activation, width]
+        panel.plot(GRID[:, 0], mean, color=colour, label=f"width {width}")
+        below.plot(locs[:3000], scales[:3000], ".", markersize=2, color=colour)
+    panel.plot(*DATA, "o", color="tab:red")
+    panel.set(title=activation, xlabel="input")
+    below.plot([0], [1], "+", color="black", markersize=12)
+    below.set(xlabel="mean of a weight")
+axes[0, 0].set_ylabel("predictive mean")
+axes[1, 0].set_ylabel("its standard deviation (+ is the prior)")
+axes[0, 0].legend()
+_common.save(figure, options, "collapse.png", dpi=110)
