@@ -158,16 +158,15 @@ def run(cell, options):
 
 
 def draw(axes, name, rows):
-    """Log evidence less the limit's, and the density of further rows, by width; a line for each depth and scales."""
-    lines = sorted({(cell.scales, cell.depth) for cell in rows if cell.name == name})
-    for colour, (scales, depth) in enumerate(lines):
+    """Log evidence less the limit's, of the first rows and of the further ones, by width."""
+    for scales, depth in sorted({(cell.scales, cell.depth) for cell in rows if cell.name == name}):
         chosen = {cell: row for cell, row in rows.items() if cell[:3] == (name, scales, depth)}
         by_width = {cell.width: row for cell, row in chosen.items()}
         limit = by_width.pop(INFINITE, None)
         if limit is None or not by_width:
             continue
         widths = sorted(by_width)
-        style = {"color": f"C{colour}", "marker": "o", "markersize": 4, "linestyle": "-" if scales == "fixed" else ":"}
+        style = {"color": f"C{depth}", "marker": "o", "markersize": 4, "linestyle": "-" if scales == "fixed" else ":"}
         label = f"depth {depth}" + (", latent scales" if scales == "latent" else "")
         gains = [by_width[width].log_evidence - limit.log_evidence for width in widths]
         errors = [2 * by_width[width].error for width in widths]
