@@ -30,7 +30,7 @@ TINY = {
     "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
     "rotation.py": "--widths 4 --num-steps 200",
     "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "
-    "'Langevin, plain' 'SplitHMC, repriorised'",
+    "'Langevin, plain' 'SplitHMC, fitted'",
     "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
