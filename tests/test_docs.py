@@ -76,6 +76,15 @@ def test_the_benchmark_shows_the_rows_that_were_run():
             assert str(line[shown_as]).split(" ±")[0] == f"{group[column].mean():.3g}"
 
 
+def test_the_classes_of_the_gallery_are_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "fashion.csv")
+    shown = pandas.read_csv(DOCS / "figures" / "fashion_scores.csv")
+    assert sorted(rows["model"]) == sorted(shown["model"])
+    assert sorted(round(value, 3) for value in rows["accuracy"]) == sorted(shown["accuracy"])
+    chains = pandas.read_csv(DOCS / "figures" / "fashion_costs.csv")
+    assert sorted(chains["model"]) == sorted(rows["model"][rows["draws"] > 0])
+
+
 def docstrings():
     for path in (ROOT / "numpyro_wide").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

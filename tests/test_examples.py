@@ -30,8 +30,11 @@ TINY = {
     "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
     "rotation.py": "--widths 4 --num-steps 200",
     "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "
-    "'Langevin, plain' 'SplitHMC, repriorised'",
+    "'Langevin, plain' 'SplitHMC, fitted'",
     "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20 --num-samples 100",
+    "mean_field_classification.py": "--data moons --widths 4 --num-steps 5 --num-draws 5 --num-exact 100",
+    "fashion.py": "--sizes 1x4 --models 'NNGP, softmax, variational' 'deep ensemble' 'one-hot codes' 'softmax, fitted' "
+    "--num-train 40 --num-test 20 --num-warmup 3 --num-samples 5 --num-epochs 2",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
@@ -50,6 +53,8 @@ FIGURES = {
     "rotation.py": {"rotation_nll.png", "rotation_widths.png"},
     "softmax_digits.py": {"softmax_digits.png"},
     "wide_mean_field.py": {"wide_mean_field.png"},
+    "mean_field_classification.py": {"mean_field_classification.png"},
+    "fashion.py": {"fashion.csv", "fashion_scores.csv", "fashion_costs.csv", "fashion.png"},
     "cold_posteriors.py": {"cold_posteriors.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
@@ -64,6 +69,8 @@ SILENT_FOR_LONG = {
     "dropout_qkl.py",
     "cold_posteriors.py",
     "wide_mean_field.py",
+    "mean_field_classification.py",
+    "fashion.py",
     "bayesian_optimisation.py",
     "collapse.py",
 }

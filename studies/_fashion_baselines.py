@@ -1,0 +1,118 @@
+"""What networks are held against on Fashion-MNIST: logistic regression, infinitely wide networks, a deep ensemble."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+
+from _fashion_data import NUM_CLASSES, shares_of_largest
+from numpyro_wide import class_contrasts
+from numpyro_wide.datasets import centred_one_hot
+from numpyro_wide.wide_limit import gp_posterior
+
+BATCH = 100
+
+
+def logistic_regression(images):
+    """Probabilities at test and at shifted images; the penalty is chosen by cross-validation."""
+    penalties = {"C": np.logspace(-4, 1, 6)}
+    model = GridSearchCV(LogisticRegression(max_iter=1000), penalties, scoring="neg_log_loss", cv=3)
+    model.fit(images.x, images.labels)
+    return model.predict_proba(images.x_test), model.predict_proba(images.x_shifted)
+
+
+def scales_by_evidence(kernel, labels):
+    """Scale of a kernel (n, n) and of the noise that make one-hot codes most probable, by a grid of their ratios."""
+    values, vectors = np.linalg.eigh(np.asarray(kernel, float))
+    squares = (vectors.T @ centred_one_hot(labels, NUM_CLASSES)) ** 2
+
+    def evidence(ratio):
+        spectrum = np.maximum(values, 0) + ratio
+        scale = np.mean(squares / spectrum[:, None])  # the best one for this ratio
+        return -np.sum(np.log(scale * spectrum)), scale, ratio
+
+    _, scale, ratio = max(evidence(ratio) for ratio in np.mean(values) * np.logspace(-5, 1, 25))
+    return scale**0.5, (scale * ratio) ** 0.5
+
+
+def infinite_regression(kernel, scale, noise, images):
+    """The infinitely wide network on one-hot codes."""
+    targets = centred_one_hot(images.labels, NUM_CLASSES)
+
+    def probabilities(x):
+        parts = (scale**2 * kernel(*pair)[0] for pair in ((images.x,), (x, images.x), (x,)))
+        mean, covariance = gp_posterior(*parts, targets, noise)
+        return shares_of_largest(mean, jnp.diag(covariance) + noise**2)
+
+    return probabilities(images.x_test), probabilities(images.x_shifted)
+
+
+def infinite_softmax(kernel, surrogate, images):
+    """The variational posterior of the infinitely wide classifier: that of its stand-in."""
+    train = kernel(images.x)[0]
+    normals = np.random.default_rng(0).normal(size=(500, NUM_CLASSES - 1))
+
+    def probabilities(x):
+        noise = surrogate.noise_scale[:, 0]
+        mean, covariance = gp_posterior(train, kernel(x, images.x)[0], kernel(x)[0], surrogate.targets, noise)
+        sd = jnp.sqrt(jnp.diag(covariance))[:, None]
+        logits = (mean + sd * z for z in np.concatenate([normals, -normals]))
+        return sum(jax.nn.softmax(f @ class_contrasts(NUM_CLASSES).T) for f in logits) / (2 * len(normals))
+
+    return probabilities(images.x_test), probabilities(images.x_shifted)
+
+
+class Network(linen.Module):
+    """The network of the study with flax's initial weights, for an optimiser."""
+
+    depth: int
+    width: int
+
+    @linen.compact
+    def __call__(self, x):
+        """Logits (n, classes)."""
+        for _ in range(self.depth):
+            x = linen.gelu(linen.Dense(self.width)(x), approximate=False)
+        return linen.Dense(NUM_CLASSES)(x)
+
+
+def ensemble(depth, width, images, num_members=5, num_epochs=60):
+    """Mean probabilities of networks trained by AdamW; a tenth of the rows chooses when each stops."""
+    network, optimiser = Network(depth, width), optax.adamw(1e-3, weight_decay=1e-2)
+    epoch = _epoch(network, optimiser)
+    probs = []
+    for seed in range(num_members):
+        order = np.random.default_rng(seed).permutation(len(images.x))
+        held_out, rows = ((images.x[part], images.labels[part]) for part in np.split(order, [len(order) // 10]))
+        params = network.init(jax.random.key(seed), images.x[:1])
+        state, best = optimiser.init(params), (np.inf, params)
+        for key in jax.random.split(jax.random.key(seed + 100), num_epochs):
+            params, state, loss = epoch(params, state, key, rows, held_out)
+            best = min(best, (float(loss), params), key=lambda pair: pair[0])
+        probs.append([jax.nn.softmax(network.apply(best[1], x)) for x in (images.x_test, images.x_shifted)])
+    return tuple(sum(parts) / num_members for parts in zip(*probs, strict=True))
+
+
+def _epoch(network, optimiser):
+    """A compiled pass over shuffled rows, and the loss on others."""
+
+    def loss(params, x, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(network.apply(params, x), labels).mean()
+
+    def step(carry, batch):
+        params, state = carry
+        updates, state = optimiser.update(jax.grad(loss)(params, *batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    @jax.jit
+    def epoch(params, state, key, rows, held_out):
+        num_rows = len(rows[1])
+        batch = min(BATCH, num_rows)
+        order = jax.random.permutation(key, num_rows)[: num_rows - num_rows % batch].reshape(-1, batch)
+        (params, state), _ = jax.lax.scan(step, (params, state), tuple(part[order] for part in rows))
+        return params, state, loss(params, *held_out)
+
+    return epoch
