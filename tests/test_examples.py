@@ -37,6 +37,8 @@ TINY = {
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
+    "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
     "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
@@ -51,6 +53,8 @@ FIGURES = {
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
+    "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
+    "how_wide.py": {"how_wide.csv", "how_wide.png"},
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {
@@ -59,6 +63,7 @@ SILENT_FOR_LONG = {
     "cold_posteriors.py",
     "wide_mean_field.py",
     "bayesian_optimisation.py",
+    "how_wide.py",
 }
 
 
