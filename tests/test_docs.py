@@ -85,6 +85,16 @@ def test_the_classes_of_the_gallery_are_the_rows_that_were_run():
     assert sorted(chains["model"]) == sorted(rows["model"][rows["draws"] > 0])
 
 
+def test_the_duel_shows_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "duel.csv").groupby("model")
+    shown = pandas.read_csv(DOCS / "figures" / "duel_summary.csv").set_index("model")
+    assert set(rows.groups) == set(shown.index)
+    for model, group in rows:
+        assert shown.loc[model, "seeds"] == len(group) == group["seed"].nunique()
+        for column, shown_as in (("rmse", "RMSE"), ("nll", "NLL")):
+            assert str(shown.loc[model, shown_as]).split(" ±")[0] == str(float(f"{group[column].mean():.4f}"))
+
+
 def docstrings():
     for path in (ROOT / "numpyro_wide").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

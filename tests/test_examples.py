@@ -43,6 +43,8 @@ TINY = {
     "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
+    "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
     "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
@@ -62,6 +64,8 @@ FIGURES = {
     "collapse.py": {"collapse.png"},
     "finite_width.py": {"finite_width.csv", "finite_width.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
+    "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
+    "how_wide.py": {"how_wide.csv", "how_wide.png"},
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {
@@ -73,6 +77,7 @@ SILENT_FOR_LONG = {
     "fashion.py",
     "bayesian_optimisation.py",
     "collapse.py",
+    "how_wide.py",
 }
 
 

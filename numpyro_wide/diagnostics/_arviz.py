@@ -42,7 +42,9 @@ def to_arviz(
     Groups: posterior, sample_stats (all ``extra_fields`` of the run under ArviZ's names, fields that are trees leaf by
     leaf), log_likelihood, observed_data, and on request posterior_predictive and predictions. Dimensions are named
     after the plates of the model, and a "/" in a name becomes a ".", since ArviZ 1.x allows none. A second call with
-    data and draws of the same shapes compiles nothing.
+    data and draws of the same shapes compiles nothing. Of a run in pieces, the draws stay on disk and are read a block
+    at a time; what is in memory is what is computed: a readout a draw where it was integrated out, and a number for
+    each observation and draw.
 
     Args:
         mcmc: after its run; or what :func:`~numpyro_wide.mcmc.run_in_pieces` gave.

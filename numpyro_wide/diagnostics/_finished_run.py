@@ -17,6 +17,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 from numpyro_wide._checks import listing
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import latent_sites, run_model, sample_sites
+from numpyro_wide.diagnostics._stored import by_blocks
 from numpyro_wide.readout import CollapsedModel, ReadoutPredictive, RepriorisedModel, readout_transform
 
 Draws = dict[str, Array]
@@ -90,7 +91,10 @@ class FinishedRun:
                 stacklevel=3,
             )
         data, rest = partition(self.arguments)
-        return run_compiled(_log_likelihoods, self.plain, (tuple(self.sites.observed), rest), self.latent(draws), data)
+        static = tuple(self.sites.observed), rest
+        return by_blocks(
+            lambda block, _: run_compiled(_log_likelihoods, self.plain, static, block, data), self.latent(draws)
+        )
 
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
@@ -98,9 +102,13 @@ class FinishedRun:
         """Draws of the observed sites, or of those that are named; unless ``is_observed``, data are drawn anew."""
         sites = list(self.sites.observed) if sites is None else sites
         data, rest = partition(arguments)
-        values = run_compiled(
-            _predictions, self.plain, (tuple(sites), is_observed, rest), rng_key, self.latent(draws), data
-        )
+        static = tuple(sites), is_observed, rest
+
+        def run(block: Draws, start: int) -> Draws:
+            key = random.fold_in(rng_key, start) if start else rng_key
+            return run_compiled(_predictions, self.plain, static, key, block, data)
+
+        values = by_blocks(run, self.latent(draws))
         unknown = [name for name in sites if name not in values]
         if unknown:
             raise ValueError(

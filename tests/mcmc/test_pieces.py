@@ -15,7 +15,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
-from numpyro_wide.diagnostics import to_arviz
+from numpyro_wide.diagnostics import _finished_run, _stored, to_arviz
 from numpyro_wide.mcmc import SplitHMC, StoredDraws, reduced, run_in_pieces
 from numpyro_wide.readout import _on_disk
 
@@ -187,3 +187,24 @@ def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     data = to_arviz(StoredDraws(finished), COLLAPSED, X, Y)
     assert data["posterior"]["net.hidden"].shape == (2, 20, 1, 5)
     assert data["log_likelihood"]["y"].shape == (2, 20, 6)
+
+
+def test_arviz_gets_log_likelihoods_and_predictions_a_block_at_a_time(monkeypatch, finished):
+    run = StoredDraws(finished)
+    options = {"posterior_predictive": True, "include": ["features"]}
+    whole = to_arviz(run, COLLAPSED, X, Y, **options)
+    monkeypatch.setattr(_stored, "_BLOCK_BYTES", 300)  # 40 draws of 5 weights and 5 readouts, 4 bytes each
+    sizes = []
+    log_likelihoods = _finished_run._log_likelihoods
+
+    def counted(model, static, draws, data):
+        sizes.append({values.shape[:2] for values in draws.values()})
+        return log_likelihoods(model, static, draws, data)
+
+    monkeypatch.setattr(_finished_run, "_log_likelihoods", counted)
+    blocks = to_arviz(run, COLLAPSED, X, Y, **options)
+    assert sizes == [{(2, 3)}, {(2, 2)}]  # compiled once for each shape: six blocks of 3 draws of each chain, one of 2
+    np.testing.assert_allclose(blocks["log_likelihood"]["y"], whole["log_likelihood"]["y"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(blocks["posterior"]["features"], whole["posterior"]["features"], rtol=1e-4, atol=1e-5)
+    drawn = blocks["posterior_predictive"]["y"].values
+    assert drawn.shape == (2, 20, 6) and len(np.unique(drawn[..., 0])) == 40  # every block has a key of its own

@@ -1,0 +1,248 @@
+"""How wide is wide? Three kernels on three forms of one network, by its width and depth, a gradient and a second.
+
+Each cell is two chains: SplitHMC, NUTS or unadjusted MicrocanonicalLangevin on the plain, the repriorised or the
+collapsed network, erf or ReLU as the evidence of the infinitely wide one says, with its scales and its noise. Effective
+draws are those of 100 random projections of the function at test rows. Rows are written to how_wide.csv as they are
+done, and a study that was interrupted goes on where it stopped. Without --folder the rows are scikit-learn's diabetes
+patients; with it, those of a set of the UCI repository.
+
+    python studies/how_wide.py --folder path/to/uci --widths 8 64 1024 --depths 1 2
+"""
+
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpyro.infer import NUTS
+from numpyro.infer.util import initialize_model
+
+import _common
+from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
+from numpyro_wide.diagnostics import effective_sample_size, project, regression_scores
+from numpyro_wide.readout import site_function
+
+FORMS = ["plain", "repriorised", "collapsed"]
+KERNELS = {
+    "SplitHMC": mcmc.SplitHMC,
+    "NUTS": partial(NUTS, max_tree_depth=7),
+    "MCLMC": partial(mcmc.MicrocanonicalLangevin, adjusted=False),
+}
+COST = {"SplitHMC": "num_grad", "NUTS": "num_steps", "MCLMC": "num_grad"}
+# What an iteration costs before warmup has found out: of MCLMC what it is given, a step being two gradients.
+GUESS = {"SplitHMC": 15, "NUTS": 30}
+NUM_CHAINS = 2
+MOST_DRAWS = 500  # of a chain
+STRETCH = 25  # draws that are made at a time
+
+
+class Cell(NamedTuple):
+    """Two chains."""
+
+    form: str
+    kernel: str
+    depth: int
+    width: int
+
+
+class Row(NamedTuple):
+    """Scores at the test rows in the units of the targets, and effective draws, of both chains together."""
+
+    rmse: float
+    log_density: float
+    rhat: float
+    ess_bulk: float
+    ess_paper: float
+    gradients: float
+    seconds: float
+    draws: float
+
+
+@cache
+def rows_of(folder, name, num_train):
+    """Training and test rows, standardised by the former, and the targets' scale."""
+    if folder is None:
+        train, test = datasets.split(datasets.diabetes(), num_train, 142, seed=0)
+    else:
+        train, test = datasets.uci(folder, name)
+        train = datasets.subset(train, num_train, seed=0)
+    inputs, targets = (datasets.Standardiser.fit(part) for part in train)
+    parts = [
+        (inputs(part.inputs).astype(np.float32), targets(part.targets).astype(np.float32)) for part in (train, test)
+    ]
+    return *parts, float(np.squeeze(targets.scale))
+
+
+@cache
+def fitted(depth):
+    """Activation, scales and noise, by the evidence of the infinitely wide network of that depth."""
+    (x, y), _, _ = data
+    return wide_limit.fit(x, y, activation=("erf", "relu"), depth=depth, input_scale=True, num_restarts=1)
+
+
+def models_of(cell):
+    """The network as it is, and in the form of the cell."""
+    fit = fitted(cell.depth)
+    scales = {name: np.asarray(scale, np.float32) for name, scale in fit.scales.items()}
+    noise = float(fit.noise_scale)
+    plain = nn.bnn(nn.FCN(cell.depth, cell.width, fit.activation), None, noise, scales=scales)
+    names = {"readout": "readout", "features": "features"}
+    if cell.form == "collapsed":
+        return plain, collapse_readout(plain, **names, observed="y")
+    if cell.form == "repriorised":
+        return plain, repriorise(plain, **names, targets="y", noise_scale=noise)
+    return plain, plain
+
+
+def kernel_of(cell, model, budget):
+    """The kernel, and the gradients that its first draws may cost."""
+    if cell.kernel != "MCLMC":
+        return KERNELS[cell.kernel](model), GUESS[cell.kernel]
+    num_steps = max(1, budget // 2 // MOST_DRAWS)
+    return KERNELS["MCLMC"](model, num_steps=num_steps), 2 * num_steps
+
+
+def affordable(model, x, y):
+    """Gradients of a chain within the seconds and the number that a cell may have, as measured."""
+    chains = jax.random.split(jax.random.key(0), NUM_CHAINS)
+    info = initialize_model(chains, model, model_args=(x, y))
+    slope = jax.jit(jax.vmap(jax.grad(info.potential_fn)))
+    jax.block_until_ready(slope(info.param_info.z))
+    # Of the processor: other work on the machine does not count.
+    start, count = time.process_time(), 0
+    while count < 3 or time.process_time() - start < 0.1:
+        jax.block_until_ready(slope(info.param_info.z))
+        count += 1
+    return int(min(options.gradients, options.seconds * count / (time.process_time() - start)))
+
+
+def sampled(cell, model):
+    """The kernel, positions (chains, draws, ...) after warmup, and what they took: gradients, core seconds."""
+    (x, y), _, _ = data
+    budget = affordable(model, x, y)
+    kernel, guess = kernel_of(cell, model, budget)
+    num_stretches = int(np.clip(budget // guess, 2 * STRETCH, MOST_DRAWS)) // STRETCH
+    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
+
+    @jax.jit
+    def stretch(state):
+        def step(state, _):
+            state = kernel.sample(state, (x, y), {})
+            return state, (getattr(state, kernel.sample_field), getattr(state, COST[cell.kernel]))
+
+        return jax.lax.scan(step, state, length=STRETCH)
+
+    for _ in range(num_stretches):
+        state, _ = jax.block_until_ready(stretch(state))
+    found, gradients, start = [], 0, time.process_time()
+    while len(found) < 2 or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
+        state, (positions, costs) = stretch(state)
+        found.append(jax.tree.map(np.asarray, positions))
+        # In lockstep, all chains take as long as the slowest.
+        gradients += int(np.sum(np.max(costs, axis=1)))
+    seconds = time.process_time() - start
+    positions = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *found)
+    return kernel, positions, NUM_CHAINS * gradients, seconds
+
+
+def functions_of(cell, plain, model, kernel, positions):
+    """The function at test rows by draw, (chains, draws, m), of a readout that is drawn where none was sampled."""
+    (x, y), (x_test, _), _ = data
+    flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in positions.items()}
+    if cell.form == "collapsed":
+        flat["readout"] = ReadoutPredictive(model, flat, (x, y)).readout(jax.random.key(1))
+    to_sites = kernel.postprocess_fn((x, y), {}) if cell.form == "repriorised" else lambda draw: draw
+    function = site_function(plain, "y", x_test)
+
+    def values(draw):
+        sites = to_sites(draw)
+        return function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
+
+    found = jax.jit(partial(jax.lax.map, values))(flat)
+    return np.asarray(found).reshape(NUM_CHAINS, -1, len(x_test))
+
+
+def run(cell):
+    """Sample, predict, score."""
+    _, (_, y_test), scale = data
+    plain, model = models_of(cell)
+    kernel, positions, gradients, seconds = sampled(cell, model)
+    function = functions_of(cell, plain, model, kernel, positions)
+    del positions
+    projections = np.asarray(project({"function": function}, jax.random.key(2)))
+    bulk = _common.arviz.ess({"projections": projections})["projections"]
+    rhat = _common.arviz.rhat({"projections": projections})["projections"]
+    mean = function.reshape(-1, function.shape[-1])
+    variance = np.full_like(mean, float(fitted(cell.depth).noise_scale) ** 2)
+    scores = regression_scores(y_test, mean, variance, scale=scale)
+    jax.clear_caches()  # no two cells share a program
+    return Row(
+        rmse=scores["rmse"],
+        log_density=scores["log_predictive_density"],
+        rhat=float(np.max(rhat)),
+        ess_bulk=float(np.mean(bulk)),
+        ess_paper=float(np.mean(effective_sample_size(projections))),
+        gradients=gradients,
+        seconds=seconds,
+        draws=function.shape[1],
+    )
+
+
+def lines(form, depth, value):
+    """By kernel, what a row gives against the width."""
+    found = {kernel: {} for kernel in KERNELS}
+    for cell, row in sorted(rows.items(), key=lambda item: item[0].width):
+        if (cell.form, cell.depth) == (form, depth):
+            found[cell.kernel][cell.width] = value(row)
+    return {kernel: values for kernel, values in found.items() if values}
+
+
+names = {"type": str, "nargs": "+"}
+options = _common.arguments(
+    __doc__,
+    folder={"type": Path, "help": "with the set, <name>.npz; diabetes without it"},
+    set=("airfoil", "a set of the UCI repository"),
+    num_train=(200, "rows to learn from"),
+    widths=[8, 16, 64, 256, 1024],
+    depths=[1, 2, 4],
+    forms=names | {"default": FORMS, "choices": FORMS},
+    kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
+    largest=(4_000_000, "weights of a network that is run"),
+    gradients=(20_000, "of a chain after warmup, at most"),
+    seconds=(3.0, "of a core for a cell after warmup, about"),
+)
+data = rows_of(options.folder, options.set, options.num_train)
+sizes = [(depth, width) for depth in options.depths for width in options.widths]
+sizes = [(depth, width) for depth, width in sizes if (depth - 1) * width**2 <= options.largest]
+cells = [Cell(form, kernel, *size) for size in sizes for form in options.forms for kernel in options.kernels]
+table = options.output / "how_wide.csv"
+rows = _common.resumed(
+    table,
+    cells,
+    Row,
+    run,
+    unit="cell",
+    name=lambda cell: f"{cell.kernel}, {cell.form}, {cell.depth} x {cell.width}",
+)
+_common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
+
+forms = [form for form in FORMS if any(cell.form == form for cell in rows)]
+depths = sorted({cell.depth for cell in rows})
+panels = [(depth, form) for depth in depths for form in forms]
+figure, axes = _common.plt.subplots(
+    2, len(panels), figsize=(1 + 1.7 * len(panels), 5), sharey="row", squeeze=False, layout="constrained"
+)
+for column, (depth, form) in zip(axes.T, panels, strict=True):
+    _common.plot_lines(column[0], lines(form, depth, lambda row: row.ess_bulk / row.gradients))
+    _common.plot_lines(column[1], lines(form, depth, lambda row: row.ess_bulk / row.seconds))
+    for panel in column:
+        _common.number_ticks(panel, sorted({cell.width for cell in rows}))
+        panel.tick_params(axis="x", labelsize=6)
+    column[0].set_title(f"{form}, depth {depth}", fontsize=8)
+axes[0, 0].set_ylabel("effective draws a gradient")
+axes[1, 0].set_ylabel("effective draws a core second")
+axes[0, 0].legend(fontsize=7)
+figure.supxlabel("width")
+_common.save(figure, options, "how_wide.png", dpi=110)
