@@ -13,7 +13,7 @@ from numpyro_wide._checks import check_key, listing, whole_number
 from numpyro_wide._pareto import pareto_smoothed
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import run_model, sample_sites
-from numpyro_wide.readout import StandardNormalBase, log_weight
+from numpyro_wide.readout import CollapsedModel, StandardNormalBase, limit_log_evidence, log_weight
 
 _MIN_DRAWS = 100  # for a tail to be seen
 _NUM_GIVEN = 8  # draws of the hyperparameters
@@ -38,6 +38,9 @@ class WidthRow(NamedTuple):
         num_draws: number of draws.
         prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
             ``log_evidence`` is from; NaN without hyperparameters.
+        limit_log_evidence: of the Gaussian process with the mean kernel of some prior draws, which is that of the
+            infinitely wide network if it has one hidden layer, and up to terms of order 1/width if it has more. NaN
+            with a latent noise, with hyperparameters, or if the model is not collapsed.
     """
 
     accept_prob: float
@@ -49,6 +52,7 @@ class WidthRow(NamedTuple):
     sample_size: float
     num_draws: int
     prior_pareto_k: float = float("nan")
+    limit_log_evidence: float = float("nan")
 
     @property
     def advice(self) -> str:
@@ -77,14 +81,18 @@ class WidthReport(NamedTuple):
         return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
 
     def __str__(self) -> str:
-        lines = ["   width  acceptance  Pareto k  gap, nats          share  advice"]
+        lines = ["   width  acceptance  Pareto k  gap, nats          share      log evidence  advice"]
         for key, row in self.rows.items():
+            evidence = f"{row.log_evidence:.2f} ± {row.log_evidence_error:.1g}"
             lines.append(
                 f"{key!s:>8s}  {row.accept_prob:10.3f}  {row.pareto_k:8.2f}  {row.gap:8.3g} ± {row.gap_error:<7.1g} "
-                f"{row.sample_size:5.2f}  {row.advice}"
+                f"{row.sample_size:5.2f}  {evidence:>16s}  {row.advice}"
             )
             if not np.isnan(row.prior_pareto_k):
                 lines.append(f"          Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
+        known = [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]
+        if known:
+            lines.append(f"log evidence of the infinitely wide network, by the last one's mean kernel: {known[-1]:.2f}")
         if not np.isnan(self.slope):
             lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
         return "\n".join(lines)
@@ -171,6 +179,9 @@ def wide_enough(
         model_key = random.fold_in(rng_key, index)
         keys = random.split(model_key, num_draws)
         rows[key] = _learnt_row(draws, model_key, keys, names) if names else _row(draws.log_weights(keys)[0])
+        if isinstance(model, CollapsedModel) and not names:
+            limit = limit_log_evidence(model_key, model, model_args, model_kwargs)
+            rows[key] = rows[key]._replace(limit_log_evidence=limit)
         if draws.lost:
             warnings.warn(
                 f"{sum(draws.lost)} draws of the model {key!r} are left out, whose weights are not numbers: there the "

@@ -10,6 +10,7 @@ from numpyro_wide.readout._draws import wide_limit_draws as wide_limit_draws
 from numpyro_wide.readout._fitted_surrogate import fitted_surrogate as fitted_surrogate
 from numpyro_wide.readout._functions import readout_function as readout_function
 from numpyro_wide.readout._functions import site_function as site_function
+from numpyro_wide.readout._limit_evidence import limit_log_evidence as limit_log_evidence
 from numpyro_wide.readout._marginal import ReadoutMarginal as ReadoutMarginal
 from numpyro_wide.readout._mean_kernel import mean_kernel as mean_kernel
 from numpyro_wide.readout._predictive import ReadoutPredictive as ReadoutPredictive
@@ -36,6 +37,7 @@ __all__ = [
     "collapse_readout",
     "fitted_surrogate",
     "guide_draws",
+    "limit_log_evidence",
     "log_weight",
     "mean_kernel",
     "readout_function",

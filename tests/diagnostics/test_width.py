@@ -11,7 +11,9 @@ from numpyro.infer import NUTS
 from scipy import integrate, stats
 
 from numpyro_wide import collapse_readout, repriorise
-from numpyro_wide.diagnostics import _width, wide_enough
+from numpyro_wide.diagnostics import WidthReport, _width, wide_enough
+from numpyro_wide.nn import FCN, bnn
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
 from tests.compilations import compilations
 from tests.models import network, small_data
 
@@ -62,6 +64,28 @@ def test_every_number_against_quadrature():
     spread = mean(lambda h: evidence(h) ** 2) / average**2 - 1
     np.testing.assert_allclose(row.log_evidence_error, np.sqrt(spread / 20_000), rtol=0.05)
     np.testing.assert_allclose(row.sample_size, average**2 / mean(lambda h: evidence(h) ** 2), rtol=0.02)
+
+
+@pytest.mark.parametrize("num_outputs", [None, 3])
+def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs):
+    """One hidden layer, with a readout's bias: the closed-form kernel, noise by output."""
+    targets = Y if num_outputs is None else np.stack([Y, -Y, Y**2], axis=1)
+    noise = 0.4 if num_outputs is None else np.array([0.3, 0.4, 0.8], "f")
+    net = FCN(1, 20, "erf", w_std=1.5, b_std=0.5, readout_b_std=0.3)
+    model = collapse_readout(bnn(net, num_outputs, noise), readout="readout", features="features", observed="y")
+    row = wide_enough(KEY, model, X, targets, num_draws=100).rows["model"]
+    kernel = fcn_kernel(1, "erf", **net.scales())(X)[0]
+    columns = targets.reshape(5, -1).T
+    noises = np.broadcast_to(noise, len(columns))
+    expected = sum(float(gp_log_evidence(kernel, y, sd)) for y, sd in zip(columns, noises, strict=True))
+    # 500 draws of 20 units, whose mean is the kernel of 10,000 units.
+    assert abs(row.limit_log_evidence - expected) < 0.15
+    assert f"by the last one's mean kernel: {row.limit_log_evidence:.2f}" in str(WidthReport({20: row}))
+
+
+def test_the_evidence_of_the_limit_is_not_told_where_it_is_a_mixture():
+    model = collapse_readout(noisy, readout="w", features="features", observed="y")
+    assert np.isnan(wide_enough(KEY, model, np.array([2.0], "f"), num_draws=100).rows["model"].limit_log_evidence)
 
 
 def noisy(y=None):
