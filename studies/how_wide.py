@@ -6,7 +6,7 @@ draws are those of 100 random projections of the function at test rows. Rows are
 done, and a study that was interrupted goes on where it stopped. Without --folder the rows are scikit-learn's diabetes
 patients; with it, those of a set of the UCI repository.
 
-    python studies/how_wide.py --folder path/to/uci --widths 8 64 1024 --depths 1 2
+    python studies/how_wide.py --folder path/to/uci --depths 1
 """
 
 import time
