@@ -92,7 +92,7 @@ def test_the_duel_shows_the_rows_that_were_run():
     for model, group in rows:
         assert shown.loc[model, "seeds"] == len(group) == group["seed"].nunique()
         for column, shown_as in (("rmse", "RMSE"), ("nll", "NLL")):
-            assert str(shown.loc[model, shown_as]).split(" ±")[0] == str(float(f"{group[column].mean():.4f}"))
+            assert float(str(shown.loc[model, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
 
 
 def docstrings():
