@@ -29,7 +29,7 @@ NUM_CHAINS = 4
 SPREAD = 0.5  # of the logarithms of latent scales, around what the limit likes best
 TABLES = ("boston", "concrete", "airfoil")
 INFINITE = 0
-LARGEST_ERROR = 0.3  # of the evidence of further rows by draws of the posterior; beyond, by the evidence of all rows
+LARGEST_ERROR = 0.1  # of the evidence of further rows by draws of the posterior; beyond, by the evidence of all rows
 
 
 class Cell(NamedTuple):
@@ -175,9 +175,11 @@ def draw(axes, name, rows):
         style = {"color": f"C{depth}", "marker": "o", "markersize": 4, "linestyle": "-" if scales == "fixed" else ":"}
         label = f"depth {depth}" + (", latent scales" if scales == "latent" else "")
         gains = [by_width[width].log_evidence - limit.log_evidence for width in widths]
-        errors = [2 * by_width[width].error for width in widths]
+        errors = [2 * np.hypot(by_width[width].error, limit.error) for width in widths]
         axes[0].errorbar(widths, gains, yerr=errors, label=label, **style)
-        axes[1].plot(widths, [by_width[width].conditional - limit.conditional for width in widths], **style)
+        gains = [by_width[width].conditional - limit.conditional for width in widths]
+        errors = [2 * np.hypot(by_width[width].conditional_error, limit.conditional_error) for width in widths]
+        axes[1].errorbar(widths, gains, yerr=errors, **style)
     for panel in axes:
         panel.set_xscale("log", base=2)
         panel.axhline(0, color="black", linewidth=0.8)
