@@ -39,7 +39,7 @@ TINY = {
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
     "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
-    "collapse.py": "--widths 4 8 --num-steps 20 --num-draws 20",
+    "collapse.py": "--widths 4 --num-steps 20 --num-draws 20",
     "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
