@@ -59,6 +59,15 @@ def standardised(data: Any, num_train: int | None = None) -> Any:
     return type(data)(*(datasets.Standardiser.fit(part[:num_train])(part) for part in data))
 
 
+def standardised_by(train: Any, test: Any, dtype: Any) -> tuple[Any, Any, float]:
+    """Inputs and targets of both, standardised by the training rows, and the targets' scale."""
+    scales = [datasets.Standardiser.fit(column) for column in train]
+    parts = [
+        tuple(scale(column).astype(dtype) for scale, column in zip(scales, part, strict=True)) for part in (train, test)
+    ]
+    return *parts, float(np.squeeze(scales[1].scale))
+
+
 def with_ones(x: np.ndarray) -> np.ndarray:
     """Append a column of ones."""
     return np.concatenate([x, np.ones_like(x[:, :1])], axis=1).astype(np.float32)

@@ -74,10 +74,7 @@ def rows_of(folder):
         train, test = datasets.split(datasets.diabetes(), 354, 88, seed=0)
     else:
         train, test = datasets.uci(folder, "airfoil")
-    inputs, targets = (datasets.Standardiser.fit(part) for part in train)
-    return [
-        (inputs(part.inputs).astype(np.float32), targets(part.targets).astype(np.float32)) for part in (train, test)
-    ]
+    return _common.standardised_by(train, test, np.float32)[:2]
 
 
 def network(num_inputs):

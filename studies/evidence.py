@@ -63,11 +63,7 @@ def rows_of(name, folder, num_train, num_test):
     data = datasets.marathon() if name == "marathon" else datasets.uci(folder, name, split=0)[0]
     num_train = min(num_train, int(0.8 * len(data.targets)))
     num_test = min(num_test, len(data.targets) - num_train)
-    parts = datasets.split(data, num_train, num_test, seed=0)
-    scales = [datasets.Standardiser.fit(column) for column in parts[0]]
-    return tuple(
-        tuple(scale(column).astype(np.float32) for scale, column in zip(scales, part, strict=True)) for part in parts
-    )
+    return _common.standardised_by(*datasets.split(data, num_train, num_test, seed=0), np.float32)[:2]
 
 
 @functools.cache

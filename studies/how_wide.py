@@ -68,11 +68,7 @@ def rows_of(folder, name, num_train):
     else:
         train, test = datasets.uci(folder, name)
         train = datasets.subset(train, num_train, seed=0)
-    inputs, targets = (datasets.Standardiser.fit(part) for part in train)
-    parts = [
-        (inputs(part.inputs).astype(np.float32), targets(part.targets).astype(np.float32)) for part in (train, test)
-    ]
-    return *parts, float(np.squeeze(targets.scale))
+    return _common.standardised_by(train, test, np.float32)
 
 
 @cache

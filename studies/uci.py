@@ -63,10 +63,8 @@ def rows_of(folder, name, split):
         train, test = datasets.split(datasets.diabetes(), 400, 42, seed=split)
     else:
         train, test = datasets.uci(folder, name, split)
-    inputs, targets = (datasets.Standardiser.fit(part) for part in train)
     # In double precision, for the noise of yacht is a hundredth of the targets.
-    parts = [(inputs(part.inputs).astype(float), targets(part.targets).astype(float)) for part in (train, test)]
-    return *parts, float(np.squeeze(targets.scale))
+    return _common.standardised_by(train, test, float)
 
 
 @cache
