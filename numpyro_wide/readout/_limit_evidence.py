@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 from jax import Array, random
-from scipy.linalg import solve_triangular
 
+from numpyro_wide._machine import double_precision
 from numpyro_wide._traces import run_model
 from numpyro_wide.readout._collapse import CollapsedModel
 from numpyro_wide.readout._marginal import ReadoutMarginal
 from numpyro_wide.readout._mean_kernel import mean_kernel
+from numpyro_wide.wide_limit import gp_log_evidence
 
 _NUM_COLUMNS = 20_000  # of all draws together
 _FEWEST, _MOST = 20, 500  # draws
@@ -52,20 +53,14 @@ def limit_log_evidence(rng_key: Array, model: CollapsedModel, args: tuple, kwarg
         return float("nan")
     num_draws = int(np.clip(_NUM_COLUMNS // one.problem.features.shape[1], _FEWEST, _MOST))
     kernel = mean_kernel(rng_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs)
-    residual = np.asarray(value, float) - np.asarray(one.loc, float)
-    residual = residual.reshape(len(residual), -1)  # (n, k)
-    noises = np.broadcast_to(noise_scale.reshape(*noise_scale.shape, *[1] * (2 - noise_scale.ndim)), residual.shape)
-    if np.array_equal(noises, noises[:, :1] * np.ones_like(noises)):
-        return _log_density(residual, kernel, noises[:, 0])
-    return sum(_log_density(y[:, None], kernel, noise) for y, noise in zip(residual.T, noises.T, strict=True))
-
-
-def _log_density(targets: np.ndarray, kernel: np.ndarray, noise: np.ndarray) -> float:
-    """Of targets (n, k), independent over columns; noise (n,)."""
-    try:
-        factor = np.linalg.cholesky(kernel + np.diag(noise**2))
-    except np.linalg.LinAlgError:
-        return float("nan")
-    whitened = solve_triangular(factor, targets, lower=True)
-    log_determinant = 2 * np.log(np.diagonal(factor)).sum() + len(targets) * np.log(2 * np.pi)
-    return float(-0.5 * np.sum(whitened**2) - 0.5 * targets.shape[1] * log_determinant)
+    residual = (np.asarray(value, float) - np.asarray(one.loc, float)).reshape(len(kernel), -1)  # (n, k)
+    noises = np.broadcast_to(noise_scale, one.loc.shape).reshape(residual.shape)
+    if np.array_equal(noises, np.broadcast_to(noises[:, :1], noises.shape)):
+        problems = [(residual, noises[:, 0])]
+    else:
+        problems = list(zip(residual.T, noises.T, strict=True))
+    with double_precision():
+        try:
+            return float(sum(gp_log_evidence(kernel, targets, noise) for targets, noise in problems))
+        except ValueError:  # not positive definite
+            return float("nan")
