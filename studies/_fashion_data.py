@@ -24,11 +24,11 @@ class Images(NamedTuple):
     x_shifted: np.ndarray
 
 
-def load(folder, num_train, num_test):
+def load(folder, num_train, num_test, pool=2):
     """Fashion-MNIST and handwritten digits beside it, or these digits and their negatives if there is no folder.
 
-    Fashion-MNIST's 28 x 28 pixels are averaged to 14 x 14, and the digits brought to that size. Pixels are standardised
-    by the training images, all with one mean and one scale.
+    Fashion-MNIST's 28 x 28 pixels are averaged over squares of ``pool`` a side, to 14 x 14 by default, and the digits
+    brought to that size. Pixels are standardised by the training images, all with one mean and one scale.
     """
     folder = folder or (DEBIAN if DEBIAN.is_dir() else None)
     digits = datasets.digits()
@@ -42,8 +42,11 @@ def load(folder, num_train, num_test):
         # From 8 x 8 to 24 x 24 pixels, in a frame of two.
         enlarged = np.kron(digits.inputs * (255 / 16), np.ones((1, 3, 3)))
         enlarged = np.pad(enlarged, ((0, 0), (2, 2), (2, 2)))
-        parts = [part.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196) for part in (train.inputs, test.inputs)]
-        parts.append(enlarged.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196))
+        side = 28 // pool
+        parts = [
+            part.reshape(-1, side, pool, side, pool).mean((2, 4)).reshape(-1, side**2)
+            for part in (train.inputs, test.inputs, enlarged)
+        ]
     scale = datasets.Standardiser.fit(parts[0], by_column=False)
     x, x_test, x_shifted = map(scale, parts)
     return Images(x, train.targets, x_test, test.targets, x_shifted)

@@ -9,7 +9,6 @@ patients; with it, those of a set of the UCI repository.
     python studies/how_wide.py --folder path/to/uci --depths 1
 """
 
-import time
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +16,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from numpyro.infer import NUTS
-from numpyro.infer.util import initialize_model
 
 import _common
+from _sampling import clock, gradient_seconds
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
 from numpyro_wide.diagnostics import effective_sample_size, project, regression_scores
 from numpyro_wide.readout import site_function
@@ -100,24 +99,10 @@ def kernel_of(cell, model, budget):
     return KERNELS["MCLMC"](model, num_steps=num_steps), 2 * num_steps
 
 
-def affordable(model, x, y):
-    """Gradients of a chain within the seconds and the number that a cell may have, as measured."""
-    chains = jax.random.split(jax.random.key(0), NUM_CHAINS)
-    info = initialize_model(chains, model, model_args=(x, y))
-    slope = jax.jit(jax.vmap(jax.grad(info.potential_fn)))
-    jax.block_until_ready(slope(info.param_info.z))
-    # Of the processor: other work on the machine does not count.
-    start, count = time.process_time(), 0
-    while count < 3 or time.process_time() - start < 0.1:
-        jax.block_until_ready(slope(info.param_info.z))
-        count += 1
-    return int(min(options.gradients, options.seconds * count / (time.process_time() - start)))
-
-
 def sampled(cell, model):
     """The kernel, positions (chains, draws, ...) after warmup, and what they took: gradients, core seconds."""
     (x, y), _, _ = data
-    budget = affordable(model, x, y)
+    budget = int(min(options.gradients, options.seconds / gradient_seconds(model, (x, y), NUM_CHAINS)))
     kernel, guess = kernel_of(cell, model, budget)
     num_stretches = int(np.clip(budget // guess, 2 * STRETCH, MOST_DRAWS)) // STRETCH
     state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
@@ -132,13 +117,13 @@ def sampled(cell, model):
 
     for _ in range(num_stretches):
         state, _ = jax.block_until_ready(stretch(state))
-    found, gradients, start = [], 0, time.process_time()
+    found, gradients, start = [], 0, clock()
     while len(found) < 2 or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
         state, (positions, costs) = stretch(state)
         found.append(jax.tree.map(np.asarray, positions))
         # In lockstep, all chains take as long as the slowest.
         gradients += int(np.sum(np.max(costs, axis=1)))
-    seconds = time.process_time() - start
+    seconds = clock() - start
     positions = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *found)
     return kernel, positions, NUM_CHAINS * gradients, seconds
 

@@ -1,176 +1,276 @@
-"""How fast every kernel mixes, by width and by number of images, in three sets of coordinates (Hron 2022, Figure 7).
+"""How fast chains mix by architecture and number of images, plain and repriorised (Hron 2022, Figures 8 and 9).
 
-Each cell of the study is one chain: a kernel on the plain, the repriorised or the collapsed form of a network with one
-hidden layer, at one width, number of images and regulariser. Its row is written to mixing_speed.csv as soon as it is
-done, so that a study that was interrupted goes on where it stopped; delete the file to start again.
+Each cell is chains of one kernel on one network, as it stands or repriorised, for as many seconds as --seconds says, of
+which a third is warmup: SplitHMC, NUTS, or the paper's Langevin sampler, unadjusted, with its damping of 0.05. Targets
+are one-hot codes of Fashion-MNIST, of scikit-learn's digits without Debian's package or a --folder. Effective draws are
+those of 100 random projections of all weights, the readout among them, and of the function at test images, R-hat
+squared that of the weights. A kernel for which the seconds are too few is left out. Rows are written to
+mixing_speed.csv as they are done, and a study that was interrupted goes on where it stopped.
 
-    python studies/mixing_speed.py --quick
-    python studies/mixing_speed.py --cifar10 path/to/cifar-10-batches-py
+    python studies/mixing_speed.py --folder path/to/fashion-mnist
+
+The paper's sizes, which want an accelerator:
+
+    python studies/mixing_speed.py --architecture fcn3 --width 1024 --pixels 28 --num-train 1024 10240 40960 \
+        --seconds 3600 --precision highest
+    python studies/mixing_speed.py --architecture resnet20 --width 128 --pixels 28 --num-train 1024 10240 \
+        --seconds 3600 --precision highest
 """
 
-import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import NUTS
 
 import _common
-from numpyro_wide import collapse_readout, datasets, mcmc, nn, repriorise
-from numpyro_wide.diagnostics import random_projections
+import _fashion_data
+from _sampling import clock, gradient_seconds
+from numpyro_wide import datasets, mcmc, nn, repriorise
+from numpyro_wide.diagnostics import effective_sample_size, project, rhat_squared
+from numpyro_wide.readout import site_function
 
 NOISE_SCALE = 0.1
-HIDDEN = "hidden.hidden_0.kernel"
-# The forms of the model, and the wide sites that a draw of each holds.
-FORMS = {
-    "plain": [HIDDEN, "features", "readout"],
-    "repriorised": [HIDDEN, "readout", "readout_base"],
-    "collapsed": [HIDDEN],
-}
+FORMS = {"plain": "--", "repriorised": "-"}  # and how they are drawn
 KERNELS = {
-    "NUTS": partial(NUTS, max_tree_depth=8),
     "SplitHMC": mcmc.SplitHMC,
-    "Langevin": mcmc.UnderdampedLangevin,
-    "pCN": mcmc.PreconditionedCrankNicolson,
-    "pCN-Langevin": mcmc.PreconditionedCrankNicolsonLangevin,
+    "Langevin": partial(mcmc.UnderdampedLangevin, adjusted=False, damping=0.05),
+    "NUTS": partial(NUTS, max_tree_depth=7),
 }
-# What one iteration costs before warmup has found out, for the length of warmup.
-GRADIENTS_AN_ITERATION = {"NUTS": 30, "SplitHMC": 15}
+COST = {"SplitHMC": "num_grad", "Langevin": "num_grad", "NUTS": "num_steps"}
+# Gradients for a draw before warmup has found out: as it stands, and repriorised.
+GUESS = {"SplitHMC": (120, 15), "Langevin": (5, 5), "NUTS": (120, 60)}
+THINNING = {"SplitHMC": 1, "Langevin": 5, "NUTS": 1}
+STRETCH = 5  # draws that are made at a time
+LEAST_DRAWS, MOST_DRAWS = 20, 500  # of a chain; where the seconds are too few for a quarter of the former, none
+STAGES = 8  # at which R-hat is told, the last of them the end
+
+
+class Architecture(NamedTuple):
+    """A network by its width; what a CPU can bear of it; the map's regulariser, over the noise variance, by n."""
+
+    network: Callable[[int], Any]
+    width: int
+    pixels: int
+    regulariser: Callable[[int], float] = lambda num_train: 1.0
+
+
+READOUT = {"readout_w_std": 1.0, "readout_b_std": 0.1}
+SMOOTH = {"activation": "gelu", "w_std": 2**0.5, "b_std": 0.1, **READOUT}
+RESIDUAL = {"activation": "gelu", "w_std": 2.2**0.5, **READOUT}
+# Scales and regularisers as in the paper, §4.1.3, §4.2.1 and §4.2.2, but for the convolutional network, which it lacks.
+ARCHITECTURES = {
+    "fcn1": Architecture(lambda width: nn.FCN(1, width, **SMOOTH), 512, 14),
+    "fcn3": Architecture(lambda width: nn.FCN(3, width, **SMOOTH), 256, 14),
+    "cnn": Architecture(lambda width: nn.CNN(2, width, **SMOOTH), 16, 7),
+    "resnet": Architecture(lambda width: nn.WideResNet(1, width, **RESIDUAL), 8, 7, float),
+    "resnet20": Architecture(lambda width: nn.WideResNet(3, width, **RESIDUAL), 8, 7, float),
+}
 
 
 class Cell(NamedTuple):
-    """One chain of the study; the regulariser is in units of the noise variance."""
+    """Chains of a kernel on a form of a network, a width and images of so many pixels a side."""
 
-    kernel: str
+    architecture: str
     form: str
+    kernel: str
     num_train: int
     width: int
-    regulariser: float = 1.0
+    pixels: int
+    precision: str
 
 
-class Row(NamedTuple):
-    """What a cell gave."""
-
-    ess_per_gradient: float
-    gradients_per_draw: float
-    accept_prob: float
-    seconds: float
+# Effective draws: ArviZ's, their mean, least and largest over projections, and equation 7; what they took; R-hat.
+SIZES = [f"{of}_{what}" for of in ("weights", "function") for what in ("bulk", "least", "largest", "paper")]
+COSTS = ["draws", "gradients", "seconds", "accept_prob", "gradient_seconds"]
+RHATS = [f"rhat_squared_{what}_{stage}" for what in ("mean", "largest") for stage in range(1, STAGES + 1)]
+Row = NamedTuple("Row", [(name, float) for name in (*SIZES, *COSTS, *RHATS)])
 
 
-def model_of(cell):
-    """One GELU layer in NTK parametrisation, weight variance 2, in the cell's coordinates."""
-    plain = nn.bnn(nn.FCN(1, cell.width, "gelu", w_std=2**0.5, readout_w_std=2**0.5), 10, NOISE_SCALE)
+@cache
+def images_of(pixels):
+    """Training images and one-hot codes, and test images, of so many pixels a side."""
+    images = _fashion_data.load(options.folder, max(options.num_train), options.num_test, pool=28 // pixels)
+    side = int(images.x.shape[1] ** 0.5)
+    x, x_test = (part.reshape(-1, side, side, 1) for part in (images.x, images.x_test))
+    return x, datasets.centred_one_hot(images.labels, _fashion_data.NUM_CLASSES), x_test
+
+
+def data_of(cell):
+    """Inputs and codes to learn from, and test inputs, flat but for convolutions."""
+    x, y, x_test = images_of(cell.pixels)
+    shape = (-1,) if cell.architecture.startswith("fcn") else x.shape[1:]
+    x, x_test = (part.reshape(len(part), *shape) for part in (x[: cell.num_train], x_test))
+    return (x, y[: cell.num_train]), x_test
+
+
+def models_of(cell):
+    """The network as it is, and in the form of the cell."""
+    found = ARCHITECTURES[cell.architecture]
+    plain = nn.bnn(found.network(cell.width), _fashion_data.NUM_CLASSES, NOISE_SCALE)
     if cell.form == "plain":
-        return plain
-    names = {"readout": "readout", "features": "features"}
-    if cell.form == "collapsed":
-        return collapse_readout(plain, **names, observed="y")
-    regulariser = cell.regulariser * NOISE_SCALE**2
-    return repriorise(plain, **names, targets="y", noise_scale=NOISE_SCALE, regulariser=regulariser)
+        return plain, plain
+    regulariser = found.regulariser(cell.num_train) * NOISE_SCALE**2
+    names = {"readout": "readout", "features": "features", "targets": "y"}
+    return plain, repriorise(plain, **names, noise_scale=NOISE_SCALE, regulariser=regulariser)
 
 
-def run(cell, data, budget) -> Row:
-    """Warm up for half the budget, as far as can be told beforehand, then draw for the budget."""
-    x, y = (part[: cell.num_train] for part in data)
-    num_warmup = max(10, budget // 2 // GRADIENTS_AN_ITERATION.get(cell.kernel, 1))
-    projections = {"projections": random_projections(jax.random.key(1), [HIDDEN])}
-    # NumPyro remembers the latest chains, draws included: with their weights, a study would fill the memory.
-    kernel = mcmc.reduced(KERNELS[cell.kernel](model_of(cell)), drop=FORMS[cell.form], functions=projections)
-    chain = MCMC(kernel, num_warmup=num_warmup, num_samples=1, progress_bar=False)
-    cost = "num_steps" if cell.kernel == "NUTS" else "num_grad"
-    start = time.perf_counter()
-    chain.warmup(jax.random.key(0), x, y, collect_warmup=True, extra_fields=(cost,))
-    mean_cost = float(np.mean(chain.get_extra_fields()[cost][-max(4, num_warmup // 5) :]))
+def stretch_of(cell, kernel, args):
+    """A compiled function of the state: some draws on, their positions, and by step gradients and acceptance."""
 
-    chain.num_samples = max(8, int(budget / mean_cost))
-    chain.run(chain.post_warmup_state.rng_key, x, y, extra_fields=(cost, "accept_prob"))
-    fields = chain.get_extra_fields()
-    spent, accept_prob = int(np.sum(fields[cost])), float(np.mean(fields["accept_prob"]))
-    ess = float(_common.arviz.ess(chain.get_samples(group_by_chain=True))["projections"].mean())
-    return Row(ess / spent, spent / chain.num_samples, accept_prob, time.perf_counter() - start)
+    def step(state, _):
+        state = kernel.sample(state, args, {})
+        return state, (getattr(state, COST[cell.kernel]), state.accept_prob)
+
+    def draw(state, _):
+        state, told = jax.lax.scan(step, state, length=THINNING[cell.kernel])
+        return state, (getattr(state, kernel.sample_field), told)
+
+    return jax.jit(lambda state: jax.lax.scan(draw, state, length=STRETCH))
 
 
-def lines(rows, kernels, by, **fixed):
-    """ESS per gradient of the kernels by width or number of images, where the rest is as given."""
-    fixed["regulariser"] = 1.0
-    cells = [cell for cell in rows if all(getattr(cell, name) == value for name, value in fixed.items())]
-    cells.sort(key=lambda cell: getattr(cell, by))
-    return {k: {getattr(c, by): rows[c].ess_per_gradient for c in cells if c.kernel == k} for k in kernels}
+def run(cell):
+    """Warm up for a third of the seconds, sample for the others, and tell how far that got."""
+    args, x_test = data_of(cell)
+    plain, model = models_of(cell)
+    a_gradient = gradient_seconds(model, args, options.num_chains)
+    guess = GUESS[cell.kernel][list(FORMS).index(cell.form)]
+    affordable = int(options.seconds / a_gradient / guess)  # draws
+    if affordable < LEAST_DRAWS // 4:
+        jax.clear_caches()
+        return Row(**dict.fromkeys(Row._fields, np.nan) | {"gradient_seconds": a_gradient})
+    num_stretches = min(MOST_DRAWS, max(LEAST_DRAWS // 2, affordable // 3)) // STRETCH
+    kernel = KERNELS[cell.kernel](model)
+    num_warmup = num_stretches * STRETCH * THINNING[cell.kernel]
+    state = kernel.init(jax.random.split(jax.random.key(0), options.num_chains), num_warmup, None, args, {})
+    stretch = stretch_of(cell, kernel, args)
+    for _ in range(num_stretches):
+        state, _ = jax.block_until_ready(stretch(state))
+
+    to_sites = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, {}))))
+    features = site_function(plain, "features", x_test)
+    function = jax.jit(jax.vmap(jax.vmap(lambda draw: features(draw) @ draw["readout"])))
+    weights, values, gradients, acceptance, seconds = [], [], 0, [], 0.0
+    while len(weights) < LEAST_DRAWS // STRETCH or (seconds < options.seconds and len(weights) * STRETCH < MOST_DRAWS):
+        start = clock()
+        state, (positions, (costs, rates)) = jax.block_until_ready(stretch(state))
+        seconds += clock() - start
+        gradients += int(np.sum(costs))
+        acceptance.append(np.mean(rates))
+        sites = to_sites(jax.tree.map(lambda values: values.swapaxes(0, 1), positions))
+        draws = {name: value for name, value in sites.items() if name == "readout" or name.startswith("hidden")}
+        weights.append(np.asarray(project(draws, jax.random.key(1))))
+        values.append(np.asarray(project({"function": function(draws)}, jax.random.key(2))))
+    jax.clear_caches()  # no two cells share a program
+    weights, values = (np.concatenate(part, axis=1) for part in (weights, values))
+    stages = [weights[:, : max(2, weights.shape[1] * stage // STAGES)] for stage in range(1, STAGES + 1)]
+    rhats = [rhat_squared(stage) for stage in stages]
+    costs = weights.shape[1], gradients, seconds, float(np.mean(acceptance)), a_gradient
+    return Row(*sizes(weights), *sizes(values), *costs, *map(np.mean, rhats), *map(np.max, rhats))
 
 
-names = {"type": str, "nargs": "+"}
+def sizes(draws):
+    """Effective draws of projections (chains, draws, 100): ArviZ's, and the paper's mean."""
+    bulk = np.asarray(_common.arviz.ess({"draws": draws})["draws"])
+    return *(float(of(bulk)) for of in (np.mean, np.min, np.max)), float(np.mean(effective_sample_size(draws)))
+
+
+def lines(panel, rows, of, unit):
+    """Effective draws by number of images, and the band of projections, a line for each kernel and form."""
+    for (kernel, form), by_size in grouped(rows).items():
+        style = {"color": f"C{list(KERNELS).index(kernel)}", "linestyle": FORMS[form]}
+        numbers = sorted(by_size)
+        mean, least, largest = (
+            [getattr(by_size[n], f"{of}_{what}") / getattr(by_size[n], unit) for n in numbers]
+            for what in ("bulk", "least", "largest")
+        )
+        panel.loglog(numbers, mean, marker="o", markersize=3, label=f"{kernel}, {form}", **style)
+        panel.fill_between(numbers, least, largest, color=style["color"], alpha=0.08, linewidth=0)
+    _common.number_ticks(panel, sorted({cell.num_train for cell in rows}))
+
+
+def rhat_lines(panel, rows):
+    """R-hat squared less one of the most images, by gradients: its mean over projections."""
+    for (kernel, form), by_size in grouped(rows).items():
+        row = by_size[max(by_size)]
+        gradients = row.gradients / options.num_chains * np.arange(1, STAGES + 1) / STAGES
+        excess = [getattr(row, f"rhat_squared_mean_{stage}") - 1 for stage in range(1, STAGES + 1)]
+        panel.loglog(gradients, excess, color=f"C{list(KERNELS).index(kernel)}", linestyle=FORMS[form])
+
+
+def grouped(rows):
+    """Rows by number of images, by kernel and form, without those of too few seconds."""
+    found = {}
+    for cell, row in rows.items():
+        if row.draws > 0:
+            found.setdefault((cell.kernel, cell.form), {})[cell.num_train] = row
+    return found
+
+
+def several(choices):
+    """An option that takes some of these."""
+    return {"type": str, "nargs": "+", "default": list(choices), "choices": list(choices)}
+
+
 options = _common.arguments(
     __doc__,
-    widths=([32, 128, 512, 1024], "two or more"),
-    num_train=([64, 256, 1024], "two or more"),
-    kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
-    forms=names | {"default": list(FORMS), "choices": list(FORMS), "help": "coordinates"},
-    regularisers={"type": float, "nargs": "*", "default": [0.1, 10.0, 100.0], "help": "over noise variance"},
-    budget=(4000, "gradients of a chain after warmup"),
-    cifar10={"type": Path, "help": "folder with the CIFAR-10 batches; digits without it"},
-    quick={"action": "store_true", "help": "widths 32 and 128, 32 and 64 images, 400 gradients"},
+    folder={"type": Path, "help": f"with the four files; by default {_fashion_data.DEBIAN}, or else digits"},
+    architecture=several(ARCHITECTURES) | {"default": ["fcn1", "fcn3", "resnet"]},
+    kernels=several(KERNELS),
+    forms=several(FORMS),
+    num_train=[64, 256, 1024],
+    num_test=(200, "images at which the function is told"),
+    width={
+        "type": int,
+        "help": "units or first channels; by default "
+        + ", ".join(f"{found.width} of {name}" for name, found in ARCHITECTURES.items()),
+    },
+    pixels={"type": int, "choices": [28, 14, 7], "help": "a side; by default 14, for convolutions 7"},
+    num_chains=2,
+    seconds=(12.0, "for a cell after warmup, about; of a core on a CPU"),
+    precision=("default", "of matrix products: default, high, highest; or float64 for everything"),
 )
-if options.quick:
-    options.widths, options.num_train, options.budget = [32, 128], [32, 64], 400
-if min(len(options.widths), len(options.num_train)) < 2:
-    raise SystemExit("expected at least two widths and two numbers of images")
-images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-images = datasets.subset(images, max(options.num_train), seed=0)
-pixels = images.inputs.reshape(len(images.targets), -1)
-inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
-data = inputs, datasets.centred_one_hot(images.targets, 10)
-
-# Widths at one number of images, numbers of images at one width, regularisers at both.
-num_train, width = options.num_train[-2], options.widths[-2]
-sizes = dict.fromkeys([*((num_train, w) for w in options.widths), *((n, width) for n in options.num_train)])
-cells = [Cell(kernel, form, *size) for kernel in options.kernels for form in options.forms for size in sizes]
-cells += [Cell("NUTS", "repriorised", num_train, width, regulariser) for regulariser in options.regularisers]
-cells = list(dict.fromkeys(cells))
+if options.precision == "float64":
+    jax.config.update("jax_enable_x64", True)
+else:
+    jax.config.update("jax_default_matmul_precision", options.precision)
+cells = [
+    Cell(name, form, kernel, n, options.width or found.width, options.pixels or found.pixels, options.precision)
+    for (name, found), n in product(((name, ARCHITECTURES[name]) for name in options.architecture), options.num_train)
+    for kernel, form in product(options.kernels, options.forms)
+]
 table = options.output / "mixing_speed.csv"
-
-
-def run_alone(cell):
-    """No two cells share a program."""
-    row = run(cell, data, options.budget)
-    jax.clear_caches()
-    return row
-
-
 rows = _common.resumed(
     table,
     cells,
     Row,
-    run_alone,
-    unit="chain",
-    name=lambda cell: f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}",
+    run,
+    unit="cell",
+    name=lambda cell: f"{cell.architecture}, {cell.num_train} images, {cell.kernel}, {cell.form}",
 )
-rows = {cell: rows[cell] for cell in cells}
-_common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
-print(f"\nTable: {table}")
-# A column for each form; by width above, by number of images below.
-style = {"figsize": (1 + 3 * len(options.forms), 6), "sharey": True, "squeeze": False, "layout": "constrained"}
-figure, axes = _common.plt.subplots(2, len(options.forms), **style)
-for column, form in zip(axes.T, options.forms, strict=True):
-    _common.plot_lines(column[0], lines(rows, options.kernels, "width", form=form, num_train=num_train))
-    _common.plot_lines(column[1], lines(rows, options.kernels, "num_train", form=form, width=width))
-    for panel, ticks in zip(column, (options.widths, options.num_train), strict=True):
-        _common.number_ticks(panel, ticks)
-    column[0].set(title=form, xlabel=f"width, {num_train} images")
-    column[1].set(xlabel=f"number of images, width {width}")
-figure.supylabel("ESS per gradient")
-axes[0, 0].legend(fontsize=8)
-_common.save(figure, options, "mixing_speed.png")
-# ESS per gradient of repriorised NUTS against the regulariser, with the plain model as its limit.
-cells = [Cell("NUTS", "repriorised", num_train, width, value) for value in sorted({1.0, *options.regularisers})]
-cells = [cell for cell in cells if cell in rows]
-figure, axes = _common.plt.subplots(figsize=(5, 3.5), layout="constrained")
-_common.plot_lines(axes, {"repriorised": {cell.regulariser: rows[cell].ess_per_gradient for cell in cells}})
-plain = rows.get(Cell("NUTS", "plain", num_train, width))
-if plain is not None:
-    axes.axhline(plain.ess_per_gradient, color="0.5", linestyle="--", label="plain")
-title = f"NUTS, {num_train} images, width {width}"
-axes.set(xlabel="regulariser / noise variance", ylabel="ESS per gradient", title=title)
-axes.legend()
-_common.save(figure, options, "regulariser.png")
+shown = ("weights_bulk", "weights_least", "weights_paper", "function_bulk", "function_paper", *COSTS, RHATS[-1])
+_common.print_table([cell._asdict() | {name: getattr(row, name) for name in shown} for cell, row in rows.items()])
+
+networks = list(dict.fromkeys((cell.architecture, cell.width) for cell in rows))
+figure, axes = _common.plt.subplots(
+    4, len(networks), figsize=(1 + 3.2 * len(networks), 10.5), sharey="row", squeeze=False, layout="constrained"
+)
+for column, (architecture, width) in zip(axes.T, networks, strict=True):
+    of_network = {cell: row for cell, row in rows.items() if (cell.architecture, cell.width) == (architecture, width)}
+    for panel, of, unit in zip(
+        column, ("weights", "function", "function"), ("gradients", "gradients", "seconds"), strict=False
+    ):
+        lines(panel, of_network, of, unit)
+        panel.set_xlabel("number of images")
+    rhat_lines(column[3], of_network)
+    column[0].set_title(f"{architecture}, width {width}")
+    column[3].set_xlabel("gradients of a chain")
+labels = [f"ESS of {what}" for what in ("weights / gradient", "function / gradient", "function / second")]
+for panel, label in zip(axes[:, 0], (*labels, r"$\hat R^2 - 1$, most images"), strict=True):
+    panel.set_ylabel(label)
+axes[0, 0].legend(fontsize=7)
+_common.save(figure, options, "mixing_speed.png", dpi=90)

@@ -25,7 +25,8 @@ SMALLER = {
 TINY = {
     "amortized_posterior.py": "--num-steps 5 --num-simulations 20 --num-warmup 5 --num-samples 5",
     "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
-    "mixing_speed.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
+    "mixing_by_width.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
+    "mixing_speed.py": "--architecture fcn1 --width 4 --num-train 8 --num-test 5 --kernels Langevin --seconds 0.1",
     "marathon.py": "--widths 4 8 --num-warmup 5 --num-samples 5",
     "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
     "rotation.py": "--widths 4 --num-steps 200",
@@ -50,7 +51,8 @@ FIGURES = {
     "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
     "amortized_posterior.py": {"epidemic_calibration.png", "epidemic_posterior.png"},
     "marathon.py": {"marathon.png"},
-    "mixing_speed.py": {"mixing_speed.csv", "mixing_speed.png", "regulariser.png"},
+    "mixing_by_width.py": {"mixing_by_width.csv", "mixing_by_width.png", "regulariser.png"},
+    "mixing_speed.py": {"mixing_speed.csv", "mixing_speed.png"},
     "ntk_reparam.py": {"ntk_reparam.png"},
     "rotation.py": {"rotation_nll.png", "rotation_widths.png"},
     "softmax_digits.py": {"softmax_digits.png"},
@@ -69,6 +71,7 @@ FIGURES = {
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {
+    "mixing_by_width.py",
     "mixing_speed.py",
     "dropout_qkl.py",
     "cold_posteriors.py",
