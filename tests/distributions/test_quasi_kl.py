@@ -83,6 +83,23 @@ def test_theorem_4_blurred_atoms(x64):
     assert errors[2] < 0.2 * errors[1] < 0.04 * errors[0]
 
 
+def test_theorem_4_discretised(x64):
+    """Both put on the cells of ever finer grids; s is -D log of a cell's side. The cell of an atom has another mean
+    log density than the atom: by half a cell times its slope, at most, and a term of second order."""
+    row, rate, scale = np.array([0.8, -0.5]), 0.3, 1.3
+    limit = quasi_kl(BernoulliDropout(row, rate), dist.Normal(0.0, scale))
+    errors = []
+    for side in (2.0**-2, 2.0**-7, 2.0**-12):
+        kl = 0.0
+        for mass, atom in ((rate, np.zeros(2)), (1 - rate, row)):
+            edge = side * np.floor(atom / side)
+            cell = scipy.stats.norm.cdf(edge + side, scale=scale) - scipy.stats.norm.cdf(edge, scale=scale)
+            kl += mass * (np.log(mass) - np.log(cell).sum())
+        errors.append(abs(kl + 2 * np.log(side) - limit))
+        assert errors[-1] < (1 - rate) * side / 2 * np.abs(row).sum() / scale**2 + side**2
+    assert errors[2] < 0.1 * errors[1] < 0.01 * errors[0]
+
+
 def test_equals_the_formula_sheet(x64):
     variances, dim, rank = np.array([0.5, 2.0]), 3, 2
     q = DegenerateNormal(np.zeros(3), TILTED_PLANE, np.sqrt(variances))
