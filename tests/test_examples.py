@@ -36,6 +36,7 @@ TINY = {
     "fashion.py": "--sizes 1x4 --models 'NNGP, softmax, variational' 'deep ensemble' 'one-hot codes' 'softmax, fitted' "
     "--num-train 40 --num-test 20 --num-warmup 3 --num-samples 5 --num-epochs 2",
     "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
+    "cooling_by_width.py": "--widths 4 --num-train 1700 --taus 0.1 --width 4 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
     "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
@@ -58,6 +59,7 @@ FIGURES = {
     "mean_field_classification.py": {"mean_field_classification.png"},
     "fashion.py": {"fashion.csv", "fashion_scores.csv", "fashion_costs.csv", "fashion.png"},
     "cold_posteriors.py": {"cold_posteriors.png"},
+    "cooling_by_width.py": {"cooling_by_width.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
     "evidence.py": {"evidence.csv", "evidence.png"},
@@ -72,6 +74,7 @@ SILENT_FOR_LONG = {
     "mixing_speed.py",
     "dropout_qkl.py",
     "cold_posteriors.py",
+    "cooling_by_width.py",
     "wide_mean_field.py",
     "mean_field_classification.py",
     "fashion.py",
