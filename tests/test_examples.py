@@ -39,6 +39,7 @@ TINY = {
     "cooling_by_width.py": "--widths 4 --num-train 1700 --taus 0.1 --width 4 --num-steps 20 --num-draws 5",
     "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
     "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
+    "posterior_slices.py": "--widths 4 --num-train 20 --resolution 5 --num-steps 5",
     "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
     "collapse.py": "--widths 4 --num-steps 20 --num-draws 20",
     "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
@@ -62,8 +63,9 @@ FIGURES = {
     "cooling_by_width.py": {"cooling_by_width.png"},
     "dropout_qkl.py": {"dropout_qkl.png"},
     "bayesian_optimisation.py": {"bayesian_optimisation.png"},
+    "posterior_slices.py": {"posterior_slices.png", "linear_regression.png"},
     "evidence.py": {"evidence.csv", "evidence.png"},
-    "collapse.py": {"collapse.png"},
+    "collapse.py": {"collapse.png", "prior_by_width.png"},
     "finite_width.py": {"finite_width.csv", "finite_width.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
@@ -80,6 +82,7 @@ SILENT_FOR_LONG = {
     "fashion.py",
     "bayesian_optimisation.py",
     "collapse.py",
+    "posterior_slices.py",
     "how_wide.py",
 }
 
