@@ -12,66 +12,26 @@ from functools import partial
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-import optax
-from numpyro.infer import SVI
-from numpyro.infer.autoguide import AutoNormal
-from numpyro.infer.initialization import init_to_sample
 from sklearn.datasets import load_sample_images
 from tqdm.auto import tqdm
 
 import _common
-from numpyro_wide import TemperedTraceMeanFieldELBO, datasets, diagnostics
+from _tempered import CUBIC_NOISE, PRIOR_SCALE, digits, fitter, functions, network
+from numpyro_wide import diagnostics
 
-PRIOR_SCALE = 0.2**0.5  # every weight N(0, 1/5), as in the paper
 TAUS = 10.0 ** np.arange(-4, 2.5, 0.5)
-CUBIC_NOISE = 0.001**0.5
 MEASURES = ("accuracy", "negative_log_likelihood", "expected_calibration_error")
 SPREADS = ("eta = p/N", "eta = 1", "prior")
 
 
 def load_images(num_train):
-    """Digits from 0 to 1 with a column of ones, and as many patches of photographs as there are test images."""
-    parts = datasets.split(datasets.digits(), num_train, 1797 - num_train, seed=0)
-    train, test = (part._replace(inputs=_common.with_ones(part.inputs.reshape(-1, 64) / 16)) for part in parts)
+    """Digits, and as many patches of photographs as there are test images."""
+    train, test = digits(num_train)
     # Every second pixel in grey, in windows of the digits' size, of which those with the most contrast are no sky.
     photographs = [image[::2, ::2].mean(-1) / 255 for image in load_sample_images().images]
     windows = [np.lib.stride_tricks.sliding_window_view(image, (8, 8))[::8, ::8] for image in photographs]
     patches = np.concatenate([window.reshape(-1, 64) for window in windows])
     return train, test, _common.with_ones(patches[np.argsort(-patches.std(1))[: len(test.targets)]])
-
-
-def network(x, y=None, *, width, outputs):
-    """One ReLU layer, its output divided by the width; classes for several outputs, a regression for one."""
-    prior = dist.Normal(0, PRIOR_SCALE)
-    hidden = numpyro.sample("hidden", prior.expand([x.shape[1], width]).to_event(2))
-    readout = numpyro.sample("readout", prior.expand([width, outputs]).to_event(2))
-    function = numpyro.deterministic("function", jax.nn.relu(x @ hidden) @ readout / width)
-    with numpyro.plate("rows", x.shape[0]):
-        is_class = outputs > 1
-        likelihood = dist.Categorical(logits=function) if is_class else dist.Normal(function[:, 0], CUBIC_NOISE)
-        numpyro.sample("y", likelihood, obs=y)
-
-
-def fitter(model, num_steps, num_particles, num_draws):
-    """A compiled function from eta and data to draws of the weights, (num_draws, ...) by site."""
-    guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=0.1 * PRIOR_SCALE)
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.03, num_steps))
-
-    @jax.jit
-    def draws(eta, x, y):
-        svi = SVI(model, guide, optimiser, TemperedTraceMeanFieldELBO(eta=eta, num_particles=num_particles))
-        state = svi.init(jax.random.key(0), x, y)
-        state, _ = jax.lax.scan(lambda s, _: svi.update(s, x, y), state, length=num_steps)
-        return guide.sample_posterior(jax.random.key(1), svi.get_params(state), sample_shape=(num_draws,))
-
-    return draws
-
-
-def functions(draws, x, width):
-    """The network's outputs (num_draws, n, outputs)."""
-    return jax.lax.map(lambda draw: jax.nn.relu(x @ draw["hidden"]) @ draw["readout"] / width, draws)
 
 
 def assess(draws, width, test, patches):
@@ -92,7 +52,7 @@ def cubic_spread(width, num_steps, num_draws):
     keys = jax.random.split(jax.random.key(2))
     shapes = zip(("hidden", "readout"), keys, ((2, width), (width, 1)), strict=True)
     prior = {name: PRIOR_SCALE * jax.random.normal(key, (num_draws, *shape)) for name, key, shape in shapes}
-    found = (fit(len(x) / width, inputs, y), fit(1.0, inputs, y), prior)
+    found = (fit(len(x) / width, inputs, y).draws, fit(1.0, inputs, y).draws, prior)
     return {n: float(functions(draws, inputs, width).std(0).mean()) for n, draws in zip(SPREADS, found, strict=True)}
 
 
@@ -112,7 +72,7 @@ taus = TAUS[np.linspace(0, len(TAUS) - 1, options.num_taus).astype(int)]
 print(f"Digits, p = {options.num_train}, width N = {options.width}; eta = tau p/N is 1 at tau = {no_cooling:.3g}")
 qualities = {}
 for tau in tqdm(taus, desc="temperatures", unit="fit"):
-    qualities[float(tau)] = assess(fit(tau / no_cooling, *train), options.width, test, patches)
+    qualities[float(tau)] = assess(fit(tau / no_cooling, *train).draws, options.width, test, patches)
 entropies = ("entropy on digits", "on photographs")
 rows = []
 for tau, (measures, both) in qualities.items():

@@ -3,7 +3,8 @@
 One hidden layer of erf, tanh or ReLU units on two points, every weight with a Gaussian prior, fitted by mean-field
 variational inference (after Figures 3 and 6 of Coker et al. 2021; the theorem is for erf). Prints how far the
 predictive mean gets, and how many nats each hidden weight moves away from its prior; draws the predictions, and the
-means and standard deviations of the guide's Gaussians.
+means and standard deviations of the guide's Gaussians. The priors over functions are not what changes: they are drawn
+by width, with the places where draws of them cross zero upwards (Figure 4).
 
     python studies/collapse.py
 """
@@ -11,6 +12,7 @@ means and standard deviations of the guide's Gaussians.
 import jax
 import numpy as np
 import optax
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_mean
@@ -19,17 +21,18 @@ from tqdm.auto import tqdm
 import _common
 from numpyro_wide import nn
 from numpyro_wide.readout import site_function
+from numpyro_wide.wide_limit import fcn_kernel
 
 PRIOR_SCALE, NOISE_SCALE = 2**0.5, 0.1  # as in studies/wide_mean_field.py
 ACTIVATIONS = ("erf", "tanh", "relu")
 DATA = (np.array([[-1.0], [1.0]], np.float32), np.array([-1.0, 1.0], np.float32))
+SCALES = {"w_std": PRIOR_SCALE, "b_std": PRIOR_SCALE, "readout_w_std": PRIOR_SCALE}
 GRID = np.linspace(-3, 3, 121, dtype=np.float32)[:, None]
 
 
 def fit(activation, width, options):
     """The predictive mean on the grid (m,), and locations and scales of the guide's Gaussians, all in one."""
-    network = nn.FCN(1, width, activation, w_std=PRIOR_SCALE, b_std=PRIOR_SCALE, readout_w_std=PRIOR_SCALE)
-    model = nn.bnn(network, num_outputs=None, noise=NOISE_SCALE)
+    model = nn.bnn(nn.FCN(1, width, activation, **SCALES), num_outputs=None, noise=NOISE_SCALE)
     guide = AutoNormal(model, init_loc_fn=init_to_mean, init_scale=1.0)
     optimiser = optax.adam(optax.cosine_decay_schedule(0.03, options.num_steps))
     svi = SVI(model, guide, optimiser, TraceMeanField_ELBO(num_particles=4))
@@ -41,6 +44,37 @@ def fit(activation, width, options):
         for end in ("_auto_loc", "_auto_scale")
     ]
     return np.asarray(functions.mean(0)), *gaussians
+
+
+def limit_kernel():
+    """Covariance (m, m) of the infinitely wide erf network on the grid."""
+    return np.asarray(fcn_kernel(1, "erf", **SCALES)(GRID)[0])
+
+
+def prior_functions(width, num_draws):
+    """Draws of the prior over functions of erf networks on the grid (num_draws, m); of its limit without a width."""
+    key = jax.random.key(2)
+    if width is None:
+        kernel = limit_kernel()
+        return np.asarray(jax.random.multivariate_normal(key, np.zeros(len(GRID)), kernel, (num_draws,), method="svd"))
+    model = nn.bnn(nn.FCN(1, width, "erf", **SCALES), num_outputs=None, noise=NOISE_SCALE)
+
+    def draw(key):
+        sites = handlers.trace(handlers.seed(model, key)).get_trace(GRID)
+        return sites["features"]["value"] @ sites["readout"]["value"]
+
+    return np.asarray(jax.lax.map(draw, jax.random.split(key, num_draws), batch_size=50))
+
+
+def upcrossings(functions):
+    """Where draws of functions (draws, m) cross zero upwards, up to the grid (draws, m - 1)."""
+    return (functions[:, :-1] < 0) & (functions[:, 1:] >= 0)
+
+
+def expected_upcrossings(kernel):
+    """Of a Gaussian process with this covariance on a grid: by the probability that neighbours differ in sign."""
+    sd = np.sqrt(np.diag(kernel))
+    return float(np.arccos(np.diag(kernel, 1) / (sd[1:] * sd[:-1])).sum() / (2 * np.pi))
 
 
 options = _common.arguments(
@@ -77,3 +111,31 @@ axes[0, 0].set_ylabel("predictive mean")
 axes[1, 0].set_ylabel("its standard deviation (+ is the prior)")
 axes[0, 0].legend()
 _common.save(figure, options, "collapse.png", dpi=110)
+
+# Priors: predictive bands, and where functions cross zero; a column for each width, the limit's last.
+priors = {f"width {width}": prior_functions(width, options.num_draws) for width in options.widths}
+priors["NNGP"] = prior_functions(None, options.num_draws)
+print("\nPriors over functions of erf networks, inputs from -3 to 3")
+rows = []
+for name, functions in priors.items():
+    counts = upcrossings(functions).sum(1)
+    error = counts.std() / np.sqrt(options.num_draws)
+    rows.append(
+        {"prior": name, "sd at 0": functions[:, len(GRID) // 2].std(), "upcrossings": counts.mean(), "error": error}
+    )
+_common.print_table(rows)
+print(f"Expected of the NNGP: {expected_upcrossings(limit_kernel()):.3f}")
+shape = {"figsize": (2.4 * len(priors), 4.4), "sharey": "row", "layout": "constrained"}
+figure, axes = _common.plt.subplots(2, len(priors), **shape)
+for panel, below, (name, functions) in zip(*axes, priors.items(), strict=True):
+    mean, sd = functions.mean(0), functions.std(0)
+    for times in (2, 1):
+        panel.fill_between(GRID[:, 0], mean - times * sd, mean + times * sd, color="tab:blue", alpha=0.2, linewidth=0)
+    panel.plot(GRID[:, 0], functions[:5].T, color="0.4", linewidth=0.6)
+    panel.plot(GRID[:, 0], mean, color="tab:blue")
+    panel.set_title(name)
+    below.bar(np.arange(-2.875, 3, 0.25), upcrossings(functions).mean(0).reshape(24, 5).sum(1), 0.25)
+    below.set_xlabel("input")
+axes[0, 0].set_ylabel("draws, mean ± 1 and 2 sd")
+axes[1, 0].set_ylabel("upcrossings of zero a draw")
+_common.save(figure, options, "prior_by_width.png", dpi=100)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+import scipy.optimize
 import scipy.stats
 from numpyro.distributions.kl import kl_divergence
 
@@ -81,6 +82,49 @@ def test_theorem_4_blurred_atoms(x64):
         errors.append(abs(kl + np.log(2 * np.pi * np.e / m) - limit))
     assert errors[2] < 1e-4
     assert errors[2] < 0.2 * errors[1] < 0.04 * errors[0]
+
+
+def test_theorem_4_discretised(x64):
+    """Both put on the cells of ever finer grids; s is -D log of a cell's side. The cell of an atom has another mean
+    log density than the atom: by half a cell times its slope, at most, and a term of second order."""
+    row, rate, scale = np.array([0.8, -0.5]), 0.3, 1.3
+    limit = quasi_kl(BernoulliDropout(row, rate), dist.Normal(0.0, scale))
+    errors = []
+    for side in (2.0**-2, 2.0**-7, 2.0**-12):
+        kl = 0.0
+        for mass, atom in ((rate, np.zeros(2)), (1 - rate, row)):
+            edge = side * np.floor(atom / side)
+            cell = scipy.stats.norm.cdf(edge + side, scale=scale) - scipy.stats.norm.cdf(edge, scale=scale)
+            kl += mass * (np.log(mass) - np.log(cell).sum())
+        errors.append(abs(kl + 2 * np.log(side) - limit))
+        assert errors[-1] < (1 - rate) * side / 2 * np.abs(row).sum() / scale**2 + side**2
+    assert errors[2] < 0.1 * errors[1] < 0.01 * errors[0]
+
+
+def test_proposition_7_blurred_lines_tend_to_the_best_one(x64):
+    """A line blurred by N(0, τI), a aᵀ + τI, fitted by KL: at its best ‖a‖² is the leading variance less τ."""
+    variances, vectors = np.linalg.eigh(SIGMA)
+
+    def fit(divergence):
+        start = np.array([0.5, -0.2, 0.9])
+        best = scipy.optimize.minimize(jax.value_and_grad(divergence), start, jac=True, options={"gtol": 1e-8}).x
+        return best * np.sign(best @ vectors[:, -1])
+
+    def blurred(a, tau):
+        covariance = jnp.outer(a, a) + tau * jnp.eye(3)
+        log_det = jnp.linalg.slogdet(covariance)[1]
+        return 0.5 * (jnp.trace(jnp.linalg.solve(SIGMA, covariance)) - log_det)
+
+    def on_the_line(a):
+        length = jnp.linalg.norm(a)
+        p = dist.MultivariateNormal(jnp.zeros(3), covariance_matrix=SIGMA)
+        return quasi_kl(DegenerateNormal(jnp.zeros(3), a[:, None] / length, length[None]), p)
+
+    limit = fit(on_the_line)
+    np.testing.assert_allclose(limit, np.sqrt(variances[-1]) * vectors[:, -1], atol=1e-5)
+    for tau in (1e-1, 1e-2, 1e-3):
+        gap = np.linalg.norm(fit(lambda a, tau=tau: blurred(a, tau)) - limit)
+        np.testing.assert_allclose(gap, np.sqrt(variances[-1]) - np.sqrt(variances[-1] - tau), rtol=0.02)
 
 
 def test_equals_the_formula_sheet(x64):

@@ -1,0 +1,131 @@
+"""What a problem costs by its size: seconds of a gradient, of a prediction and of warmup, and how they grow.
+
+taskset -c 0 python -m benchmarks sizes      (one core, some seven minutes)
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+
+from benchmarks.gradients import potential_gradient
+from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
+from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.nn import FCN, bnn
+
+NUM_INPUTS, NOISE_SCALE, NUM_TEST, NUM_DRAWS = 8, 0.1, 100, 4
+HELD = 512
+SWEEPS = {
+    f"rows, at width {HELD}": [(n, HELD) for n in (256, 512, 1024, 2048, 4096, 8192)],
+    f"width, at {HELD} rows": [(HELD, width) for width in (128, 256, 512, 1024, 2048, 4096)],
+    "rows and width": [(size, size) for size in (256, 512, 1024, 2048)],
+}
+WARMED_UP = [(256, 2048), (512, 512), (2048, 256)]
+NUM_WARMUP = 150
+COLUMNS = ("plain", "collapsed", "repriorised", "prediction, a draw")
+
+
+def data(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normal inputs (n, 8), and a smooth function of them with noise (n,)."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((num_rows, NUM_INPUTS))
+    y = np.sin(x[:, 0]) * x[:, 1] + NOISE_SCALE * rng.standard_normal(num_rows)
+    return x.astype("f"), y.astype("f")
+
+
+def forms(width: int) -> dict[str, Callable]:
+    """One GELU layer with a single output: the network as it stands, and wrapped."""
+    plain = bnn(FCN(1, width), None, NOISE_SCALE)
+    return {
+        "plain": plain,
+        "collapsed": collapse_readout(plain, readout="readout", features="features", observed="y"),
+        "repriorised": repriorise(plain, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
+    }
+
+
+def prediction(model: Callable, width: int, x: np.ndarray, y: np.ndarray) -> Callable:
+    """A call that predicts the test rows by a few draws."""
+    hidden = jax.random.normal(jax.random.key(0), (NUM_DRAWS, NUM_INPUTS, width))
+    predictive = ReadoutPredictive(model, {"hidden.hidden_0.kernel": hidden}, (x, y))
+    return partial(predictive, jax.random.key(1), data(NUM_TEST)[0])
+
+
+def quickest(call: Callable, seconds: float = 0.5) -> float:
+    """Seconds of the processor of the quickest call, of three or of as many as this time takes; the first compiles."""
+    jax.block_until_ready(call())
+    spent: list[float] = []
+    while len(spent) < 3 or sum(spent) < seconds:
+        start = time.process_time()
+        jax.block_until_ready(call())
+        spent.append(time.process_time() - start)
+    return min(spent)
+
+
+def measured(num_rows: int, width: int) -> dict[str, float]:
+    """Seconds of each column."""
+    x, y = data(num_rows)
+    models = forms(width)
+    calls = {name: potential_gradient(model, x, y) for name, model in models.items()}
+    calls["prediction, a draw"] = prediction(models["collapsed"], width, x, y)
+    seconds = {name: quickest(call) for name, call in calls.items()}
+    return {**seconds, "prediction, a draw": seconds["prediction, a draw"] / NUM_DRAWS}
+
+
+def products(num_rows: int, width: int, column: str) -> int:
+    """The term that leads: n d for the network itself, n d² or n² d where a Gram matrix is made, the smaller one."""
+    return num_rows * width * (1 if column == "plain" else min(num_rows, width))
+
+
+def exponent(sizes: list[int], costs: list[float]) -> float:
+    """Slope of the logarithms by least squares."""
+    return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
+
+
+def by_size() -> None:
+    """A table for each sweep, with the exponents over its upper half, measured and by theory."""
+    for name, cells in SWEEPS.items():
+        print(f"\n## Seconds by {name}: one hidden layer, one output, {NUM_INPUTS} inputs, float32\n")
+        print("| n | width | " + " | ".join(COLUMNS) + " | collapsed / (n d min(n, d)) |")
+        print("|" + "---|" * (3 + len(COLUMNS)))
+        rows = []
+        for cell in cells:
+            rows.append(measured(*cell))
+            shown = (f"{1e3 * rows[-1][column]:.3g} ms" for column in COLUMNS)
+            rate = 1e12 * rows[-1]["collapsed"] / products(*cell, "collapsed")
+            print(f"| {cell[0]} | {cell[1]} | {' | '.join(shown)} | {rate:.0f} ps |", flush=True)
+        upper = slice(-(len(cells) // 2 + 1), None)
+        sizes = [max(cell) for cell in cells[upper]]
+        fitted = (exponent(sizes, [row[column] for row in rows[upper]]) for column in COLUMNS)
+        theory = (exponent(sizes, [products(*cell, column) for cell in cells[upper]]) for column in COLUMNS)
+        over = f"from {sizes[0]} on"
+        print(f"| exponent | {over} | " + " | ".join(f"{slope:.2f}" for slope in fitted) + " | |")
+        print(f"| by theory | {over} | " + " | ".join(f"{slope:.2f}" for slope in theory) + " | |")
+
+
+def warmup() -> None:
+    """How many gradients a step of warmup takes, and what it costs beside them."""
+    print(f"\n## {NUM_WARMUP} steps of SplitHMC's warmup, collapsed\n")
+    print("| n | width | gradients a step | seconds over those of its gradients |")
+    print("|---|---|---|---|")
+    for num_rows, width in WARMED_UP:
+        x, y = data(num_rows)
+        model = forms(width)["collapsed"]
+        kernel = SplitHMC(model)
+        state = kernel.init(jax.random.key(0), NUM_WARMUP, None, (x, y), {})
+        step = jax.jit(lambda state, kernel=kernel, x=x, y=y: kernel.sample(state, (x, y), {}))
+        jax.block_until_ready(step(state))
+        gradients, start = 0, time.process_time()
+        for _ in range(NUM_WARMUP):
+            state = step(state)
+            gradients += int(state.num_grad)
+        seconds = time.process_time() - start
+        ratio = seconds / gradients / quickest(potential_gradient(model, x, y))
+        print(f"| {num_rows} | {width} | {gradients / NUM_WARMUP:.1f} | {ratio:.2f} |", flush=True)
+
+
+def tables() -> None:
+    """Every table of this file."""
+    by_size()
+    warmup()
