@@ -4,7 +4,8 @@ Networks with their readout integrated out, of several widths and depths, on row
 those rows, the evidence of further rows given them, and the log predictive density of these. Scales and noise are those
 that the infinitely wide network's evidence likes best, or, "latent", have log-normal priors around them. A width of 0
 stands for the infinitely wide network. Each network is a row of a table that is written as it is done: run it again,
-and it goes on. Without a folder with the UCI sets it takes the marathon and the digits.
+and it goes on. Without a folder with the UCI sets it takes the marathon and whether digits are even, 1 or -1; with
+--sets digits, their one-hot codes, for which chains of the default length are too short.
 
     python studies/evidence.py --folder data/uci
 """
@@ -28,6 +29,12 @@ from numpyro_wide.mcmc import SplitHMC
 NUM_CHAINS = 4
 SPREAD = 0.5  # of the logarithms of latent scales, around what the limit likes best
 TABLES = ("boston", "concrete", "airfoil")
+# Of the labels of digits, what is learnt.
+CODES = {
+    "parity": lambda labels: np.where(labels % 2, -1.0, 1.0).astype(np.float32),
+    "digits": lambda labels: datasets.centred_one_hot(labels, 10),
+}
+SETS = ("marathon", *CODES, *TABLES)
 INFINITE = 0
 LARGEST_ERROR = 0.1  # of the evidence of further rows by draws of the posterior; beyond, by the evidence of all rows
 
@@ -57,9 +64,9 @@ class Row(NamedTuple):
 @functools.cache
 def rows_of(name, folder, num_train, num_test):
     """Inputs and targets to learn from, and those to predict, standardised by the former."""
-    if name == "digits":
-        train, test = _common.digits(num_train, num_test)
-        return tuple((part.inputs, datasets.centred_one_hot(part.targets, 10)) for part in (train, test))
+    if name in CODES:
+        parts = _common.digits(num_train, num_test)
+        return tuple((part.inputs, CODES[name](part.targets)) for part in parts)
     data = datasets.marathon() if name == "marathon" else datasets.uci(folder, name, split=0)[0]
     num_train = min(num_train, int(0.8 * len(data.targets)))
     num_test = min(num_test, len(data.targets) - num_train)
@@ -160,7 +167,7 @@ def run(cell, options):
 
 
 def draw(axes, name, rows):
-    """Log evidence less the limit's, of the first rows and of the further ones, by width."""
+    """Log evidence less the limit's, of the first rows and of the further ones, by width; hollow where not trusted."""
     for scales, depth in sorted({(cell.scales, cell.depth) for cell in rows if cell.name == name}):
         chosen = {cell: row for cell, row in rows.items() if cell[:3] == (name, scales, depth)}
         by_width = {cell.width: row for cell, row in chosen.items()}
@@ -170,12 +177,21 @@ def draw(axes, name, rows):
         widths = sorted(by_width)
         style = {"color": f"C{depth}", "marker": "o", "markersize": 4, "linestyle": "-" if scales == "fixed" else ":"}
         label = f"depth {depth}" + (", latent scales" if scales == "latent" else "")
-        gains = [by_width[width].log_evidence - limit.log_evidence for width in widths]
-        errors = [2 * np.hypot(by_width[width].error, limit.error) for width in widths]
-        axes[0].errorbar(widths, gains, yerr=errors, label=label, **style)
-        gains = [by_width[width].conditional - limit.conditional for width in widths]
-        errors = [2 * np.hypot(by_width[width].conditional_error, limit.conditional_error) for width in widths]
-        axes[1].errorbar(widths, gains, yerr=errors, **style)
+        doubtful = [width for width in widths if not by_width[width].is_trusted]
+        told = (("log_evidence", "error"), ("conditional", "conditional_error"))
+        for panel, (value, error) in zip(axes, told, strict=True):
+            gains = {width: getattr(by_width[width], value) - getattr(limit, value) for width in widths}
+            errors = [2 * np.hypot(getattr(by_width[width], error), getattr(limit, error)) for width in widths]
+            panel.errorbar(widths, list(gains.values()), yerr=errors, label=label, **style)
+            panel.plot(
+                doubtful,
+                [gains[width] for width in doubtful],
+                "o",
+                markersize=4,
+                color="white",
+                zorder=3,
+                mec=style["color"],
+            )
     for panel in axes:
         panel.set_xscale("log", base=2)
         panel.axhline(0, color="black", linewidth=0.8)
@@ -187,7 +203,8 @@ several = {"type": str, "nargs": "+"}
 options = _common.arguments(
     __doc__,
     folder={"type": Path, "help": "with the sets, <name>.npz"},
-    sets=several | {"default": ["marathon", "digits", *TABLES]},
+    sets=several
+    | {"default": ["marathon", "parity", *TABLES], "choices": SETS, "metavar": "SET", "help": "; ".join(SETS)},
     latent=several | {"default": ["airfoil"], "help": "sets on which one hidden layer has latent scales, too"},
     widths=[8, 64, 512, 4096],
     depths=[1, 2, 4],
@@ -215,7 +232,7 @@ rows = _common.resumed(
     name=lambda cell: f"{cell.name}, {cell.scales} scales, depth {cell.depth}, width {cell.width}",
 )
 _common.print_table([{**cell._asdict(), **row._asdict()} for cell, row in sorted(rows.items())])
-names = list(dict.fromkeys(cell.name for cell in rows))
+names = [name for name in dict.fromkeys(cell.name for cell in rows) if name in sets]
 figure, axes = _common.plt.subplots(
     2, len(names), figsize=(1 + 2.8 * len(names), 5.5), squeeze=False, sharex=True, layout="constrained"
 )

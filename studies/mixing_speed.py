@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import NUTS
 
 import _common
 import _fashion_data
 from _sampling import clock, gradient_seconds
 from numpyro_wide import datasets, mcmc, nn, repriorise
-from numpyro_wide.diagnostics import effective_sample_size, project, rhat_squared
+from numpyro_wide.diagnostics import effective_sample_size, random_projections, rhat_squared
 from numpyro_wide.readout import site_function
 
 NOISE_SCALE = 0.1
@@ -133,6 +134,22 @@ def stretch_of(cell, kernel, args):
     return jax.jit(lambda state: jax.lax.scan(draw, state, length=STRETCH))
 
 
+def projections_of(kernel, plain, args, x_test):
+    """A compiled function of positions: projections of all weights, and of the function at test images."""
+    to_sites, features = kernel.postprocess_fn(args, {}), site_function(plain, "features", x_test)
+    sites = handlers.trace(handlers.seed(plain, 0)).get_trace(*args)
+    names = [name for name, site in sites.items() if site["type"] == "sample" and name != "y"]
+    of_weights, of_function = (
+        random_projections(jax.random.key(i), part) for i, part in enumerate((names, "function"))
+    )
+
+    def told(position):
+        draw = to_sites(position)
+        return of_weights(draw), of_function({"function": features(draw) @ draw["readout"]})
+
+    return jax.jit(jax.vmap(jax.vmap(told)))
+
+
 def run(cell):
     """Warm up for a third of the seconds, sample for the others, and tell how far that got."""
     args, x_test = data_of(cell)
@@ -151,9 +168,7 @@ def run(cell):
     for _ in range(num_stretches):
         state, _ = jax.block_until_ready(stretch(state))
 
-    to_sites = jax.jit(jax.vmap(jax.vmap(kernel.postprocess_fn(args, {}))))
-    features = site_function(plain, "features", x_test)
-    function = jax.jit(jax.vmap(jax.vmap(lambda draw: features(draw) @ draw["readout"])))
+    projections = projections_of(kernel, plain, args, x_test)
     weights, values, gradients, acceptance, seconds = [], [], 0, [], 0.0
     while len(weights) < LEAST_DRAWS // STRETCH or (seconds < options.seconds and len(weights) * STRETCH < MOST_DRAWS):
         start = clock()
@@ -161,10 +176,8 @@ def run(cell):
         seconds += clock() - start
         gradients += int(np.sum(costs))
         acceptance.append(np.mean(rates))
-        sites = to_sites(jax.tree.map(lambda values: values.swapaxes(0, 1), positions))
-        draws = {name: value for name, value in sites.items() if name == "readout" or name.startswith("hidden")}
-        weights.append(np.asarray(project(draws, jax.random.key(1))))
-        values.append(np.asarray(project({"function": function(draws)}, jax.random.key(2))))
+        for told, part in zip((weights, values), projections(positions), strict=True):
+            told.append(np.asarray(part).swapaxes(0, 1))
     jax.clear_caches()  # no two cells share a program
     weights, values = (np.concatenate(part, axis=1) for part in (weights, values))
     stages = [weights[:, : max(2, weights.shape[1] * stage // STAGES)] for stage in range(1, STAGES + 1)]
