@@ -1,4 +1,4 @@
-"""Effective sample size per gradient of the microcanonical kernel beside BlackJAX's two, on one collapsed potential."""
+"""Effective draws per gradient and per core second of the microcanonical kernel and of BlackJAX's two, collapsed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +12,7 @@ from numpyro.infer.util import initialize_model
 
 from benchmarks.gradients import digits, wrapped
 from benchmarks.samplers import Chain
+from benchmarks.timing import core_seconds
 from numpyro_wide.mcmc import MicrocanonicalLangevin
 
 NUM_ROWS, WIDTH, NUM_GRADIENTS, SEEDS = 32, 64, 16_000, (1, 2)
@@ -23,9 +24,15 @@ def ours(model: Callable, data: tuple, seed: int, adjusted: bool, **settings: An
     kernel = MicrocanonicalLangevin(model, adjusted=adjusted, num_steps="auto" if adjusted else THINNING, **settings)
     num_samples = NUM_GRADIENTS // (16 if adjusted else 2 * THINNING)
     mcmc = MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
-    mcmc.run(jax.random.key(seed), *data, extra_fields=("num_grad", "accept_prob"))
-    fields = mcmc.get_extra_fields()
-    return Chain(mcmc.get_samples()["w0"], int(np.sum(fields["num_grad"])), float(np.mean(fields["accept_prob"])))
+    mcmc.warmup(jax.random.key(seed), *data)
+
+    def body(state: Any, _: None) -> tuple:
+        state = kernel.sample(state, data, {})
+        return state, (state.z["w0"], state.num_grad, state.accept_prob)
+
+    run = jax.jit(lambda state: jax.lax.scan(body, state, length=num_samples)[1])
+    (draws, spent, rates), seconds = core_seconds(run, mcmc.post_warmup_state)
+    return Chain(draws, int(jnp.sum(spent)), float(jnp.mean(rates)), seconds)
 
 
 def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool) -> Chain:
@@ -54,10 +61,9 @@ def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool)
         state, infos = jax.lax.scan(lambda s, k: step(k, s), state, jax.random.split(key, THINNING))
         return state, (state.position["w0"], jnp.mean(jnp.exp(jnp.minimum(-infos.energy_change, 0.0))))
 
-    draws, rates = jax.jit(lambda s, keys: jax.lax.scan(body, s, keys)[1])(
-        state, jax.random.split(key_run, num_steps // THINNING)
-    )
-    return Chain(draws, 2 * num_steps, float(jnp.mean(rates)))
+    run = jax.jit(lambda state, keys: jax.lax.scan(body, state, keys)[1])
+    (draws, rates), seconds = core_seconds(run, state, jax.random.split(key_run, num_steps // THINNING))
+    return Chain(draws, 2 * num_steps, float(jnp.mean(rates)), seconds)
 
 
 def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float) -> Chain:
@@ -97,10 +103,9 @@ def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float)
         return state, (state.position["w0"], info.num_integration_steps, info.acceptance_rate)
 
     length = int(NUM_GRADIENTS / 2 / num_steps)
-    draws, spent, rates = jax.jit(lambda s, keys: jax.lax.scan(body, s, keys)[1])(
-        state, jax.random.split(key_run, length)
-    )
-    return Chain(draws, 2 * int(jnp.sum(spent)), float(jnp.mean(rates)))
+    run = jax.jit(lambda state, keys: jax.lax.scan(body, state, keys)[1])
+    (draws, spent, rates), seconds = core_seconds(run, state, jax.random.split(key_run, length))
+    return Chain(draws, 2 * int(jnp.sum(spent)), float(jnp.mean(rates)), seconds)
 
 
 def tables() -> None:
@@ -120,15 +125,18 @@ def tables() -> None:
         "ours, adjusted, mass": adjusted,
     }
     print(f"\n## Microcanonical kernels, digits, n = {NUM_ROWS}, one hidden layer of {WIDTH}, collapsed\n")
-    print("| sampler | gradients a draw | acceptance | ESS / gradient | squares |")
-    print("|---|---|---|---|---|")
+    print("| sampler | gradients a draw | acceptance | ESS / gradient | squares | ESS / core second | squares |")
+    print("|---|---|---|---|---|---|---|")
     for name, run in rows.items():
         chains = [run(model=model, data=data, seed=seed) for seed in SEEDS]
-        means, squares = ([chain.ess_per_gradient(power) for chain in chains] for power in (1, 2))
+        effective = np.array([[chain.ess(power) for chain in chains] for power in (1, 2)])
         cost = np.mean([chain.num_gradients / len(chain.draws) for chain in chains])
         rate = np.mean([chain.accept_prob for chain in chains])
-        shown = " | ".join(f"{np.mean(x):.4f} ± {np.std(x) / len(x) ** 0.5:.4f}" for x in (means, squares))
-        print(f"| {name} | {cost:.1f} | {rate:.2f} | {shown} |", flush=True)
+        shown = [f"{cost:.1f}", f"{rate:.2f}"]
+        for spent, digits_shown in (("num_gradients", 4), ("core_seconds", 0)):
+            for x in effective / [getattr(chain, spent) for chain in chains]:
+                shown.append(f"{np.mean(x):.{digits_shown}f} ± {np.std(x) / len(x) ** 0.5:.{digits_shown}f}")
+        print(f"| {name} | {' | '.join(shown)} |", flush=True)
 
 
 if __name__ == "__main__":

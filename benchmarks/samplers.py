@@ -30,11 +30,16 @@ class Chain(NamedTuple):
     draws: jax.Array
     num_gradients: int
     accept_prob: float
+    core_seconds: float = math.nan
 
-    def ess_per_gradient(self, power: int = 1) -> float:
+    def ess(self, power: int = 1) -> float:
         """Mean over 100 random directions; ``power=2`` for the squares of the weights, which a reflection repeats."""
         draws = self.draws if power == 1 else (self.draws - jnp.mean(self.draws, axis=0)) ** 2
-        return projected_ess({"w": draws[None]}, jax.random.key(0))["mean"] / self.num_gradients
+        return projected_ess({"w": draws[None]}, jax.random.key(0))["mean"]
+
+    def ess_per_gradient(self, power: int = 1) -> float:
+        """Of a random direction, or of the squares."""
+        return self.ess(power) / self.num_gradients
 
 
 def numpyro_chain(kernel: Any, data: tuple, num_warmup: int, num_samples: int, thinning: int = 1) -> Chain:

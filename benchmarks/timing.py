@@ -32,6 +32,14 @@ def interleaved(functions: dict[str, Callable[[], Any]], num_rounds: int = 15, m
     return seconds
 
 
+def core_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
+    """What a function returns, and the processors' seconds of its second call, which compiles nothing."""
+    jax.block_until_ready(function(*args))
+    start = time.process_time()
+    result = jax.block_until_ready(function(*args))
+    return result, time.process_time() - start
+
+
 def median_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
     """Median over rounds of one function's time over the other's in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))

@@ -141,7 +141,8 @@ class Run:
         loss = self.programs.held_out_loss(
             params, state.rng_key, self.arrays, static=self.static, num_simulations=self.options.held_out
         )
-        steps, losses = jnp.append(before.steps, state.step), jnp.append(before.losses, loss)
+        # By NumPy: JAX would compile a program for every length that they have.
+        steps, losses = (jnp.asarray(np.append(*pair)) for pair in ((before.steps, state.step), (before.losses, loss)))
         if loss < before.best_loss:
             return HeldOut(steps, losses, params, loss, state.step)
         return before._replace(steps=steps, losses=losses)
@@ -149,7 +150,7 @@ class Run:
     def _is_patience_lost(self, state: AmortizedState) -> bool:
         if self.options.patience is None or state.held_out is None:
             return False
-        return int(jnp.sum(state.held_out.steps > state.held_out.best_step)) >= self.options.patience
+        return bool(np.sum(np.asarray(state.held_out.steps) > int(state.held_out.best_step)) >= self.options.patience)
 
     def _record(self, state: AmortizedState, losses: np.ndarray, fingerprint: str) -> dict[str, Any]:
         return {"state": state, "losses": losses, "run": fingerprint}
@@ -173,7 +174,7 @@ def _postfix(state: AmortizedState, losses: np.ndarray, window: int) -> str:
     average = np.nanmean(last) if np.isfinite(last).any() else math.nan
     text = f"init loss: {losses[0]:.4f}, avg. loss [{len(losses) - len(last) + 1}-{len(losses)}]: {average:.4f}"
     if state.held_out is not None and state.held_out.steps.size:
-        text += f", held-out loss: {state.held_out.losses[-1]:.4f}"
+        text += f", held-out loss: {np.asarray(state.held_out.losses)[-1]:.4f}"
     return text + (f", skipped: {state.num_skipped}" if state.num_skipped else "")
 
 

@@ -30,6 +30,7 @@ class Whitening(NamedTuple):
         mass: the mass.
         length: the momentum length, in units of √d and of the mass.
         learns: (2,), whether a window's mass is taken, and its length.
+        per_autocorrelation: the momentum length to have for an autocorrelation length of 1.
         num_windows: how many windows have been closed.
         traces: (draw, projection), orthogonal projections of the draws of the window.
         num_draws: how many draws the window has.
@@ -38,6 +39,7 @@ class Whitening(NamedTuple):
     mass: Mass
     length: jax.Array
     learns: jax.Array
+    per_autocorrelation: jax.Array
     num_windows: jax.Array
     traces: jax.Array
     num_draws: jax.Array
@@ -48,7 +50,15 @@ class Whitening(NamedTuple):
         return self.mass.scale
 
     @classmethod
-    def start(cls, z: PyTree, scale: PyTree, length: float, learns: tuple[bool, bool], longest_window: int) -> Self:
+    def start(
+        cls,
+        z: PyTree,
+        scale: PyTree,
+        length: float,
+        learns: tuple[bool, bool],
+        longest_window: int,
+        per_autocorrelation: float = LENGTH_PER_AUTOCORRELATION,
+    ) -> Self:
         """Return what is given, with nothing seen.
 
         Args:
@@ -57,11 +67,13 @@ class Whitening(NamedTuple):
             length: the momentum length.
             learns: whether to learn the mass, and the length.
             longest_window: most draws of a window.
+            per_autocorrelation: the momentum length to have for an autocorrelation length of 1.
         """
         real, none = jnp.result_type(float), jnp.zeros((), jnp.result_type(int))
         flat = ravel_pytree(z)[0]
         traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)), real)
-        return cls(Mass.start(z, scale), jnp.asarray(length, real), jnp.array(learns), none, traces, none)
+        share = jnp.asarray(per_autocorrelation, real)
+        return cls(Mass.start(z, scale), jnp.asarray(length, real), jnp.array(learns), share, none, traces, none)
 
     def count_draw(self, point: Point) -> Self:
         """Add one draw."""
@@ -77,7 +89,7 @@ class Whitening(NamedTuple):
         mass = self._closed_mass(num_effective)
         # The next length is wanted for momenta that are as they were: autocorrelation falls like one over the length
         # (that of an oscillator is 2 / L), so that to go all the way would be to swing around the length one wants.
-        wanted = jnp.sqrt(self.length * LENGTH_PER_AUTOCORRELATION * draw_length * time)
+        wanted = jnp.sqrt(self.length * self.per_autocorrelation * draw_length * time)
         measured = self.learns[1] & jnp.isfinite(wanted) & ((self.num_windows > 0) | ~self.learns[0])
         length = jnp.where(measured, jnp.clip(wanted, SHORTEST, LONGEST), self.length)
         none = jnp.zeros_like(self.num_draws)

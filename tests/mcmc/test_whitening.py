@@ -111,6 +111,24 @@ def test_directions_forget_themselves_over_the_momentum_length():
     np.testing.assert_allclose(np.diff(z, axis=0), 0.1 * r[1:], atol=1e-5)
 
 
+@pytest.mark.parametrize(("trajectory", "persistence"), [("langevin", np.exp(-0.1 / 1.0)), ("hamiltonian", 1.0)])
+def test_adjusted_trajectories_forget_their_direction_over_twice_their_length(trajectory, persistence):
+    kernel = MicrocanonicalLangevin(
+        potential_fn=lambda z: 0.0 * jnp.sum(z),
+        step_size=0.1,
+        adapt_step_size=False,
+        step_jitter=0.0,
+        momentum_length=0.5,
+        trajectory=trajectory,
+    )
+    _, (z, num_grad) = chain(
+        kernel, kernel.init(jax.random.key(0), 0, jnp.ones(500)), 100, keep=lambda s: (s.z, s.num_grad)
+    )
+    assert jnp.all(num_grad == 2 * 5)
+    lags = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
+    np.testing.assert_allclose(np.mean(np.diff(z, axis=0) ** 2), 0.1**2 * np.sum(persistence**lags), rtol=0.015)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["unadjusted", "microcanonical-unadjusted"])
 @pytest.mark.parametrize("tolerance", [0.05, 0.1])
