@@ -47,7 +47,8 @@ COST = {"SplitHMC": "num_grad", "Langevin": "num_grad", "NUTS": "num_steps"}
 GUESS = {"SplitHMC": (120, 15), "Langevin": (5, 5), "NUTS": (120, 60)}
 THINNING = {"SplitHMC": 1, "Langevin": 5, "NUTS": 1}
 STRETCH = 5  # draws that are made at a time
-LEAST_DRAWS, MOST_DRAWS = 20, 500  # of a chain; where the seconds are too few for a quarter of the former, none
+LEAST_DRAWS, MOST_DRAWS = 20, 500  # of a chain; if a quarter of the former is too much, none
+PATIENCE = 10  # times the seconds that a cell may take for the least of its draws, or for its warmup
 STAGES = 8  # at which R-hat is told, the last of them the end
 
 
@@ -152,25 +153,29 @@ def projections_of(kernel, plain, args, x_test):
 
 def run(cell):
     """Warm up for a third of the seconds, sample for the others, and tell how far that got."""
+    jax.clear_caches()  # no two cells share a program
     args, x_test = data_of(cell)
     plain, model = models_of(cell)
     a_gradient = gradient_seconds(model, args, options.num_chains)
     guess = GUESS[cell.kernel][list(FORMS).index(cell.form)]
     affordable = int(options.seconds / a_gradient / guess)  # draws
     if affordable < LEAST_DRAWS // 4:
-        jax.clear_caches()
-        return Row(**dict.fromkeys(Row._fields, np.nan) | {"gradient_seconds": a_gradient})
+        return too_slow(a_gradient)
     num_stretches = min(MOST_DRAWS, max(LEAST_DRAWS // 2, affordable // 3)) // STRETCH
     kernel = KERNELS[cell.kernel](model)
     num_warmup = num_stretches * STRETCH * THINNING[cell.kernel]
     state = kernel.init(jax.random.split(jax.random.key(0), options.num_chains), num_warmup, None, args, {})
     stretch = stretch_of(cell, kernel, args)
-    for _ in range(num_stretches):
+    for i in range(num_stretches):
+        start = clock()
         state, _ = jax.block_until_ready(stretch(state))
-
+        if (clock() - start) * num_stretches > PATIENCE * options.seconds and i > 0:
+            return too_slow(a_gradient)
     projections = projections_of(kernel, plain, args, x_test)
     weights, values, gradients, acceptance, seconds = [], [], 0, [], 0.0
-    while len(weights) < LEAST_DRAWS // STRETCH or (seconds < options.seconds and len(weights) * STRETCH < MOST_DRAWS):
+    while seconds < options.seconds * (1 if len(weights) * STRETCH >= LEAST_DRAWS else PATIENCE):
+        if len(weights) * STRETCH >= MOST_DRAWS:
+            break
         start = clock()
         state, (positions, (costs, rates)) = jax.block_until_ready(stretch(state))
         seconds += clock() - start
@@ -178,12 +183,16 @@ def run(cell):
         acceptance.append(np.mean(rates))
         for told, part in zip((weights, values), projections(positions), strict=True):
             told.append(np.asarray(part).swapaxes(0, 1))
-    jax.clear_caches()  # no two cells share a program
     weights, values = (np.concatenate(part, axis=1) for part in (weights, values))
     stages = [weights[:, : max(2, weights.shape[1] * stage // STAGES)] for stage in range(1, STAGES + 1)]
     rhats = [rhat_squared(stage) for stage in stages]
     costs = weights.shape[1], gradients, seconds, float(np.mean(acceptance)), a_gradient
     return Row(*sizes(weights), *sizes(values), *costs, *map(np.mean, rhats), *map(np.max, rhats))
+
+
+def too_slow(a_gradient):
+    """The row of a cell that is left out."""
+    return Row(**dict.fromkeys(Row._fields, np.nan) | {"gradient_seconds": a_gradient})
 
 
 def sizes(draws):
