@@ -49,6 +49,7 @@ THINNING = {"SplitHMC": 1, "Langevin": 5, "NUTS": 1}
 STRETCH = 5  # draws that are made at a time
 LEAST_DRAWS, MOST_DRAWS = 20, 500  # of a chain; if a quarter of the former is too much, none
 PATIENCE = 10  # times the seconds that a cell may take for the least of its draws, or for its warmup
+UNMIXED = 1.2  # R-hat squared, mean over projections of the weights
 STAGES = 8  # at which R-hat is told, the last of them the end
 
 
@@ -202,7 +203,7 @@ def sizes(draws):
 
 
 def lines(panel, rows, of, unit):
-    """Effective draws by number of images, and the band of projections, a line for each kernel and form."""
+    """Effective draws by number of images, and the band of projections; hollow where chains are not of one mind."""
     for (kernel, form), by_size in grouped(rows).items():
         style = {"color": f"C{list(KERNELS).index(kernel)}", "linestyle": FORMS[form]}
         numbers = sorted(by_size)
@@ -210,7 +211,9 @@ def lines(panel, rows, of, unit):
             [getattr(by_size[n], f"{of}_{what}") / getattr(by_size[n], unit) for n in numbers]
             for what in ("bulk", "least", "largest")
         )
-        panel.loglog(numbers, mean, marker="o", markersize=3, label=f"{kernel}, {form}", **style)
+        panel.loglog(numbers, mean, marker="o", markersize=4, label=f"{kernel}, {form}", **style)
+        apart = [i for i, n in enumerate(numbers) if getattr(by_size[n], f"rhat_squared_mean_{STAGES}") > UNMIXED]
+        panel.plot(np.take(numbers, apart), np.take(mean, apart), "wo", markersize=2.5, zorder=3)
         panel.fill_between(numbers, least, largest, color=style["color"], alpha=0.08, linewidth=0)
     _common.number_ticks(panel, sorted({cell.num_train for cell in rows}))
 
@@ -294,5 +297,7 @@ for column, (architecture, width) in zip(axes.T, networks, strict=True):
 labels = [f"ESS of {what}" for what in ("weights / gradient", "function / gradient", "function / second")]
 for panel, label in zip(axes[:, 0], (*labels, r"$\hat R^2 - 1$, most images"), strict=True):
     panel.set_ylabel(label)
-axes[0, 0].legend(fontsize=7)
-_common.save(figure, options, "mixing_speed.png", dpi=90)
+figure.legend(
+    *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.kernels), fontsize=8
+)
+_common.save(figure, options, "mixing_speed.png", dpi=80)
