@@ -60,7 +60,11 @@ def potential_gradient(model: Callable, *data: np.ndarray) -> Callable:
 
 def wrapped(depth: int, width: int) -> dict[str, Callable]:
     """The three forms of the network."""
-    model = partial(network, depth=depth, width=width)
+    return forms(partial(network, depth=depth, width=width))
+
+
+def forms(model: Callable) -> dict[str, Callable]:
+    """A network with this noise as it stands, repriorised, and with its readout integrated out."""
     return {
         "plain": model,
         "repriorised": repriorise(model, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.util import log_density
 
-from numpyro_wide import collapse_readout, repriorise
+from benchmarks.gradients import NOISE_SCALE, forms
 from numpyro_wide.nn import FCN, bnn
 
 NUM_ROWS, NUM_INPUTS, WIDTH, DEPTH, NUM_OUTPUTS = 40_960, 3072, 1024, 3, 10
-NOISE_SCALE = 0.1
 
 
 def measure(form: str, block_size: str) -> None:
@@ -33,11 +32,7 @@ def measure(form: str, block_size: str) -> None:
     y = jnp.asarray(rng.standard_normal((NUM_ROWS, NUM_OUTPUTS), np.float32))
     network = FCN(DEPTH, WIDTH)
     plain = bnn(network, NUM_OUTPUTS, NOISE_SCALE, block_size=None if block_size == "none" else block_size)
-    model = {
-        "plain": plain,
-        "collapsed": collapse_readout(plain, readout="readout", features="features", observed="y"),
-        "repriorised": repriorise(plain, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
-    }[form]
+    model = forms(plain)[form]
     rows = [NUM_INPUTS, *[WIDTH] * (DEPTH - 1)]
     kernels = jnp.split(jax.random.normal(jax.random.key(0), (sum(rows), WIDTH)), np.cumsum(rows)[:-1])
     values = {f"hidden.hidden_{layer}.kernel": kernel for layer, kernel in enumerate(kernels)}

@@ -10,12 +10,13 @@ from functools import partial
 import jax
 import numpy as np
 
-from benchmarks.gradients import potential_gradient
-from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
+from benchmarks.gradients import NOISE_SCALE, forms, potential_gradient
+from benchmarks.timing import quickest
+from numpyro_wide import ReadoutPredictive
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
 
-NUM_INPUTS, NOISE_SCALE, NUM_TEST, NUM_DRAWS = 8, 0.1, 100, 4
+NUM_INPUTS, NUM_TEST, NUM_DRAWS = 8, 100, 4
 HELD = 512
 SWEEPS = {
     f"rows, at width {HELD}": [(n, HELD) for n in (256, 512, 1024, 2048, 4096, 8192)],
@@ -35,14 +36,9 @@ def data(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype("f"), y.astype("f")
 
 
-def forms(width: int) -> dict[str, Callable]:
+def wrapped(width: int) -> dict[str, Callable]:
     """One GELU layer with a single output: the network as it stands, and wrapped."""
-    plain = bnn(FCN(1, width), None, NOISE_SCALE)
-    return {
-        "plain": plain,
-        "collapsed": collapse_readout(plain, readout="readout", features="features", observed="y"),
-        "repriorised": repriorise(plain, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
-    }
+    return forms(bnn(FCN(1, width), None, NOISE_SCALE))
 
 
 def prediction(model: Callable, width: int, x: np.ndarray, y: np.ndarray) -> Callable:
@@ -52,21 +48,10 @@ def prediction(model: Callable, width: int, x: np.ndarray, y: np.ndarray) -> Cal
     return partial(predictive, jax.random.key(1), data(NUM_TEST)[0])
 
 
-def quickest(call: Callable, seconds: float = 0.5) -> float:
-    """Seconds of the processor of the quickest call, of three or of as many as this time takes; the first compiles."""
-    jax.block_until_ready(call())
-    spent: list[float] = []
-    while len(spent) < 3 or sum(spent) < seconds:
-        start = time.process_time()
-        jax.block_until_ready(call())
-        spent.append(time.process_time() - start)
-    return min(spent)
-
-
 def measured(num_rows: int, width: int) -> dict[str, float]:
     """Seconds of each column."""
     x, y = data(num_rows)
-    models = forms(width)
+    models = wrapped(width)
     calls = {name: potential_gradient(model, x, y) for name, model in models.items()}
     calls["prediction, a draw"] = prediction(models["collapsed"], width, x, y)
     seconds = {name: quickest(call) for name, call in calls.items()}
@@ -111,7 +96,7 @@ def warmup() -> None:
     print("|---|---|---|---|")
     for num_rows, width in WARMED_UP:
         x, y = data(num_rows)
-        model = forms(width)["collapsed"]
+        model = wrapped(width)["collapsed"]
         kernel = SplitHMC(model)
         state = kernel.init(jax.random.key(0), NUM_WARMUP, None, (x, y), {})
         step = jax.jit(lambda state, kernel=kernel, x=x, y=y: kernel.sample(state, (x, y), {}))

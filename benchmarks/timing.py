@@ -40,6 +40,17 @@ def core_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
+def quickest(call: Callable, seconds: float = 0.5) -> float:
+    """Seconds of the processor of the quickest call, of three or of as many as this time takes; the first compiles."""
+    jax.block_until_ready(call())
+    spent: list[float] = []
+    while len(spent) < 3 or sum(spent) < seconds:
+        start = time.process_time()
+        jax.block_until_ready(call())
+        spent.append(time.process_time() - start)
+    return min(spent)
+
+
 def median_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
     """Median over rounds of one function's time over the other's in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))

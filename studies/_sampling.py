@@ -1,4 +1,4 @@
-"""How many gradients a study can afford, as measured."""
+"""Chains of a study: how many gradients it can afford, as measured, and draws a stretch at a time."""
 
 import time
 
@@ -21,3 +21,22 @@ def gradient_seconds(model, args, num_chains):
         jax.block_until_ready(slope(info.param_info.z))
         count += 1
     return (clock() - start) / count
+
+
+def stretch_of(kernel, args, length, thinning=1):
+    """A compiled function of the state: so many draws on, their positions, and of every step what it cost and told.
+
+    Returns:
+        The state; then positions (length, chains, ...), and gradients and acceptance (length, thinning, chains).
+    """
+
+    def step(state, _):
+        state = kernel.sample(state, args, {})
+        gradients = state.num_grad if hasattr(state, "num_grad") else state.num_steps  # of this package, and of NUTS
+        return state, (gradients, state.accept_prob)
+
+    def draw(state, _):
+        state, told = jax.lax.scan(step, state, length=thinning)
+        return state, (getattr(state, kernel.sample_field), told)
+
+    return jax.jit(lambda state: jax.lax.scan(draw, state, length=length))

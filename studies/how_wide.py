@@ -18,7 +18,7 @@ import numpy as np
 from numpyro.infer import NUTS
 
 import _common
-from _sampling import clock, gradient_seconds
+from _sampling import clock, gradient_seconds, stretch_of
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
 from numpyro_wide.diagnostics import effective_sample_size, project, regression_scores
 from numpyro_wide.readout import site_function
@@ -29,7 +29,6 @@ KERNELS = {
     "NUTS": partial(NUTS, max_tree_depth=7),
     "MCLMC": partial(mcmc.MicrocanonicalLangevin, adjusted=False),
 }
-COST = {"SplitHMC": "num_grad", "NUTS": "num_steps", "MCLMC": "num_grad"}
 # What an iteration costs before warmup has found out: of MCLMC what it is given, a step being two gradients.
 GUESS = {"SplitHMC": 15, "NUTS": 30}
 NUM_CHAINS = 2
@@ -106,23 +105,15 @@ def sampled(cell, model):
     kernel, guess = kernel_of(cell, model, budget)
     num_stretches = int(np.clip(budget // guess, 2 * STRETCH, MOST_DRAWS)) // STRETCH
     state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
-
-    @jax.jit
-    def stretch(state):
-        def step(state, _):
-            state = kernel.sample(state, (x, y), {})
-            return state, (getattr(state, kernel.sample_field), getattr(state, COST[cell.kernel]))
-
-        return jax.lax.scan(step, state, length=STRETCH)
-
+    stretch = stretch_of(kernel, (x, y), STRETCH)
     for _ in range(num_stretches):
         state, _ = jax.block_until_ready(stretch(state))
     found, gradients, start = [], 0, clock()
     while len(found) < 2 or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
-        state, (positions, costs) = stretch(state)
+        state, (positions, (costs, _)) = stretch(state)
         found.append(jax.tree.map(np.asarray, positions))
         # In lockstep, all chains take as long as the slowest.
-        gradients += int(np.sum(np.max(costs, axis=1)))
+        gradients += int(np.sum(np.max(costs, axis=-1)))
     seconds = clock() - start
     positions = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *found)
     return kernel, positions, NUM_CHAINS * gradients, seconds

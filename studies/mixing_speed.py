@@ -30,7 +30,7 @@ from numpyro.infer import NUTS
 
 import _common
 import _fashion_data
-from _sampling import clock, gradient_seconds
+from _sampling import clock, gradient_seconds, stretch_of
 from numpyro_wide import datasets, mcmc, nn, repriorise
 from numpyro_wide.diagnostics import effective_sample_size, random_projections, rhat_squared
 from numpyro_wide.readout import site_function
@@ -42,7 +42,6 @@ KERNELS = {
     "Langevin": partial(mcmc.UnderdampedLangevin, adjusted=False, damping=0.05),
     "NUTS": partial(NUTS, max_tree_depth=7),
 }
-COST = {"SplitHMC": "num_grad", "Langevin": "num_grad", "NUTS": "num_steps"}
 # Gradients for a draw before warmup has found out: as it stands, and repriorised.
 GUESS = {"SplitHMC": (120, 15), "Langevin": (5, 5), "NUTS": (120, 60)}
 THINNING = {"SplitHMC": 1, "Langevin": 5, "NUTS": 1}
@@ -122,20 +121,6 @@ def models_of(cell):
     return plain, repriorise(plain, **names, noise_scale=NOISE_SCALE, regulariser=regulariser)
 
 
-def stretch_of(cell, kernel, args):
-    """A compiled function of the state: some draws on, their positions, and by step gradients and acceptance."""
-
-    def step(state, _):
-        state = kernel.sample(state, args, {})
-        return state, (getattr(state, COST[cell.kernel]), state.accept_prob)
-
-    def draw(state, _):
-        state, told = jax.lax.scan(step, state, length=THINNING[cell.kernel])
-        return state, (getattr(state, kernel.sample_field), told)
-
-    return jax.jit(lambda state: jax.lax.scan(draw, state, length=STRETCH))
-
-
 def projections_of(kernel, plain, args, x_test):
     """A compiled function of positions: projections of all weights, and of the function at test images."""
     to_sites, features = kernel.postprocess_fn(args, {}), site_function(plain, "features", x_test)
@@ -166,7 +151,7 @@ def run(cell):
     kernel = KERNELS[cell.kernel](model)
     num_warmup = num_stretches * STRETCH * THINNING[cell.kernel]
     state = kernel.init(jax.random.split(jax.random.key(0), options.num_chains), num_warmup, None, args, {})
-    stretch = stretch_of(cell, kernel, args)
+    stretch = stretch_of(kernel, args, STRETCH, THINNING[cell.kernel])
     for i in range(num_stretches):
         start = clock()
         state, _ = jax.block_until_ready(stretch(state))
@@ -265,8 +250,8 @@ else:
     jax.config.update("jax_default_matmul_precision", options.precision)
 cells = [
     Cell(name, form, kernel, n, options.width or found.width, options.pixels or found.pixels, options.precision)
-    for (name, found), n in product(((name, ARCHITECTURES[name]) for name in options.architecture), options.num_train)
-    for kernel, form in product(options.kernels, options.forms)
+    for name, n, kernel, form in product(options.architecture, options.num_train, options.kernels, options.forms)
+    for found in [ARCHITECTURES[name]]
 ]
 table = options.output / "mixing_speed.csv"
 rows = _common.resumed(
@@ -277,6 +262,7 @@ rows = _common.resumed(
     unit="cell",
     name=lambda cell: f"{cell.architecture}, {cell.num_train} images, {cell.kernel}, {cell.form}",
 )
+rows = {cell: rows[cell] for cell in cells}  # the table may have other widths, pixels and precisions
 shown = ("weights_bulk", "weights_least", "weights_paper", "function_bulk", "function_paper", *COSTS, RHATS[-1])
 _common.print_table([cell._asdict() | {name: getattr(row, name) for name in shown} for cell, row in rows.items()])
 
