@@ -33,7 +33,8 @@ KERNELS = {
 GUESS = {"SplitHMC": 15, "NUTS": 30}
 NUM_CHAINS = 2
 MOST_DRAWS = 500  # of a chain
-STRETCH = 25  # draws that are made at a time
+LEAST_DRAWS, STRETCH = 50, 10  # of a chain, and those that are made at a time
+PATIENCE = 20  # times its seconds that the least draws may take; a cell that needs longer is left out
 
 
 class Cell(NamedTuple):
@@ -46,7 +47,10 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Scores at the test rows in the units of the targets, and effective draws, of both chains together."""
+    """Scores at the test rows in the units of the targets, and effective draws, of both chains together.
+
+    NaN throughout in a cell that was left out.
+    """
 
     rmse: float
     log_density: float
@@ -99,17 +103,27 @@ def kernel_of(cell, model, budget):
 
 
 def sampled(cell, model):
-    """The kernel, positions (chains, draws, ...) after warmup, and what they took: gradients, core seconds."""
+    """The kernel, positions (chains, draws, ...) after warmup, and what they took: gradients, core seconds.
+
+    None in a cell whose draws take too long.
+    """
     (x, y), _, _ = data
-    budget = int(min(options.gradients, options.seconds / gradient_seconds(model, (x, y), NUM_CHAINS)))
+    a_gradient = gradient_seconds(model, (x, y), NUM_CHAINS)
+    budget = int(min(options.gradients, options.seconds / a_gradient))
     kernel, guess = kernel_of(cell, model, budget)
-    num_stretches = int(np.clip(budget // guess, 2 * STRETCH, MOST_DRAWS)) // STRETCH
+    longest = PATIENCE * options.seconds / LEAST_DRAWS  # a draw
+    if guess * a_gradient > longest:
+        return None
+    num_stretches = int(np.clip(budget // guess, LEAST_DRAWS, MOST_DRAWS)) // STRETCH
     state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
     stretch = stretch_of(kernel, (x, y), STRETCH)
-    for _ in range(num_stretches):
+    for i in range(num_stretches):
+        start = clock()
         state, _ = jax.block_until_ready(stretch(state))
+        if i > 0 and (clock() - start) / STRETCH > longest:  # the first compiles
+            return None
     found, gradients, start = [], 0, clock()
-    while len(found) < 2 or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
+    while len(found) * STRETCH < LEAST_DRAWS or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
         state, (positions, (costs, _)) = stretch(state)
         found.append(jax.tree.map(np.asarray, positions))
         # In lockstep, all chains take as long as the slowest.
@@ -140,9 +154,12 @@ def run(cell):
     """Sample, predict, score."""
     _, (_, y_test), scale = data
     plain, model = models_of(cell)
-    kernel, positions, gradients, seconds = sampled(cell, model)
+    found = sampled(cell, model)
+    if found is None:
+        return Row(**dict.fromkeys(Row._fields, np.nan))
+    kernel, positions, gradients, seconds = found
     function = functions_of(cell, plain, model, kernel, positions)
-    del positions
+    del positions, found
     projections = np.asarray(project({"function": function}, jax.random.key(2)))
     bulk = _common.arviz.ess({"projections": projections})["projections"]
     rhat = _common.arviz.rhat({"projections": projections})["projections"]

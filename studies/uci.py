@@ -2,7 +2,8 @@
 
 Scales and noise are latent, with log-normal priors around what the infinitely wide network's evidence finds on the
 training rows; its prediction is the model "NNGP". Rows are written to uci.csv as they are done, and a study that was
-interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes patients are split at random.
+interrupted goes on where it stopped. Without --folder, scikit-learn's diabetes patients are split at random. Of a small
+set's fit most seconds are compilation: with JAX_COMPILATION_CACHE_DIR=<a folder> it is done once for all splits.
 
     python studies/uci.py --folder path/to/uci --sets yacht energy --splits 20
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pandas
@@ -79,12 +81,21 @@ def fitted(folder, name, split, depth):
     return fit, time.perf_counter() - start
 
 
-def model_of(fit, depth, width):
-    """A network with latent scales and noise, around those of the fit; those of the inputs are the first layer's."""
-    scales = {name: dist.LogNormal(np.log(scale), SPREAD) for name, scale in fit.scales.items() if name != "w_std"}
-    noise = dist.LogNormal(np.log(fit.noise_scale), SPREAD)
-    network = nn.FCN(depth, width, fit.activation)
-    return nn.bnn(network, None, noise, scales={**scales, "w_std": fit.scales["w_std"]})
+@cache
+def models_of(depth, width, activation):
+    """A network with latent scales and noise around given medians, as it is and collapsed.
+
+    The medians are arguments, as the data are: what is compiled for a split serves all others of as many rows.
+    """
+
+    def plain(medians, x, y=None):
+        scales = {name: dist.LogNormal(jnp.log(medians[name]), SPREAD) for name in medians if name != "w_std"}
+        noise = scales.pop("noise")
+        # Those of the inputs are the first layer's.
+        model = nn.bnn(nn.FCN(depth, width, activation), None, noise, scales={**scales, "w_std": medians["w_std"]})
+        return model(x, y)
+
+    return plain, collapse_readout(plain, readout="readout", features="features", observed="y")
 
 
 def moments(cell, fit, data, options):
@@ -94,40 +105,49 @@ def moments(cell, fit, data, options):
         mean, variance = replace(fit, inputs=x[:MOST_KNOWN], targets=y[:MOST_KNOWN]).predict(x_test)
         return mean[None, None], variance[None, None] + fit.noise_scale**2
     depth, width, share = NETWORKS[cell.model.split(",")[0]]
-    plain = model_of(fit, depth, PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width)
-    collapsed = collapse_readout(plain, readout="readout", features="features", observed="y")
+    width = PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width
+    plain, collapsed = models_of(depth, width, fit.activation)
+    medians = {name: jnp.asarray(scale) for name, scale in {**fit.scales, "noise": fit.noise_scale}.items()}
+    known, new = (medians, jnp.asarray(x), jnp.asarray(y)), (medians, jnp.asarray(x_test))
     if "mean field" in cell.model:
         model = collapsed if "collapsed" in cell.model else plain
         guide = AutoNormal(model, init_scale=0.05)
         svi = SVI(model, guide, _common.numpyro.optim.Adam(0.005), Trace_ELBO())
-        params = svi.run(jax.random.key(0), options.num_steps, x, y, progress_bar=False).params
+        params = svi.run(jax.random.key(0), options.num_steps, *known, progress_bar=False).params
         draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(options.num_chains * NUM_KEPT,))
         if model is plain:
-            sites = Predictive(plain, draws)(jax.random.key(2), x_test)
+            sites = Predictive(plain, draws)(jax.random.key(2), *new)
             mean = np.einsum("snd,sd->sn", *(np.asarray(found) for found in (sites["features"], draws["readout"])))
             noise = np.asarray(sites["noise"])[:, None]
             return mean[None], np.broadcast_to(noise**2, mean.shape)[None]
         chains = 1
     else:
         chains = options.num_chains
-        draws = draws_of(collapsed, x, y, chains, int(share * options.num_warmup), int(share * options.num_samples))
-    found = ReadoutPredictive(collapsed, draws, (x, y))(jax.random.key(3), x_test)
+        draws = draws_of(collapsed, known, chains, int(share * options.num_warmup), int(share * options.num_samples))
+    found = ReadoutPredictive(collapsed, draws, known)(jax.random.key(3), *new)
     by_chain = {key: np.asarray(value).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
     return by_chain["mean"], by_chain["variance"] + by_chain["noise_scale"] ** 2
 
 
-def draws_of(model, x, y, num_chains, num_warmup, num_samples):
+def draws_of(model, known, *lengths):
     """Some of the draws of unadjusted chains, from where Adam gets at the medians of scales and noise."""
-    sites = _common.numpyro.handlers.trace(_common.numpyro.handlers.seed(model, 0)).get_trace(x, y)
+    sites = _common.numpyro.handlers.trace(_common.numpyro.handlers.seed(model, 0)).get_trace(*known)
     hold = {name: np.zeros(np.shape(site["value"])) for name, site in sites.items() if name.endswith("_base")}
+    mcmc = chains_of(model, *lengths)
     start = init_to_optimum(
-        jax.random.key(0), model, x, y, num_chains=num_chains, num_steps=500, hold=hold, progress_bar=False
+        jax.random.key(0), model, *known, num_chains=mcmc.num_chains, num_steps=500, hold=hold, progress_bar=False
     )
+    mcmc.run(jax.random.key(1), *known, init_params=start)
+    return mcmc.get_samples()
+
+
+@cache
+def chains_of(model, num_chains, num_warmup, num_samples):
+    """Chains for the data of any split: what they compile stays with them."""
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=0.15)
     lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // NUM_KEPT)}
-    mcmc = MCMC(kernel, **lengths, num_chains=num_chains, chain_method="vectorized", progress_bar=False)
-    mcmc.run(jax.random.key(1), x, y, init_params=start)
-    return mcmc.get_samples()
+    form = {"num_chains": num_chains, "chain_method": "vectorized", "progress_bar": False, "jit_model_args": True}
+    return MCMC(kernel, **lengths, **form)
 
 
 def run(cell, options):

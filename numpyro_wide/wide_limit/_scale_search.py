@@ -1,7 +1,7 @@
 """The scales at which the infinitely wide network has most evidence, by SciPy's L-BFGS-B from several starts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,13 +16,14 @@ from numpyro_wide.wide_limit.kernels import check_activation, fcn_kernel
 
 # Standard deviations of the logarithms a priori. Wide, but no scale is driven to where the network is a step function,
 # or a constant, for a few nats; those of the weights are narrow where another scale can take their place.
-_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "input_scale": 1.0, "noise_scale": 1.5}
+_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
 _B_STD, _NOISE = 0.5, 0.3  # medians a priori, that of the noise in units of the targets' root mean square
 _BOUND = 4.0  # in those standard deviations
 _STEP = 1e-3  # between the gradients whose differences are the curvature
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scales:
     """An architecture, the data, and what its logarithms of scales, one vector, stand for.
@@ -33,11 +34,11 @@ class Scales:
         inputs: (n, d_in).
         targets: (n,) or (n, k).
         medians: of the scales a priori; a layer's ``w_std`` is a multiple of its own, the same for all layers.
-        spreads: standard deviations of the logarithms, in the vector's order.
+        spreads: standard deviations of the logarithms, in the vector's order, which is that of ``_SPREADS``.
     """
 
-    activation: str
-    depth: int
+    activation: str = field(metadata={"static": True})
+    depth: int = field(metadata={"static": True})
     inputs: np.ndarray
     targets: np.ndarray
     medians: dict[str, np.ndarray]
@@ -65,8 +66,8 @@ class Scales:
     def split(self, vector: Any) -> dict[str, Any]:
         """The numbers of a vector by name."""
         found, start = {}, 0
-        for name, median in self.medians.items():
-            size = median.size if name == "input_scale" else 1
+        for name in filter(self.medians.__contains__, _SPREADS):  # JAX sorts the names of a dictionary
+            size = self.medians[name].size if name == "input_scale" else 1
             found[name] = vector[start : start + size] if name == "input_scale" else vector[start]
             start += size
         return found
@@ -80,11 +81,11 @@ class Scales:
 def fit_scales(scales: Scales, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> dict[str, Any]:
     size = len(scales.spreads)
     starts = [np.zeros(size), *(0.7 * scales.spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
-    some = _objective(scales, scales.inputs[rows], scales.targets[rows])
+    some = _objective(replace(scales, inputs=scales.inputs[rows], targets=scales.targets[rows]))
     tried = [_descend(some, start, scales.spreads, 60) for start in starts]
     start = min(tried, key=lambda result: result.fun)
     if len(rows) < len(scales.inputs):
-        full = _objective(scales, scales.inputs, scales.targets)
+        full = _objective(scales)
         start = _descend(full, start.x, scales.spreads, 40)
     else:
         full = some
@@ -116,26 +117,27 @@ def fit_scales(scales: Scales, rows: np.ndarray, num_restarts: int, random: np.r
     }
 
 
-def _objective(scales: Scales, inputs: np.ndarray, targets: np.ndarray) -> Callable:
+def _objective(scales: Scales) -> Callable:
     """Minus the log posterior of the logarithms, but for a constant, and its gradient, as NumPy's."""
-    spreads = jnp.asarray(scales.spreads)
-
-    def loss(logarithms: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        found = scales.scales(logarithms)
-        noise_scale = found.pop("noise_scale")
-        gram, _ = fcn_kernel(scales.depth, scales.activation, **found)(inputs)
-        return 0.5 * jnp.sum((logarithms / spreads) ** 2) - _evidence(gram, targets, noise_scale)
-
-    value_and_grad = jax.jit(jax.value_and_grad(loss))
 
     def with_gradient(logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = value_and_grad(jnp.asarray(logarithms), inputs, targets)
+        value, gradient = _loss_and_gradient(jnp.asarray(logarithms), scales)
         value, gradient = float(value), np.asarray(gradient)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return _NOT_FINITE, np.zeros_like(gradient)
         return value, gradient
 
     return with_gradient
+
+
+# Of the module, so that a fit to other rows of as many numbers compiles nothing.
+@jax.jit
+@jax.value_and_grad
+def _loss_and_gradient(logarithms: jax.Array, scales: Scales) -> jax.Array:
+    found = scales.scales(logarithms)
+    noise_scale = found.pop("noise_scale")
+    gram, _ = fcn_kernel(scales.depth, scales.activation, **found)(scales.inputs)
+    return 0.5 * jnp.sum((logarithms / scales.spreads) ** 2) - _evidence(gram, jnp.asarray(scales.targets), noise_scale)
 
 
 def _evidence(gram: jax.Array, targets: jax.Array, noise_scale: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from numpyro.handlers import seed, trace
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
+from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
@@ -124,6 +125,18 @@ def test_architectures_are_compared_and_the_best_is_first():
     assert fit.activation == "erf"
     assert fit.table[0]["log_evidence"] == fit.log_evidence
     assert len(str(fit).splitlines()) == 5
+
+
+def test_a_second_fit_of_as_many_rows_compiles_nothing():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)), rng.normal(size=20)
+    sizes = {"input_scale": True, "num_restarts": 1}
+    with compilations() as first:
+        found = wide_limit.fit(x, y, **sizes)
+    with compilations() as second:
+        other = wide_limit.fit(2 * x[::-1], 30 * y, **sizes)
+    assert first and not second
+    assert other.noise_scale > 5 * found.noise_scale  # of the new data and not the old
 
 
 def test_no_scale_runs_away():
