@@ -1,6 +1,6 @@
 """What a problem costs by its size: seconds of a gradient, of a prediction and of warmup, and how they grow.
 
-taskset -c 0 python -m benchmarks sizes      (one core, some seven minutes)
+taskset -c 0 python -m benchmarks sizes      (one core, three quarters of an hour)
 """
 
 import time
@@ -23,9 +23,8 @@ SWEEPS = {
     f"width, at {HELD} rows": [(HELD, width) for width in (128, 256, 512, 1024, 2048, 4096)],
     "rows and width": [(size, size) for size in (256, 512, 1024, 2048)],
 }
-WARMED_UP = [(256, 2048), (512, 512), (2048, 256)]
-NUM_WARMUP = 150
-COLUMNS = ("plain", "collapsed", "repriorised", "prediction, a draw")
+NUM_WARMUP = 50
+COLUMNS = ("plain", "collapsed", "repriorised", "prediction, a draw", "warmup")
 
 
 def data(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -48,18 +47,35 @@ def prediction(model: Callable, width: int, x: np.ndarray, y: np.ndarray) -> Cal
     return partial(predictive, jax.random.key(1), data(NUM_TEST)[0])
 
 
+def warmup(model: Callable, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Seconds of the processor of SplitHMC's warmup, compilation left out, and its gradients a step."""
+    kernel = SplitHMC(model)
+    state = kernel.init(jax.random.key(0), NUM_WARMUP, None, (x, y), {})
+    step = jax.jit(lambda state: kernel.sample(state, (x, y), {}))
+    jax.block_until_ready(step(state))
+    gradients, start = 0, time.process_time()
+    for _ in range(NUM_WARMUP):
+        state = step(state)
+        gradients += int(state.num_grad)
+    return time.process_time() - start, gradients / NUM_WARMUP
+
+
 def measured(num_rows: int, width: int) -> dict[str, float]:
-    """Seconds of each column."""
+    """Seconds of each column, and the gradients a step of the warmup."""
     x, y = data(num_rows)
     models = wrapped(width)
     calls = {name: potential_gradient(model, x, y) for name, model in models.items()}
-    calls["prediction, a draw"] = prediction(models["collapsed"], width, x, y)
     seconds = {name: quickest(call) for name, call in calls.items()}
-    return {**seconds, "prediction, a draw": seconds["prediction, a draw"] / NUM_DRAWS}
+    seconds["prediction, a draw"] = quickest(prediction(models["collapsed"], width, x, y)) / NUM_DRAWS
+    seconds["warmup"], gradients = warmup(models["collapsed"], x, y)
+    return {**seconds, "gradients a step": gradients}
 
 
 def products(num_rows: int, width: int, column: str) -> int:
-    """The term that leads: n d for the network itself, n d² or n² d where a Gram matrix is made, the smaller one."""
+    """The term that leads: n d for the network itself, n d² or n² d where a Gram matrix is made, the smaller one.
+
+    Of warmup, that of as many gradients at every size.
+    """
     return num_rows * width * (1 if column == "plain" else min(num_rows, width))
 
 
@@ -68,49 +84,24 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
-def by_size() -> None:
+def tables() -> None:
     """A table for each sweep, with the exponents over its upper half, measured and by theory."""
     for name, cells in SWEEPS.items():
         print(f"\n## Seconds by {name}: one hidden layer, one output, {NUM_INPUTS} inputs, float32\n")
-        print("| n | width | " + " | ".join(COLUMNS) + " | collapsed / (n d min(n, d)) |")
-        print("|" + "---|" * (3 + len(COLUMNS)))
+        print("| n | width | " + " | ".join(COLUMNS) + " | its gradients a step | collapsed / (n d min(n, d)) |")
+        print("|" + "---|" * (4 + len(COLUMNS)))
         rows = []
         for cell in cells:
-            rows.append(measured(*cell))
-            shown = (f"{1e3 * rows[-1][column]:.3g} ms" for column in COLUMNS)
-            rate = 1e12 * rows[-1]["collapsed"] / products(*cell, "collapsed")
-            print(f"| {cell[0]} | {cell[1]} | {' | '.join(shown)} | {rate:.0f} ps |", flush=True)
+            row = measured(*cell)
+            shown = (f"{1e3 * row[column]:.3g} ms" for column in COLUMNS[:-1])
+            rate = 1e12 * row["collapsed"] / products(*cell, "collapsed")
+            spent = f"{row['warmup']:.3g} s | {row['gradients a step']:.1f}"
+            print(f"| {cell[0]} | {cell[1]} | {' | '.join(shown)} | {spent} | {rate:.0f} ps |", flush=True)
+            rows.append(row)
         upper = slice(-(len(cells) // 2 + 1), None)
         sizes = [max(cell) for cell in cells[upper]]
         fitted = (exponent(sizes, [row[column] for row in rows[upper]]) for column in COLUMNS)
         theory = (exponent(sizes, [products(*cell, column) for cell in cells[upper]]) for column in COLUMNS)
         over = f"from {sizes[0]} on"
-        print(f"| exponent | {over} | " + " | ".join(f"{slope:.2f}" for slope in fitted) + " | |")
-        print(f"| by theory | {over} | " + " | ".join(f"{slope:.2f}" for slope in theory) + " | |")
-
-
-def warmup() -> None:
-    """How many gradients a step of warmup takes, and what it costs beside them."""
-    print(f"\n## {NUM_WARMUP} steps of SplitHMC's warmup, collapsed\n")
-    print("| n | width | gradients a step | seconds over those of its gradients |")
-    print("|---|---|---|---|")
-    for num_rows, width in WARMED_UP:
-        x, y = data(num_rows)
-        model = wrapped(width)["collapsed"]
-        kernel = SplitHMC(model)
-        state = kernel.init(jax.random.key(0), NUM_WARMUP, None, (x, y), {})
-        step = jax.jit(lambda state, kernel=kernel, x=x, y=y: kernel.sample(state, (x, y), {}))
-        jax.block_until_ready(step(state))
-        gradients, start = 0, time.process_time()
-        for _ in range(NUM_WARMUP):
-            state = step(state)
-            gradients += int(state.num_grad)
-        seconds = time.process_time() - start
-        ratio = seconds / gradients / quickest(potential_gradient(model, x, y))
-        print(f"| {num_rows} | {width} | {gradients / NUM_WARMUP:.1f} | {ratio:.2f} |", flush=True)
-
-
-def tables() -> None:
-    """Every table of this file."""
-    by_size()
-    warmup()
+        print(f"| exponent | {over} | " + " | ".join(f"{slope:.2f}" for slope in fitted) + " | | |")
+        print(f"| by theory | {over} | " + " | ".join(f"{slope:.2f}" for slope in theory) + " | | |")

@@ -42,29 +42,29 @@ def log_evidence(noise_scale, **scales):
 
 
 def test_the_noise_is_learnt_at_the_limit():
-    model = wrapped(1000, dist.LogNormal(0.0, 1.0))[1]
-    draws = wide_limit_draws(jax.random.key(0), model, 1000, X, Y)
+    model = wrapped(500, dist.LogNormal(0.0, 1.0))[1]
+    draws = wide_limit_draws(jax.random.key(0), model, 400, X, Y)
     found = np.log(np.asarray(draws["noise"], float))
     grid = np.linspace(-4, 2, 400)
     mean, sd = posterior_of_log(grid, [log_evidence(np.exp(z)) - z**2 / 2 for z in grid])
-    # Of 10,000 draws of the prior some 2,500 carry the weights, and 1,000 are chosen: six standard errors; the network
-    # of 1000 units adds a gap of some hundredths of a nat.
-    assert abs(found.mean() - mean) < 6 * sd / 700**0.5
-    assert abs(np.log(found.std() / sd)) < 0.15
+    # Of 4,000 draws of the prior some 1,000 carry the weights, and 400 are chosen: six standard errors; the network of
+    # 500 units adds a gap of some hundredths of a nat.
+    assert abs(found.mean() - mean) < 6 * sd / 280**0.5
+    assert abs(np.log(found.std() / sd)) < 0.2
     assert draws.pareto_shape < 0.5
     # The prior's mean is 0, which is what was kept before, and 10 of these standard deviations away.
     assert abs(mean) > 3 * sd
 
 
 def test_a_latent_scale_is_learnt_when_asked_for():
-    model = wrapped(1000, 0.3, {"w_std": dist.LogNormal(0.5, 1.0)})[1]
+    model = wrapped(500, 0.3, {"w_std": dist.LogNormal(0.5, 1.0)})[1]
     grid = np.linspace(-3, 4, 300)
     mean, sd = posterior_of_log(grid, [log_evidence(0.3, w_std=np.exp(z)) - (z - 0.5) ** 2 / 2 for z in grid])
-    found = np.log(wide_limit_draws(jax.random.key(1), model, 1000, X, Y, weighted=True)["w_std"])
-    assert abs(found.mean() - mean) < 6 * sd / 500**0.5
-    unweighted = wide_limit_draws(jax.random.key(1), model, 1000, X, Y)
+    found = np.log(wide_limit_draws(jax.random.key(1), model, 400, X, Y, weighted=True)["w_std"])
+    assert abs(found.mean() - mean) < 6 * sd / 200**0.5 < 2 / 3 * abs(mean - 0.5)  # whose prior is about 0.5
+    unweighted = wide_limit_draws(jax.random.key(1), model, 400, X, Y)
     assert unweighted.pareto_shape is None
-    np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.1)
+    np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.15)
 
 
 @pytest.mark.slow
@@ -124,10 +124,10 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     stand_in = repriorise(
         model, readout="w", features="features", targets="y", surrogate=lambda y: surrogate_targets(y, "poisson")
     )
-    draws = wide_limit_draws(jax.random.key(0), stand_in, 4000, x, counts, weighted=True)
+    draws = wide_limit_draws(jax.random.key(0), stand_in, 1500, x, counts, weighted=True)
     grid = np.linspace(-4, 4, 161)
     rates = np.exp(x[:, 0] * grid[:, None, None] + grid[None, :, None])
     joint = scipy.stats.poisson(rates).logpmf(counts).sum(-1) - (grid[:, None] ** 2 + grid[None, :] ** 2) / 2
     weights = np.exp(joint - joint.max())
     expected = (weights.sum(0) / weights.sum()) @ grid
-    np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)
+    np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.08)
