@@ -28,7 +28,7 @@ TINY = {
     "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
     "mixing_by_width.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
     "mixing_speed.py": "--architecture fcn1 --width 4 --num-train 8 --num-test 5 --kernels Langevin --seconds 0.1",
-    "marathon.py": "--widths 4 8 --num-warmup 5 --num-samples 5",
+    "marathon.py": "--widths 4 --num-warmup 5 --num-samples 5",
     "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
     "rotation.py": "--widths 4 --num-steps 200",
     "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "

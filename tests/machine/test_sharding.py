@@ -79,6 +79,7 @@ def test_every_kernel_steps_on_eight_devices_as_on_one(on_eight):
         np.testing.assert_allclose(sharded[name], step, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(on_eight):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
