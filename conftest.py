@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-# Two workers with two threads of SciPy's BLAS each would wait for one another on two cores. Read at its import.
+# Workers with two threads of SciPy's BLAS each would wait for one another on two cores. Read at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from scipy.special import logsumexp
 
-_BLOCK_BYTES = 2**26
+from numpyro_wide._mapped import blocks_of
 
 
 def as_draws(draws: Any) -> Any:
@@ -17,16 +17,10 @@ def as_draws(draws: Any) -> Any:
     return draws if isinstance(draws, np.memmap) else jnp.asarray(draws)
 
 
-def is_stored(samples: dict[str, Any]) -> bool:
-    """Whether there is something to be read in blocks."""
-    return any(isinstance(draws, np.memmap) for draws in samples.values())
-
-
 def in_blocks(
     run: Callable[[Array | None, dict[str, Any], int], tuple[Any, Array]],
     rng_key: Array | None,
     samples: dict[str, Any],
-    num_draws: int,
     *,
     is_average: bool,
 ) -> tuple[Any, np.ndarray]:
@@ -36,19 +30,16 @@ def in_blocks(
         run: of a key, a block of draws and their number; gives results, and which draws are finite.
         rng_key: split by block.
         samples: all draws.
-        num_draws: their number.
         is_average: whether results are log densities under the average over a block's finite draws, to be averaged in
             turn, rather than one for each draw.
 
     Returns:
         Results, and by draw whether they are finite.
     """
-    size = max(1, num_draws * _BLOCK_BYTES // max(1, sum(draws.nbytes for draws in samples.values())))
     found, is_finite = [], []
-    for start in range(0, num_draws, size):
-        block = {name: jnp.asarray(draws[start : start + size]) for name, draws in samples.items()}
+    for start, block in blocks_of(samples, axis=0):
         key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-        results, finite = run(key, block, min(size, num_draws - start))
+        results, finite = run(key, block, len(next(iter(block.values()))))
         found.append(jax.tree.map(np.asarray, results))
         is_finite.append(np.asarray(finite))
     if is_average:

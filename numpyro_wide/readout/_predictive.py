@@ -10,11 +10,12 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._checks import check_key, is_known, listing, whole_number
+from numpyro_wide._mapped import is_mapped
 from numpyro_wide._programs import partition, run_compiled
 from numpyro_wide.readout._by_draw import Samples, joint_log_densities, log_densities, predictions, readouts
 from numpyro_wide.readout._collapse import CollapsedModel
 from numpyro_wide.readout._nonfinite import check_on_nonfinite, kept_draws
-from numpyro_wide.readout._on_disk import as_draws, in_blocks, is_stored
+from numpyro_wide.readout._on_disk import as_draws, in_blocks
 from numpyro_wide.readout._sites import ReadoutRun, StoppedRunError, run_at_draw
 
 _NAMES = ("mean", "variance", "noise_scale")
@@ -255,11 +256,9 @@ class ReadoutPredictive:
                 body, self.model, (self.batch_size, num_draws, rest), rng_key, samples, self.params, data
             )
 
-        if not is_stored(self.samples):
+        if not is_mapped(self.samples):
             return run(rng_key, self.samples, self.num_draws)
-        return in_blocks(
-            run, rng_key, self.samples, self.num_draws, is_average=body in (log_densities, joint_log_densities)
-        )
+        return in_blocks(run, rng_key, self.samples, is_average=body in (log_densities, joint_log_densities))
 
     def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
         """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""

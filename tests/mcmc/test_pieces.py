@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
+from numpyro_wide._mapped import blocks_of
 from numpyro_wide.diagnostics import _finished_run, _stored, to_arviz
 from numpyro_wide.mcmc import SplitHMC, StoredDraws, reduced, run_in_pieces
 from numpyro_wide.readout import _on_disk
@@ -174,7 +176,7 @@ def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     assert all(isinstance(draws, np.memmap) for draws in stored.get_samples().values())
     copies = {name: jnp.asarray(draws) for name, draws in stored.get_samples().items()}
     in_memory = ReadoutPredictive(COLLAPSED, copies, (X, Y))
-    monkeypatch.setattr(_on_disk, "_BLOCK_BYTES", 300)  # 40 draws of 20 bytes
+    monkeypatch.setattr(_on_disk, "blocks_of", partial(blocks_of, block_bytes=300))  # 40 draws of 20 bytes
     on_disk = ReadoutPredictive(COLLAPSED, stored.get_samples(), (X, Y))
     x_new = jnp.array([[0.3], [2.0]])
     found, expected = (predictive(jax.random.key(1), x_new) for predictive in (on_disk, in_memory))
@@ -193,7 +195,8 @@ def test_arviz_gets_log_likelihoods_and_predictions_a_block_at_a_time(monkeypatc
     run = StoredDraws(finished)
     options = {"posterior_predictive": True, "include": ["features"]}
     whole = to_arviz(run, COLLAPSED, X, Y, **options)
-    monkeypatch.setattr(_stored, "_BLOCK_BYTES", 300)  # 40 draws of 5 weights and 5 readouts, 4 bytes each
+    # 40 draws of 5 weights and 5 readouts, 4 bytes each
+    monkeypatch.setattr(_stored, "blocks_of", partial(blocks_of, block_bytes=300))
     sizes = []
     log_likelihoods = _finished_run._log_likelihoods
 
