@@ -57,7 +57,8 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     # The trapezoidal rule: exact to rounding for smooth functions, and 1e-6 off for one with kinks.
     u = np.linspace(-9, 9, 6001)
     with jax.ensure_compile_time_eval():
-        values = np.asarray(activation_function(activation)(jnp.asarray(u)), float)
+        # Compiled, for a derivative of the activation's own, such as the rectifier's, would be traced under vmap.
+        values = np.asarray(jax.jit(activation_function(activation))(jnp.asarray(u)), float)
     second_moment = np.trapezoid(values**2 * np.exp(-(u**2) / 2), u) / np.sqrt(2 * np.pi)
     if not second_moment > 0:
         raise ValueError(f"activation must have a positive second moment under N(0, 1), but it is {second_moment}.")

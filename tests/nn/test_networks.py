@@ -42,6 +42,15 @@ def test_unit_scale_against_quadrature(activation, function):
     assert unit_scale(activation, b_std=0.3) == pytest.approx(((1 - 0.09) / second_moment) ** 0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["erf", "gelu", "identity", "relu", "tanh", jax.nn.selu, jax.nn.silu])
+def test_unit_scale_is_a_number_under_transformations(activation):
+    # Of vectorised chains, networks run under vmap; the rectifier comes with a derivative of its own.
+    scale = unit_scale(activation)
+    for transformed in (jax.vmap, lambda f: jax.jit(jax.vmap(jax.grad(f)))):
+        found = transformed(lambda x: x * unit_scale(activation))(jnp.ones(3))
+        np.testing.assert_allclose(found, scale, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("depth", "width"), [(0, 16), (1, 16), (3, 128), (10, 128)])
 def test_variance_of_the_fcn_is_one(depth, width):
     # With rectifiers it is one in expectation at any width, not only in the limit.
