@@ -13,7 +13,7 @@ NEWER_VENV := .venv-newer
 # Where the two generations of ArviZ, and of jax and flax, differ most.
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/datasets/test_datasets.py
 
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # What decides numerics; the rest of these rooms is plumbing, the same however it is compiled.
 NUMERICS := $(addprefix tests/,linear_gaussian readout mcmc wide_limit distributions elbo evidence natural machine) \
 	$(addprefix --ignore=tests/mcmc/test_,pieces.py errors.py protocol.py reduced.py) --ignore=tests/readout/test_readout_errors.py
