@@ -50,7 +50,7 @@ def test_the_noise_is_learnt_at_the_limit():
     # Of 4,000 draws of the prior some 1,000 carry the weights, and 400 are chosen: six standard errors; the network of
     # 500 units adds a gap of some hundredths of a nat.
     assert abs(found.mean() - mean) < 6 * sd / 280**0.5
-    assert abs(np.log(found.std() / sd)) < 0.2
+    assert abs(np.log(found.std() / sd)) < 0.15
     assert draws.pareto_shape < 0.5
     # The prior's mean is 0, which is what was kept before, and 10 of these standard deviations away.
     assert abs(mean) > 3 * sd
@@ -64,7 +64,7 @@ def test_a_latent_scale_is_learnt_when_asked_for():
     assert abs(found.mean() - mean) < 6 * sd / 200**0.5 < 2 / 3 * abs(mean - 0.5)  # whose prior is about 0.5
     unweighted = wide_limit_draws(jax.random.key(1), model, 400, X, Y)
     assert unweighted.pareto_shape is None
-    np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.15)
+    np.testing.assert_allclose(np.log(unweighted["w_std"]).std(), 1.0, atol=0.1)
 
 
 @pytest.mark.slow
@@ -130,4 +130,4 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     joint = scipy.stats.poisson(rates).logpmf(counts).sum(-1) - (grid[:, None] ** 2 + grid[None, :] ** 2) / 2
     weights = np.exp(joint - joint.max())
     expected = (weights.sum(0) / weights.sum()) @ grid
-    np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.08)
+    np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)
