@@ -29,13 +29,15 @@ from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 
 # Depth, width and share of the chains' length of each network: the wider, the fewer steps it needs, and the more each
 # costs.
-NETWORKS = {"1 x 50": (1, 50, 1.0), "wide": (1, 200, 0.3), "deep": (3, 50, 1.0)}
+NETWORKS = {"1 x 50": (1, 50, 1.0), "wide": (1, 200, 0.3), "deep": (3, 50, 0.5)}
 PROTEIN_WIDTH = 100  # of "1 x 50" there: the protocol's
 MODELS = ["NNGP", *(f"{name}, collapsed" for name in NETWORKS), "1 x 50, mean field, collapsed", "1 x 50, mean field"]
 MOST_ROWS = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
 NUM_KEPT = 200  # draws of a chain that predict
+# A noise, of targets of unit variance, from which on networks run in single precision, in a third of the time.
+SINGLE_FROM = 0.1
 
 
 class Cell(NamedTuple):
@@ -82,8 +84,8 @@ def fitted(folder, name, split, depth):
 
 
 @cache
-def models_of(depth, width, activation):
-    """A network with latent scales and noise around given medians, as it is and collapsed.
+def models_of(depth, width, activation, is_double):
+    """A network with latent scales and noise around given medians, as it is and collapsed, for each precision.
 
     The medians are arguments, as the data are: what is compiled for a split serves all others of as many rows.
     """
@@ -106,27 +108,41 @@ def moments(cell, fit, data, options):
         return mean[None, None], variance[None, None] + fit.noise_scale**2
     depth, width, share = NETWORKS[cell.model.split(",")[0]]
     width = PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width
-    plain, collapsed = models_of(depth, width, fit.activation)
+    is_double = bool(fit.noise_scale < SINGLE_FROM)
+    _common.numpyro.enable_x64(is_double)
+    plain, collapsed = models_of(depth, width, fit.activation, is_double)
     medians = {name: jnp.asarray(scale) for name, scale in {**fit.scales, "noise": fit.noise_scale}.items()}
     known, new = (medians, jnp.asarray(x), jnp.asarray(y)), (medians, jnp.asarray(x_test))
     if "mean field" in cell.model:
         model = collapsed if "collapsed" in cell.model else plain
-        guide = AutoNormal(model, init_scale=0.05)
-        svi = SVI(model, guide, _common.numpyro.optim.Adam(0.005), Trace_ELBO())
-        params = svi.run(jax.random.key(0), options.num_steps, *known, progress_bar=False).params
-        draws = guide.sample_posterior(jax.random.key(1), params, sample_shape=(options.num_chains * NUM_KEPT,))
+        draws = guide_of(model, options.num_steps, options.num_chains * NUM_KEPT)(known)
         if model is plain:
             sites = Predictive(plain, draws)(jax.random.key(2), *new)
-            mean = np.einsum("snd,sd->sn", *(np.asarray(found) for found in (sites["features"], draws["readout"])))
-            noise = np.asarray(sites["noise"])[:, None]
+            features, readout = (np.asarray(found, float) for found in (sites["features"], draws["readout"]))
+            mean = np.einsum("snd,sd->sn", features, readout)
+            noise = np.asarray(sites["noise"], float)[:, None]
             return mean[None], np.broadcast_to(noise**2, mean.shape)[None]
         chains = 1
     else:
         chains = options.num_chains
         draws = draws_of(collapsed, known, chains, int(share * options.num_warmup), int(share * options.num_samples))
     found = ReadoutPredictive(collapsed, draws, known)(jax.random.key(3), *new)
-    by_chain = {key: np.asarray(value).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
+    by_chain = {key: np.asarray(value, float).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
     return by_chain["mean"], by_chain["variance"] + by_chain["noise_scale"] ** 2
+
+
+@cache
+def guide_of(model, num_steps, num_draws):
+    """Draws of a mean-field guide to the data of any split."""
+    guide = AutoNormal(model, init_scale=0.05)
+    svi = SVI(model, guide, _common.numpyro.optim.Adam(0.005), Trace_ELBO())
+
+    @jax.jit  # with the data as arguments: one program for all splits
+    def draws_from(state, known):
+        run = svi.run(jax.random.key(0), num_steps, *known, progress_bar=False, init_state=state)
+        return guide.sample_posterior(jax.random.key(1), run.params, sample_shape=(num_draws,))
+
+    return lambda known: draws_from(svi.init(jax.random.key(0), *known), known)
 
 
 def draws_of(model, known, *lengths):
@@ -152,6 +168,7 @@ def chains_of(model, num_chains, num_warmup, num_samples):
 
 def run(cell, options):
     """Fit, predict, score."""
+    _common.numpyro.enable_x64()
     data = rows_of(options.folder, cell.name, cell.split)
     depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
     fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
@@ -203,7 +220,6 @@ options = _common.arguments(
     num_samples=3000,
     num_steps=(5000, "of the mean-field guides"),
 )
-_common.numpyro.enable_x64()
 sets = options.sets if options.folder else ["diabetes"]
 cells = [Cell(name, split, model) for split in range(options.splits) for name in sets for model in options.models]
 table = options.output / "uci.csv"
@@ -216,7 +232,7 @@ rows = _common.resumed(
     name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
 )
 
-names = list(dict.fromkeys(cell.name for cell in rows))
+names = sorted({cell.name for cell in rows})
 summary = []
 for name in names:
     for model in MODELS:
@@ -227,10 +243,13 @@ _common.print_table(summary)
 pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
 print("* R-hat of the predictions is above 1.05 in a split.")
 
-figure, axes = _common.plt.subplots(
-    1, len(names), figsize=(1 + 2.2 * len(names), 3), squeeze=False, layout="constrained"
-)
-for panel, name in zip(axes[0], names, strict=True):
+columns = min(5, len(names))
+lines = -(-len(names) // columns)
+size = (1 + 2.2 * columns, 0.4 + 2.6 * lines)
+figure, axes = _common.plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+for panel in axes.flat[len(names) :]:
+    panel.set_visible(False)
+for panel, name in zip(axes.flat, names, strict=False):
     for place, model in enumerate(reversed(MODELS)):
         found = [row.log_density for cell, row in rows.items() if (cell.name, cell.model) == (name, model)]
         if found:
@@ -238,5 +257,6 @@ for panel, name in zip(axes[0], names, strict=True):
     panel.set(title=name, xlabel="log predictive density", yticks=range(len(MODELS)), yticklabels=[])
     panel.set_ylim(-0.5, len(MODELS) - 0.5)
     panel.locator_params(axis="x", nbins=3)
-axes[0, 0].set_yticklabels(MODELS[::-1])
+for panel in axes[:, 0]:
+    panel.set_yticklabels(MODELS[::-1])
 _common.save(figure, options, "uci.png")

@@ -86,17 +86,20 @@ class TargetKernel(MCMCKernel):
     ) -> Point:
         """Return the first point of a chain, or of a batch of chains for a batch of keys."""
         if self._model is not None:
+            is_given = init_params is not None
+            # NumPyro looks for a first position in any case. Where it is not asked for, one look without a gradient is
+            # enough, and needs no compilation.
             info = initialize_model(
-                rng_key,
+                rng_key[0] if is_given and not is_prng_key(rng_key) else rng_key,
                 self._model,
                 init_strategy=self._init_strategy,
                 dynamic_args=True,
                 model_args=model_args,
                 model_kwargs=model_kwargs,
-                validate_grad=self._needs_gradient,
+                validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-            if init_params is None:
+            if not is_given:
                 return _as_floats(Point(*info.param_info))
         if init_params is None:
             raise ValueError(

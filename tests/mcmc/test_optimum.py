@@ -10,6 +10,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 
 from numpyro_wide.mcmc import SplitHMC, init_to_optimum
+from tests.compilations import compilations
 
 X = jnp.array([[1.0, 0.2], [0.3, -1.0], [-0.7, 0.4], [0.1, 2.0]])
 Y = jnp.array([1.0, -2.0, 0.5, 3.0])
@@ -88,3 +89,22 @@ def test_errors(options, message):
 def test_a_key_is_asked_for():
     with pytest.raises(TypeError, match="rng_key"):
         init_to_optimum(0, line, X, Y)
+
+
+def test_chains_that_are_given_their_starts_look_for_no_others():
+    """NumPyro's search is a loop to compile anew for other data."""
+    start = {"noise": jnp.zeros(3), "slopes": jnp.zeros((3, 2))}
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def init(y, start):
+        return SplitHMC(line).init(keys, 10, start, (X, y), {})
+
+    init(Y, start)
+    with compilations() as given:
+        state = init(2 * Y, start)
+    with compilations() as searched:
+        init(2 * Y, None)
+    assert not any("scan" in name or "while" in name for name in given)
+    assert any("scan" in name or "while" in name for name in searched)
+    energy = potential_energy(line, (X, 2 * Y), {}, jax.tree.map(lambda leaf: leaf[0], start))
+    np.testing.assert_allclose(state.potential_energy, np.full(3, energy), rtol=1e-5)
