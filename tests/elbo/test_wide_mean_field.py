@@ -33,6 +33,7 @@ def sine():
     return x[:, None].astype("f"), (1.4 * np.sin(2.7 * x) + NOISE * rng.normal(size=20)).astype("f")
 
 
+@pytest.mark.slow
 def test_collapsed_mean_field_reaches_the_nngp(sine):
     x, y = sine
     kernel = fcn_kernel(1, "erf", w_std=SCALE, b_std=SCALE, readout_w_std=SCALE)

@@ -51,6 +51,7 @@ def test_hundreds_of_rows_in_single_precision():
 
 
 @pytest.mark.usefixtures("x64")  # in single precision an acceptance on the edge goes either way
+@pytest.mark.slow
 def test_temperatures_that_run_together_are_those_that_run_alone():
     model, args, _ = known.conjugate()
     sizes = {"num_chains": 4, "num_warmup": 20, "num_samples": 100}
@@ -68,6 +69,7 @@ def test_one_unit_by_quadrature():
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)
 
 
+@pytest.mark.slow
 def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     model, args, truth = known.classes()
     check(model_evidence(KEY, model, *args, method="stepping-stone"), truth, largest_error=0.1)

@@ -54,6 +54,7 @@ def on_eight():
 
 
 @pytest.mark.parametrize("model", ["collapsed", "repriorised"])
+@pytest.mark.slow
 def test_density_and_gradient_on_eight_devices_are_those_on_one(on_eight, model):
     assert on_eight["num_devices"] == 8
     sharded, single = on_eight["sharded"][model], on_eight["single"][model]
@@ -62,6 +63,7 @@ def test_density_and_gradient_on_eight_devices_are_those_on_one(on_eight, model)
 
 
 @pytest.mark.parametrize("model", ["collapsed", "repriorised"])
+@pytest.mark.slow
 def test_only_sums_of_small_matrices_are_exchanged(on_eight, model):
     collectives = on_eight["sharded"][model]["collectives"]
     shapes = [tuple(map(int, filter(None, shape.split(",")))) for _, shapes in collectives for shape in shapes]
@@ -71,6 +73,7 @@ def test_only_sums_of_small_matrices_are_exchanged(on_eight, model):
     assert not any(NUM_ROWS in shape or NUM_ROWS // 8 in shape for shape in shapes)
 
 
+@pytest.mark.slow
 def test_every_kernel_steps_on_eight_devices_as_on_one(on_eight):
     sharded, single = on_eight["sharded"]["steps"], on_eight["single"]["steps"]
     assert len(sharded) == 5

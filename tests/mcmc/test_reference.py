@@ -109,6 +109,7 @@ def test_warmup_learns_the_stiff_directions_of_a_unit(units):
     assert state.num_grad <= 4  # the standard reference needs 10 and more
 
 
+@pytest.mark.slow
 def test_chance_directions_among_many_rows_are_left_alone():
     """With 3000 rows and 40 draws the stiffest directions of a window are noise; the next window says so."""
     scales = jnp.linspace(0.7, 1.0, 3000)
