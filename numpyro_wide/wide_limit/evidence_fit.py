@@ -1,5 +1,6 @@
 """Scales of a network and of its noise by the evidence of its infinitely wide limit."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from numpyro_wide.wide_limit._shapes import check_targets
 from numpyro_wide.wide_limit.kernels import fcn_kernel
 
 _BLOCK = 512  # rows predicted at a time
+_SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied rows goes far below
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,9 @@ def fit(
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``, or as medians of their
     priors there.
 
+    Rows that stand in a table more than once pass for measurements without noise. Where they may have decided, a
+    warning says so; then fit to distinct rows.
+
     Args:
         x: inputs, (n, d_in).
         y: targets, (n,), or (n, k) for outputs that share all scales.
@@ -169,6 +174,7 @@ def fit(
             fits.append(fit_scales(Scales.of(name, layers, inputs, targets, input_scale), rows, num_restarts, random))
     fits.sort(key=lambda found: -found["log_marginal"])
     best = fits[0]
+    _warn_of_copies(inputs, targets, best["noise_scale"])
     names = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
     return WideLimitFit(
         **{name: best[name] for name in names if name != "log_marginal"},
@@ -178,6 +184,18 @@ def fit(
         inputs=inputs,
         targets=targets,
     )
+
+
+def _warn_of_copies(inputs: np.ndarray, targets: np.ndarray, noise_scale: float) -> None:
+    num_copies = len(inputs) - len(np.unique(np.column_stack([inputs, targets]), axis=0))
+    if num_copies and noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
+        warnings.warn(
+            f"the fitted noise, {noise_scale:.2g}, is small beside the targets, and {num_copies} of {len(inputs)} rows "
+            "repeat the inputs and targets of others: copies pass for measurements without noise. If they are copies, "
+            "fit to distinct rows, those of numpy.unique(numpy.column_stack([x, y]), axis=0).",
+            UserWarning,
+            stacklevel=3,  # whoever calls fit
+        )
 
 
 def _several(given: Any) -> Iterable[Any]:

@@ -139,6 +139,19 @@ def test_a_second_fit_of_as_many_rows_compiles_nothing():
     assert other.noise_scale > 5 * found.noise_scale  # of the new data and not the old
 
 
+def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
+    x, y = RNG.normal(size=(30, 4)), RNG.normal(size=30)
+
+    def fit(x, y):
+        return wide_limit.fit(x, y, input_scale=True, num_restarts=1)
+
+    assert fit(x, y).noise_scale > 0.3
+    assert fit(np.tile(x, (2, 1)), np.append(y, RNG.normal(size=30))).noise_scale > 0.3  # measured twice
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"fitted noise, .* is small.*30 of 60 rows repeat.*fit to distinct rows"):
+        assert fit(np.tile(x, (2, 1)), np.tile(y, 2)).noise_scale < 0.1
+
+
 def test_no_scale_runs_away():
     """A step function of a skewed input, on which evidence alone takes the biases to hundreds."""
     x = np.exp(2 * RNG.normal(size=(60, 1)))
