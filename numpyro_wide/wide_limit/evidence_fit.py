@@ -187,8 +187,10 @@ def fit(
 
 
 def _warn_of_copies(inputs: np.ndarray, targets: np.ndarray, noise_scale: float) -> None:
+    if noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
+        return
     num_copies = len(inputs) - len(np.unique(np.column_stack([inputs, targets]), axis=0))
-    if num_copies and noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
+    if num_copies:
         warnings.warn(
             f"the fitted noise, {noise_scale:.2g}, is small beside the targets, and {num_copies} of {len(inputs)} rows "
             "repeat the inputs and targets of others: copies pass for measurements without noise. If they are copies, "

@@ -140,13 +140,14 @@ def test_a_second_fit_of_as_many_rows_compiles_nothing():
 
 
 def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
-    x, y = RNG.normal(size=(30, 4)), RNG.normal(size=30)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 4)), rng.normal(size=30)
 
     def fit(x, y):
         return wide_limit.fit(x, y, input_scale=True, num_restarts=1)
 
     assert fit(x, y).noise_scale > 0.3
-    assert fit(np.tile(x, (2, 1)), np.append(y, RNG.normal(size=30))).noise_scale > 0.3  # measured twice
+    assert fit(np.tile(x, (2, 1)), np.append(y, rng.normal(size=30))).noise_scale > 0.3  # measured twice
     assert not recwarn
     with pytest.warns(UserWarning, match=r"fitted noise, .* is small.*30 of 60 rows repeat.*fit to distinct rows"):
         assert fit(np.tile(x, (2, 1)), np.tile(y, 2)).noise_scale < 0.1
