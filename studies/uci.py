@@ -32,6 +32,7 @@ from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 NETWORKS = {"1 x 50": (1, 50, 1.0), "wide": (1, 200, 0.3), "deep": (3, 50, 0.5)}
 PROTEIN_WIDTH = 100  # of "1 x 50" there: the protocol's
 MODELS = ["NNGP", *(f"{name}, collapsed" for name in NETWORKS), "1 x 50, mean field, collapsed", "1 x 50, mean field"]
+REFERENCE = "1 x 50, collapsed"  # that others are set beside: the protocol's network
 MOST_ROWS = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
@@ -192,18 +193,25 @@ def standard_error(values):
     return np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(values[0])
 
 
-def summary_of(name, model, found):
-    """Means over splits and their standard errors; a star where chains disagreed in a split."""
-    mean, error = found.mean(0), standard_error(found)
-    with_error = [
-        f"{mean[index]:.3g} ± {error[index]:.1g}" if len(found) > 1 else f"{mean[index]:.3g}" for index in (0, 1)
-    ]
+def with_error(values, form=".3g"):
+    """Their mean, and of several its standard error."""
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {standard_error(values):.1g}" if len(values) > 1 else mean
+
+
+def summary_of(by_split, reference):
+    """Means over the splits of a model's rows and their standard errors.
+
+    Splits are harder or easier for all models, so that a model is set beside another, `reference`, split by split.
+    """
+    found = np.array(list(by_split.values()), float)
+    mean = found.mean(0)
+    gains = [by_split[split].log_density - reference[split].log_density for split in by_split.keys() & reference]
     return {
-        "set": name,
-        "model": model + ("*" if np.any(found[:, 4] > 1.05) else ""),
         "splits": len(found),
-        "RMSE": with_error[0],
-        "log density": with_error[1],
+        "RMSE": with_error(found[:, 0]),
+        "log density": with_error(found[:, 1]),
+        f"log density over {REFERENCE}": with_error(gains, "+.2g") if gains and by_split is not reference else "",
         "CRPS": f"{mean[2]:.3g}",
         "90 % interval holds": f"{mean[3]:.2f}",
         "R-hat, largest": "" if np.isnan(mean[4]) else f"{found[:, 4].max():.2f}",
@@ -239,10 +247,11 @@ rows = _common.resumed(
 names = sorted({cell.name for cell in rows})
 summary = []
 for name in names:
-    for model in MODELS:
-        found = np.array([row for cell, row in rows.items() if (cell.name, cell.model) == (name, model)], float)
-        if len(found):
-            summary.append(summary_of(name, model, found))
+    found = {model: {cell.split: rows[cell] for cell in rows if cell[::2] == (name, model)} for model in MODELS}
+    for model, by_split in found.items():
+        if by_split:
+            star = "*" if any(row.rhat > 1.05 for row in by_split.values()) else ""
+            summary.append({"set": name, "model": model + star, **summary_of(by_split, found[REFERENCE])})
 _common.print_table(summary)
 pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
 print("* R-hat of the predictions is above 1.05 in a split.")
