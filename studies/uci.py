@@ -131,6 +131,10 @@ def moments(cell, fit, data, options):
     else:
         chains = options.num_chains
         draws = draws_of(collapsed, known, chains, int(share * options.num_warmup), int(share * options.num_samples))
+    # In double precision, whatever the chains' was: among hundreds of draws a few are at the edge of single.
+    _common.numpyro.enable_x64()
+    collapsed = models_of(depth, width, fit.activation, is_double=True)[1]
+    draws, known, new = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (draws, known, new))
     found = ReadoutPredictive(collapsed, draws, known)(jax.random.key(3), *new)
     by_chain = {key: np.asarray(value, float).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
     return by_chain["mean"], by_chain["variance"] + by_chain["noise_scale"] ** 2
@@ -196,7 +200,7 @@ def standard_error(values):
 def with_error(values, form=".3g"):
     """Their mean, and of several its standard error."""
     mean = f"{np.mean(values):{form}}"
-    return f"{mean} ± {standard_error(values):.1g}" if len(values) > 1 else mean
+    return f"{mean} ± {standard_error(values):.2g}" if len(values) > 1 else mean
 
 
 def summary_of(by_split, reference):
@@ -218,6 +222,20 @@ def summary_of(by_split, reference):
         "R-hat, median": "" if np.isnan(mean[5]) else f"{np.median(found[:, 5]):.3f}",
         "seconds": f"{mean[6]:.0f}",
     }
+
+
+def show(panel, by_model):
+    """Means over splits and their standard errors; an arrow and its value for one that is far below all others."""
+    means = sorted(np.mean(found) for found in by_model if found)
+    edge = means[-1] - 4 * (means[-1] - means[1]) if len(means) > 2 else -np.inf
+    for place, found in enumerate(by_model):
+        if found and np.mean(found) < edge:
+            panel.plot(edge, place, "<", color="C0")
+            panel.annotate(f"  {np.mean(found):.3g}", (edge, place), va="center")
+        elif found:
+            panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
+    panel.set(yticks=range(len(by_model)), yticklabels=[], ylim=(len(by_model) - 0.5, -0.5))
+    panel.locator_params(axis="x", nbins=3)
 
 
 several = {"type": str, "nargs": "+"}
@@ -263,13 +281,8 @@ figure, axes = _common.plt.subplots(lines, columns, figsize=size, squeeze=False,
 for panel in axes.flat[len(names) :]:
     panel.set_visible(False)
 for panel, name in zip(axes.flat, names, strict=False):
-    for place, model in enumerate(reversed(MODELS)):
-        found = [row.log_density for cell, row in rows.items() if (cell.name, cell.model) == (name, model)]
-        if found:
-            panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
-    panel.set(title=name, xlabel="log predictive density", yticks=range(len(MODELS)), yticklabels=[])
-    panel.set_ylim(-0.5, len(MODELS) - 0.5)
-    panel.locator_params(axis="x", nbins=3)
+    show(panel, [[row.log_density for cell, row in rows.items() if cell[::2] == (name, model)] for model in MODELS])
+    panel.set(title=name, xlabel="log predictive density")
 for panel in axes[:, 0]:
-    panel.set_yticklabels(MODELS[::-1])
+    panel.set_yticklabels(MODELS)
 _common.save(figure, options, "uci.png")
