@@ -194,7 +194,7 @@ def run(cell, options):
 
 def standard_error(values):
     """Of a mean; 0 of one value, which says nothing of it."""
-    return np.std(values, axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(values[0])
+    return np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def with_error(values, form=".3g"):
@@ -262,26 +262,27 @@ rows = _common.resumed(
     name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
 )
 
-names = sorted({cell.name for cell in rows})
+by_set = {name: {model: {} for model in MODELS} for name in sorted({cell.name for cell in rows})}
+for cell, row in rows.items():
+    by_set[cell.name][cell.model][cell.split] = row
 summary = []
-for name in names:
-    found = {model: {cell.split: rows[cell] for cell in rows if cell[::2] == (name, model)} for model in MODELS}
-    for model, by_split in found.items():
+for name, by_model in by_set.items():
+    for model, by_split in by_model.items():
         if by_split:
             star = "*" if any(row.rhat > 1.05 for row in by_split.values()) else ""
-            summary.append({"set": name, "model": model + star, **summary_of(by_split, found[REFERENCE])})
+            summary.append({"set": name, "model": model + star, **summary_of(by_split, by_model[REFERENCE])})
 _common.print_table(summary)
 pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
 print("* R-hat of the predictions is above 1.05 in a split.")
 
-columns = min(5, len(names))
-lines = -(-len(names) // columns)
+columns = min(5, len(by_set))
+lines = -(-len(by_set) // columns)
 size = (1 + 2.2 * columns, 0.4 + 2.6 * lines)
 figure, axes = _common.plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-for panel in axes.flat[len(names) :]:
+for panel in axes.flat[len(by_set) :]:
     panel.set_visible(False)
-for panel, name in zip(axes.flat, names, strict=False):
-    show(panel, [[row.log_density for cell, row in rows.items() if cell[::2] == (name, model)] for model in MODELS])
+for panel, (name, by_model) in zip(axes.flat, by_set.items(), strict=False):
+    show(panel, [[row.log_density for row in by_split.values()] for by_split in by_model.values()])
     panel.set(title=name, xlabel="log predictive density")
 for panel in axes[:, 0]:
     panel.set_yticklabels(MODELS)
