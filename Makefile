@@ -14,11 +14,12 @@ NEWER_VENV := .venv-newer
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/datasets/test_datasets.py
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# What decides numerics; the rest of these rooms is plumbing, the same however it is compiled.
-NUMERICS := $(addprefix tests/,linear_gaussian readout mcmc wide_limit distributions elbo evidence natural machine) \
-	$(addprefix --ignore=tests/mcmc/test_,pieces.py errors.py protocol.py reduced.py) --ignore=tests/readout/test_readout_errors.py
+# Every case is in one of these (tests/schedule.py).
+QUICK := -m "not numerics and not shown"
+NUMERICS := -m "numerics"
+SHOWN := -m "shown"
 
-.PHONY: demo test test-numerics test-all test-newer test-newer-short coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-shown mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -33,13 +34,20 @@ demo: $(VENV)/.examples-installed
 	$(BIN)/python -W ignore::FutureWarning examples/wrap_sample_predict.py
 
 test: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	QUICK_COMPILE=1 $(PYTEST) $(QUICK) $(PYTEST_ARGS)
 
 # As users compile: nothing set.
 test-numerics: $(VENV)/.dev-installed
 	RANDOM_MODELS=250 $(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
-test-all: test test-newer
+test-shown: $(VENV)/.dev-installed
+	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
+
+# Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
+mutants: $(VENV)/.dev-installed
+	QUICK_COMPILE=1 $(BIN)/python -m tests.mutants $(if $(ONLY),"$(ONLY)")
+
+test-all: test test-numerics test-shown test-newer
 
 test-newer:
 	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \

@@ -9,11 +9,14 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
+from tests import schedule
+
 # `make test` compiles quickly: some thousand programs that run once or twice each take three quarters of the time
-# without optimisations. What decides numerics is tested as users compile, too, by `make test-numerics`. Without the
+# without optimisations. What decides numerics is compiled as users compile, by `make test-numerics`. Without the
 # fusion emitters and without optimisations, code generated in parallel parts has come out wrong, hence one part.
 if os.environ.get("QUICK_COMPILE") == "1" and version("jaxlib").startswith("0.9."):  # others may not know the flags
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -31,14 +34,27 @@ MAPS = Path("/proc/self/maps")
 MAX_MAPS = 20_000
 
 
+def pytest_configure(config):
+    """Make the marks of the schedule known."""
+    for mark in schedule.MARKS:
+        config.addinivalue_line("markers", mark)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    """Mark every test with the step of CI that runs it, unless that is ``make test``."""
+    for item in items:
+        if (step := schedule.step_of(item)) is not None:
+            item.add_marker(step)
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Between files close figures, which pages leave open for a notebook to show, and forget compiled programs.
 
-    Linux allows 65,530 memory maps, and past them XLA crashes.
+    Linux allows 65,530 memory maps, and past them XLA crashes: a file of many programs is relieved between its tests.
     """
-    if nextitem is not None and nextitem.path == item.path:
-        return
-    if "matplotlib.pyplot" in sys.modules:
+    ends_file = nextitem is None or nextitem.path != item.path
+    if ends_file and "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MAX_MAPS:
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > (MAX_MAPS if ends_file else 2 * MAX_MAPS):
         jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Runs every benchmark, or those that are named, and prints their tables."""
+"""The command line: every benchmark, or those that are named, and their tables."""
 
 import argparse
 import platform
@@ -36,7 +36,7 @@ TABLES = {
 
 
 def main() -> None:
-    """All tables that are named on the command line, BLAS held to one thread."""
+    """Print all tables that are named on the command line, BLAS held to one thread."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
     names = parser.parse_args().names or list(TABLES)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax import random
+from jax import Array, random
 from jax.scipy.special import i0e
 from numpyro.contrib.module import flax_module
 
@@ -23,14 +23,14 @@ ROUNDS = 15
 
 
 def rotation() -> None:
-    """A rotation by an angle that is wanted and by a perturbation that is not (McNamara 2025, Section 5)."""
+    """Sample a rotation by a wanted angle and by a perturbation that is not (McNamara 2025, Section 5)."""
     theta = numpyro.sample("theta", dist.Uniform(0, 2 * jnp.pi))
     z = numpyro.sample("z", dist.Normal(0, 0.5))
     numpyro.deterministic("x", jnp.stack([jnp.cos(theta + z), jnp.sin(theta + z)]))
 
 
 def guide(observed_values: dict) -> None:
-    """A von Mises distribution in natural parameters."""
+    """Sample a von Mises distribution in natural parameters."""
     encoder = flax_module("encoder", nn.ScaledReLU(WIDTH, 2), input_shape=(2,))
     numpyro.sample("theta", natural.VonMises(encoder(observed_values["x"]), shift=1e-4))
 
@@ -43,16 +43,16 @@ def trainer() -> AmortizedForwardKL:
     return AmortizedForwardKL(rotation, guide, optimiser(), observed="x", batch_size=BATCH_SIZE)
 
 
-def plain_loss(params: dict, theta: jax.Array, x: jax.Array) -> jax.Array:
-    """The objective of the trainer, written out."""
+def plain_loss(params: dict, theta: Array, x: Array) -> Array:
+    """Compute the objective of the trainer, written out."""
     eta = jax.nn.relu(x @ params["hidden"]) @ params["readout"] * WIDTH**-0.5 + 1e-4
     kappa = jnp.linalg.norm(eta, axis=1)
     log_q = eta[:, 0] * jnp.cos(theta) + eta[:, 1] * jnp.sin(theta) - jnp.log(2 * jnp.pi * i0e(kappa)) - kappa
     return -jnp.mean(log_q)
 
 
-def plain_step(carry: tuple, _: None) -> tuple[tuple, jax.Array]:
-    """One step of the loop that one would write by hand."""
+def plain_step(carry: tuple, _: None) -> tuple[tuple, Array]:
+    """Take one step of the loop that one would write by hand."""
     params, opt_state, key = carry
     key, theta_key, z_key = random.split(key, 3)
     theta = random.uniform(theta_key, (BATCH_SIZE,), maxval=2 * jnp.pi)
@@ -63,14 +63,14 @@ def plain_step(carry: tuple, _: None) -> tuple[tuple, jax.Array]:
     return (optax.apply_updates(params, updates), opt_state, key), loss
 
 
-def plain_loop() -> Callable[[], jax.Array]:
+def plain_loop() -> Callable[[], Array]:
     params = {"hidden": random.normal(random.key(0), (2, WIDTH)), "readout": jnp.zeros((WIDTH, 2))}
     start = params, optimiser().init(params), random.key(1)
     return partial(jax.jit(partial(jax.lax.scan, plain_step, length=NUM_STEPS)), start)
 
 
 def seconds(functions: dict[str, Callable]) -> dict[str, list[float]]:
-    """Seconds of each run, in rounds in which all take their turn, after one run that compiles."""
+    """Measure seconds of each run, in rounds in which all take their turn, after one run that compiles."""
     taken: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         jax.block_until_ready(function())
@@ -83,7 +83,7 @@ def seconds(functions: dict[str, Callable]) -> dict[str, list[float]]:
 
 
 def compiled_cost() -> None:
-    """What the compiler counts in one step of each."""
+    """Return what the compiler counts in one step of each."""
     training = trainer()
     state = training.init(random.key(0))
     params = training.optim.get_params(state.optim_state)["encoder$params"]
@@ -101,7 +101,7 @@ def compiled_cost() -> None:
 
 
 def tables() -> None:
-    """Steps a second, with the progress bar and without."""
+    """Measure steps a second, with the progress bar and without."""
     training = trainer()
     state = training.init(random.key(0))
     run = partial(training.run, random.key(0), NUM_STEPS, init_state=state)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.infer.util import initialize_model
 from sklearn.datasets import load_digits
 
@@ -18,14 +19,14 @@ NOISE_SCALE = 0.1
 
 
 def digits(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Standardised pixels and centred one-hot labels."""
+    """Return standardised pixels and centred one-hot labels."""
     pixels, labels = load_digits(return_X_y=True)
     inputs = (pixels - pixels.mean()) / pixels.std()
     return inputs[:num_rows].astype("f"), (np.eye(10)[labels[:num_rows]] - 0.1).astype("f")
 
 
 def network(x: np.ndarray, y: np.ndarray | None = None, *, depth: int, width: int) -> None:
-    """GELU network in NTK parametrisation, weight variance 2."""
+    """Sample a GELU network in NTK parametrisation, weight variance 2."""
     hidden = x
     for layer in range(depth):
         weights = numpyro.sample(f"w{layer}", dist.Normal(0, 1).expand([hidden.shape[1], width]).to_event(2))
@@ -36,7 +37,7 @@ def network(x: np.ndarray, y: np.ndarray | None = None, *, depth: int, width: in
 
 
 def naive(x: np.ndarray, y: np.ndarray, *, depth: int, width: int) -> None:
-    """The paper's recipe by the letter: feature-space Cholesky, autodiff, prior + likelihood + log-determinant."""
+    """Write the paper's recipe by the letter: feature Cholesky, autodiff, prior + likelihood + log-determinant."""
     hidden = x
     for layer in range(depth):
         weights = numpyro.sample(f"w{layer}", dist.Normal(0, 1).expand([hidden.shape[1], width]).to_event(2))
@@ -52,19 +53,19 @@ def naive(x: np.ndarray, y: np.ndarray, *, depth: int, width: int) -> None:
 
 
 def potential_gradient(model: Callable, *data: np.ndarray) -> Callable:
-    """A compiled gradient of the model's potential at a prior draw, without arguments."""
+    """Compile a gradient of the model's potential at a prior draw, without arguments."""
     info = initialize_model(jax.random.key(0), model, model_args=data)
     compiled = jax.jit(jax.value_and_grad(info.potential_fn))
     return partial(compiled, info.param_info.z)
 
 
 def wrapped(depth: int, width: int) -> dict[str, Callable]:
-    """The three forms of the network."""
+    """Return the three forms of the network."""
     return forms(partial(network, depth=depth, width=width))
 
 
 def forms(model: Callable) -> dict[str, Callable]:
-    """A network with this noise as it stands, repriorised, and with its readout integrated out."""
+    """Return a network with this noise as it stands, repriorised, and with its readout integrated out."""
     return {
         "plain": model,
         "repriorised": repriorise(model, readout="readout", features="features", targets="y", noise_scale=NOISE_SCALE),
@@ -73,7 +74,7 @@ def forms(model: Callable) -> dict[str, Callable]:
 
 
 def against_plain() -> None:
-    """Collapsed and repriorised gradients over the plain one, three hidden layers."""
+    """Measure collapsed and repriorised gradients over the plain one, three hidden layers."""
     print("\n## One gradient, three hidden layers, digits, 10 outputs, float32\n")
     print("| n | width | plain | collapsed / plain | repriorised / plain | goal for collapsed |")
     print("|---|---|---|---|---|---|")
@@ -87,7 +88,7 @@ def against_plain() -> None:
 
 
 def against_naive() -> None:
-    """The naive form over the collapsed one, one hidden layer."""
+    """Measure the naive form over the collapsed one, one hidden layer."""
     print(
         "\n## One gradient, one hidden layer, n = 256: the paper's formula written naively over the collapsed model\n"
     )
@@ -102,7 +103,7 @@ def against_naive() -> None:
 
 
 def between_variants() -> None:
-    """The eigen form over the Cholesky form of the data-space map."""
+    """Measure the eigen form over the Cholesky form of the data-space map."""
     print('\n## The data-space maps, n = 512, d = 1024, value and gradient: "data" over "data-cholesky"\n')
     print("| data-cholesky | data / data-cholesky | goal |")
     print("|---|---|---|")
@@ -111,7 +112,7 @@ def between_variants() -> None:
     targets, phi = jnp.asarray(rng.normal(size=(512, 10)), "f"), jnp.asarray(rng.normal(size=(1024, 10)), "f")
 
     def gradient(variant: str) -> Callable:
-        def scalar(features: jax.Array, phi: jax.Array) -> jax.Array:
+        def scalar(features: Array, phi: Array) -> Array:
             readout, log_abs_det = linear_gaussian.readout_map(features, targets, phi, NOISE_SCALE, variant=variant)
             return 0.5 * jnp.sum(readout**2) - log_abs_det
 
@@ -123,7 +124,7 @@ def between_variants() -> None:
 
 
 def tables() -> None:
-    """Every table of this file."""
+    """Make every table of this file."""
     against_plain()
     against_naive()
     between_variants()

@@ -16,7 +16,7 @@ print(between - start, time.perf_counter() - between)
 
 
 def tables() -> None:
-    """One table: both times are taken in one process, and the ratio is the median over processes."""
+    """Make one table: both times are taken in one process, and the ratio is the median over processes."""
     seconds = []
     for _ in range(15):
         finished = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.infer import MCMC
 from numpyro.infer.util import initialize_model
 
@@ -20,7 +21,7 @@ THINNING = 4  # draws of chains of single steps are kept so many apart
 
 
 def ours(model: Callable, data: tuple, seed: int, adjusted: bool, **settings: Any) -> Chain:
-    """This package's kernel, tuned by its warmup."""
+    """Run this package's kernel, tuned by its warmup."""
     kernel = MicrocanonicalLangevin(model, adjusted=adjusted, num_steps="auto" if adjusted else THINNING, **settings)
     num_samples = NUM_GRADIENTS // (16 if adjusted else 2 * THINNING)
     mcmc = MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
@@ -36,13 +37,13 @@ def ours(model: Callable, data: tuple, seed: int, adjusted: bool, **settings: An
 
 
 def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool) -> Chain:
-    """MCLMC, tuned by BlackJAX's own adaptation."""
+    """Run MCLMC, tuned by BlackJAX's own adaptation."""
     import blackjax
 
     info = initialize_model(jax.random.key(seed), model, model_args=data)
     key_init, key_tune, key_run = jax.random.split(jax.random.key(seed), 3)
 
-    def log_density(z: dict) -> jax.Array:
+    def log_density(z: dict) -> Array:
         return -info.potential_fn(z)
 
     num_steps = NUM_GRADIENTS // 2
@@ -57,7 +58,7 @@ def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool)
     )
     step = blackjax.mclmc(log_density, tuned.L, tuned.step_size, inverse_mass_matrix=tuned.inverse_mass_matrix).step
 
-    def body(state: Any, key: jax.Array) -> tuple:
+    def body(state: Any, key: Array) -> tuple:
         state, infos = jax.lax.scan(lambda s, k: step(k, s), state, jax.random.split(key, THINNING))
         return state, (state.position["w0"], jnp.mean(jnp.exp(jnp.minimum(-infos.energy_change, 0.0))))
 
@@ -67,16 +68,16 @@ def blackjax_unadjusted(model: Callable, data: tuple, seed: int, diagonal: bool)
 
 
 def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float) -> Chain:
-    """Adjusted MCLMC with random numbers of steps, tuned by BlackJAX's own adaptation to our acceptance."""
+    """Run adjusted MCLMC with random numbers of steps, tuned by BlackJAX's own adaptation to our acceptance."""
     import blackjax
 
     info = initialize_model(jax.random.key(seed), model, model_args=data)
     key_init, key_tune, key_run = jax.random.split(jax.random.key(seed), 3)
 
-    def log_density(z: dict) -> jax.Array:
+    def log_density(z: dict) -> Array:
         return -info.potential_fn(z)
 
-    def steps_of(key: jax.Array, average: jax.Array) -> jax.Array:
+    def steps_of(key: Array, average: Array) -> Array:
         return jnp.ceil(jax.random.uniform(key) * 2 * average).astype(int)
 
     dynamic = blackjax.mcmc.adjusted_mclmc_dynamic
@@ -98,7 +99,7 @@ def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float)
         integration_steps_params=(tuned.L / tuned.step_size,),
     ).step
 
-    def body(state: Any, key: jax.Array) -> tuple:
+    def body(state: Any, key: Array) -> tuple:
         state, info = step(key, state)
         return state, (state.position["w0"], info.num_integration_steps, info.acceptance_rate)
 
@@ -109,7 +110,7 @@ def blackjax_adjusted(model: Callable, data: tuple, seed: int, num_steps: float)
 
 
 def tables() -> None:
-    """Every row, the mean over seeds and its spread."""
+    """Make the table: every row is the mean over seeds, with its spread."""
     model, data = wrapped(1, WIDTH)["collapsed"], digits(NUM_ROWS)
     adjusted = partial(ours, adjusted=True)
     unadjusted = partial(ours, adjusted=False)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.infer import Predictive
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
@@ -22,8 +23,8 @@ Y = jnp.sin(4 * X)
 X_NEW = jnp.linspace(-1.5, 1.5, 50)
 
 
-def network(x: jax.Array, y: jax.Array | None = None) -> None:
-    """One tanh layer, as in the README."""
+def network(x: Array, y: Array | None = None) -> None:
+    """Sample a tanh layer, as in the README."""
     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, WIDTH]).to_event(2))
     features = numpyro.deterministic("features", jnp.tanh(3 * jnp.outer(x, hidden[0]) + hidden[1]) / WIDTH**0.5)
     readout = numpyro.sample("readout", dist.Normal(0, 1).expand([WIDTH]).to_event(1))
@@ -32,7 +33,7 @@ def network(x: jax.Array, y: jax.Array | None = None) -> None:
 
 
 def seconds_of(call: Callable[[int], Any], num_calls: int = 8) -> tuple[float, float]:
-    """Of the first call, and the median of the others."""
+    """Measure the seconds of the first call, and the median of the others."""
     spent = []
     for index in range(num_calls):
         start = time.perf_counter()
@@ -42,7 +43,7 @@ def seconds_of(call: Callable[[int], Any], num_calls: int = 8) -> tuple[float, f
 
 
 def tables() -> None:
-    """Every table of this file."""
+    """Make every table of this file."""
     print(
         f"\n## {NUM_DRAWS} draws, width {WIDTH}, 20 rows fitted, 50 predicted: first call, and the median of others\n"
     )

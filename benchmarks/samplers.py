@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
@@ -27,18 +28,18 @@ NUM_ROWS, WIDTH = 256, 512
 class Chain(NamedTuple):
     """Draws of the hidden weights after warmup, (draw, rows, units), and what they cost."""
 
-    draws: jax.Array
+    draws: Array
     num_gradients: int
     accept_prob: float
     core_seconds: float = math.nan
 
     def ess(self, power: int = 1) -> float:
-        """Mean over 100 random directions; ``power=2`` for the squares of the weights, which a reflection repeats."""
+        """Return the mean over 100 directions; ``power=2`` is for squared weights, which a reflection repeats."""
         draws = self.draws if power == 1 else (self.draws - jnp.mean(self.draws, axis=0)) ** 2
         return projected_ess({"w": draws[None]}, jax.random.key(0))["mean"]
 
     def ess_per_gradient(self, power: int = 1) -> float:
-        """Of a random direction, or of the squares."""
+        """Return effective draws a gradient, of a random direction or of the squares."""
         return self.ess(power) / self.num_gradients
 
 
@@ -53,17 +54,17 @@ def numpyro_chain(kernel: Any, data: tuple, num_warmup: int, num_samples: int, t
 
 
 def blackjax_chains(model: Callable, data: tuple) -> dict[str, Callable[[], Chain]]:
-    """NUTS, MALA and adjusted MCLMC, each tuned by BlackJAX's own adaptation where it has one."""
+    """Run NUTS, MALA and adjusted MCLMC, each tuned by BlackJAX's own adaptation where it has one."""
     import blackjax
 
     info = initialize_model(jax.random.key(0), model, model_args=data)
     position, key = info.param_info.z, jax.random.key(1)
 
-    def log_density(z: dict) -> jax.Array:
+    def log_density(z: dict) -> Array:
         return -info.potential_fn(z)
 
     def run(step: Callable, state: Any, num_samples: int, cost: Callable, keep: Callable) -> Chain:
-        def body(state: Any, key: jax.Array) -> tuple:
+        def body(state: Any, key: Array) -> tuple:
             state, info = step(key, state)
             return state, (keep(state), cost(info), info.acceptance_rate)
 
@@ -90,7 +91,7 @@ def blackjax_chains(model: Callable, data: tuple) -> dict[str, Callable[[], Chai
         return run(step, state, 3000, lambda info: 1, lambda s: s.position["w0"])
 
     def adjusted_mclmc() -> Chain:
-        def steps_of(key: jax.Array, average: jax.Array) -> jax.Array:
+        def steps_of(key: Array, average: Array) -> Array:
             return jnp.ceil(jax.random.uniform(key) * 2 * average).astype(int)
 
         build = partial(blackjax.mcmc.adjusted_mclmc_dynamic.build_kernel, integration_steps_fn=steps_of)
@@ -116,7 +117,7 @@ def blackjax_chains(model: Callable, data: tuple) -> dict[str, Callable[[], Chai
 
 
 def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], Chain]]:
-    """Every run of the table, by name."""
+    """Run every chain of the table, by name."""
     collapsed = models["collapsed"]
     kernels: dict[str, tuple[Any, tuple]] = {
         f"NumPyro NUTS, {form}": (NUTS(model), lengths)
@@ -140,7 +141,7 @@ def chains(models: dict[str, Callable], data: tuple) -> dict[str, Callable[[], C
 
 
 def per_gradient() -> None:
-    """Every sampler on one hidden layer of digits."""
+    """Measure every sampler on one hidden layer of digits."""
     print(f"\n## ESS per gradient, digits, n = {NUM_ROWS}, one hidden layer of {WIDTH}, noise {0.1}\n")
     print("Bulk ESS of the hidden weights and of their squares, mean over 100 random directions, after warmup.\n")
     print("| sampler | gradients a draw | acceptance | ESS / gradient | squares | over plain NUTS |")
@@ -155,7 +156,7 @@ def per_gradient() -> None:
 
 
 def by_width() -> None:
-    """SplitHMC on wider and wider networks."""
+    """Measure SplitHMC on wider and wider networks."""
     print("\n## SplitHMC on the collapsed model, n = 32, by width\n")
     print("| width | gradients a draw | ESS / gradient |")
     print("|---|---|---|")
@@ -167,7 +168,7 @@ def by_width() -> None:
 
 
 def overhead() -> None:
-    """What a kernel adds to the gradient, in a compiled loop as a chain runs it."""
+    """Measure what a kernel adds to the gradient, in a compiled loop as a chain runs it."""
     num_steps, key = 24, jax.random.key(0)
     model, data = wrapped(1, WIDTH)["collapsed"], digits(NUM_ROWS)
     info = initialize_model(key, model, model_args=data)
@@ -203,7 +204,7 @@ def overhead() -> None:
 
 
 def tables() -> None:
-    """Every table of this file."""
+    """Make every table of this file."""
     overhead()
     by_width()
     per_gradient()

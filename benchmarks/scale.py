@@ -50,7 +50,7 @@ def measure(form: str, block_size: str) -> None:
 
 
 def tables() -> None:
-    """One table, each row measured in a process of its own."""
+    """Make one table, each row measured in a process of its own."""
     print("\n## One gradient, n = 40,960, 3072 inputs, three hidden layers of 1024 units, float32\n")
     print("| model | rows at a time | seconds | peak memory | goal | log density |")
     print("|---|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""What a problem costs by its size: seconds of a gradient, of a prediction and of warmup, and how they grow.
+"""The cost of a problem by its size: seconds of a gradient, of a prediction and of warmup, and how they grow.
 
 taskset -c 0 python -m benchmarks sizes      (one core, three quarters of an hour)
 """
@@ -28,7 +28,7 @@ COLUMNS = ("plain", "collapsed", "repriorised", "prediction, a draw", "warmup")
 
 
 def data(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Normal inputs (n, 8), and a smooth function of them with noise (n,)."""
+    """Draw normal inputs (n, 8), and a smooth function of them with noise (n,)."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((num_rows, NUM_INPUTS))
     y = np.sin(x[:, 0]) * x[:, 1] + NOISE_SCALE * rng.standard_normal(num_rows)
@@ -36,19 +36,19 @@ def data(num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def wrapped(width: int) -> dict[str, Callable]:
-    """One GELU layer with a single output: the network as it stands, and wrapped."""
+    """Make one GELU layer with a single output: the network as it stands, and wrapped."""
     return forms(bnn(FCN(1, width), None, NOISE_SCALE))
 
 
 def prediction(model: Callable, width: int, x: np.ndarray, y: np.ndarray) -> Callable:
-    """A call that predicts the test rows by a few draws."""
+    """Make a call that predicts the test rows by a few draws."""
     hidden = jax.random.normal(jax.random.key(0), (NUM_DRAWS, NUM_INPUTS, width))
     predictive = ReadoutPredictive(model, {"hidden.hidden_0.kernel": hidden}, (x, y))
     return partial(predictive, jax.random.key(1), data(NUM_TEST)[0])
 
 
 def warmup(model: Callable, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Seconds of the processor of SplitHMC's warmup, compilation left out, and its gradients a step."""
+    """Measure the processor's seconds of SplitHMC's warmup, compilation left out, and its gradients a step."""
     kernel = SplitHMC(model)
     state = kernel.init(jax.random.key(0), NUM_WARMUP, None, (x, y), {})
     step = jax.jit(lambda state: kernel.sample(state, (x, y), {}))
@@ -61,7 +61,7 @@ def warmup(model: Callable, x: np.ndarray, y: np.ndarray) -> tuple[float, float]
 
 
 def measured(num_rows: int, width: int) -> dict[str, float]:
-    """Seconds of each column, and the gradients a step of the warmup."""
+    """Measure the seconds of each column, and the gradients a step of the warmup."""
     x, y = data(num_rows)
     models = wrapped(width)
     calls = {name: potential_gradient(model, x, y) for name, model in models.items()}
@@ -72,7 +72,7 @@ def measured(num_rows: int, width: int) -> dict[str, float]:
 
 
 def products(num_rows: int, width: int, column: str) -> int:
-    """The term that leads: n d for the network itself, n d² or n² d where a Gram matrix is made, the smaller one.
+    """Count the leading term: n d for the network itself, n d² or n² d where a Gram matrix is made, the smaller one.
 
     Of warmup, that of as many gradients at every size.
     """
@@ -80,12 +80,12 @@ def products(num_rows: int, width: int, column: str) -> int:
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:
-    """Slope of the logarithms by least squares."""
+    """Fit the slope of the logarithms by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 def tables() -> None:
-    """A table for each sweep, with the exponents over its upper half, measured and by theory."""
+    """Make a table for each sweep, with the exponents over its upper half, measured and by theory."""
     for name, cells in SWEEPS.items():
         print(f"\n## Seconds by {name}: one hidden layer, one output, {NUM_INPUTS} inputs, float32\n")
         print("| n | width | " + " | ".join(COLUMNS) + " | its gradients a step | collapsed / (n d min(n, d)) |")

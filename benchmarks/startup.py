@@ -40,7 +40,7 @@ LENGTHS = {"the first draw after 20 steps": (20, 1), "the README's 200 after 200
 
 
 def measured(kernel: str, lengths: tuple[int, int]) -> list[float]:
-    """Seconds, seconds of the processor and programs compiled, in a fresh process that keeps no compiled programs."""
+    """Measure seconds, processor seconds and programs compiled, in a fresh process that keeps no compiled programs."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     command = [sys.executable, "-W", "ignore", "-c", CODE, kernel, *map(str, lengths)]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -48,7 +48,7 @@ def measured(kernel: str, lengths: tuple[int, int]) -> list[float]:
 
 
 def tables() -> None:
-    """One table: the two kernels take turns, and the ratios are medians over the rounds."""
+    """Make one table: the two kernels take turns, and the ratios are medians over the rounds."""
     print("\n## From mcmc.run to the first draw: SplitHMC over NUTS, n = 20, width 200, collapsed, two chains\n")
     print("| run until | NUTS | SplitHMC | ratio | of processor seconds | programs | goal |")
     print("|---|---|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""Effective sample size per gradient of classifiers repriorised by the quick stand-in, and by the fitted one."""
+"""Effective sample size per gradient of classifiers repriorised by the quick surrogate, and by the fitted one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,10 +13,11 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 from sklearn.datasets import load_digits
 
-from numpyro_wide import class_contrasts, fitted_surrogate, mean_kernel, repriorise, surrogate_targets
+from numpyro_wide import fitted_surrogate, mean_kernel, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import effective_sample_size, random_projections
 from numpyro_wide.mcmc import SplitHMC, reduced
 from numpyro_wide.readout import site_function
+from numpyro_wide.surrogates import class_contrasts
 
 NUM_ROWS, NUM_HELD_OUT, WIDTH = 256, 100, 512
 NUM_WARMUP, NUM_SAMPLES = 200, 400
@@ -24,7 +25,7 @@ LOGIT_SCALE = 3.0  # as in studies/softmax_digits.py
 
 
 def network(x: np.ndarray, labels: np.ndarray | None = None, *, num_classes: int) -> None:
-    """One GELU layer in NTK parametrisation; one logit, or the contrasts of several."""
+    """Sample a GELU layer in NTK parametrisation; one logit, or the contrasts of several."""
     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([x.shape[1], WIDTH]).to_event(2))
     units = jax.nn.gelu((2 / x.shape[1]) ** 0.5 * x @ hidden, approximate=False)
     features = numpyro.deterministic("features", LOGIT_SCALE * (2 / WIDTH) ** 0.5 * units)
@@ -39,7 +40,7 @@ def network(x: np.ndarray, labels: np.ndarray | None = None, *, num_classes: int
 
 
 def digits(num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels and labels of some digits, drawn at random, and pixels of others; two classes are odd and even."""
+    """Return pixels and labels of some digits, drawn at random, and pixels of others; two classes are odd and even."""
     pixels, labels = load_digits(return_X_y=True)
     inputs = ((pixels - pixels.mean()) / pixels.std()).astype("f")
     order = np.random.default_rng(seed).permutation(len(inputs))
@@ -48,7 +49,7 @@ def digits(num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def per_gradient(model: Callable, surrogate: Any, data: tuple) -> dict[str, float]:
-    """Bulk ESS, ArviZ's and the paper's, of 100 projections of hidden weights and of values at held-out digits."""
+    """Measure bulk ESS, ArviZ's and the paper's, of 100 projections of hidden weights and of held-out values."""
     x, labels, x_new = data
     wrapped = repriorise(model, readout="readout", features="features", targets="labels", surrogate=surrogate)
     values = site_function(model, "values", x_new)
@@ -71,12 +72,12 @@ def per_gradient(model: Callable, surrogate: Any, data: tuple) -> dict[str, floa
 
 
 def tables(seeds: tuple[int, ...] = (0,)) -> None:
-    """Two classes and ten."""
+    """Make the tables of two classes and of ten."""
     print(f"\n## ESS per 1000 gradients, digits, n = {NUM_ROWS}, one hidden layer of {WIDTH}, SplitHMC\n")
     print("Means over 100 projections, of the hidden weights and of the function at held-out digits.\n")
     columns = ("gradients a draw", "acceptance", "hidden weights", "function", "function, worst", "function, paper's")
     gains = "function, over quick | paper's, over quick"
-    print(f"| classes | subset | stand-in | {' | '.join(columns)} | {gains} |")
+    print(f"| classes | subset | surrogate | {' | '.join(columns)} | {gains} |")
     print("|---" * (len(columns) + 5) + "|")
     for num_classes in (2, 10):
         model = partial(network, num_classes=num_classes)

@@ -9,7 +9,7 @@ import jax
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], num_rounds: int = 15, min_seconds: float = 0.02) -> dict:
-    """Seconds a call of each function: the median over rounds in which all take their turn.
+    """Measure seconds a call of each function: the median over rounds in which all take their turn.
 
     Drifts of a shared machine's speed then fall on all alike. The first call of a turn is not counted: it meets the
     memory as another function left it, where in a chain the same function is called again and again.
@@ -33,7 +33,7 @@ def interleaved(functions: dict[str, Callable[[], Any]], num_rounds: int = 15, m
 
 
 def core_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
-    """What a function returns, and the processors' seconds of its second call, which compiles nothing."""
+    """Return what a function returns, and the processors' seconds of its second call, which compiles nothing."""
     jax.block_until_ready(function(*args))
     start = time.process_time()
     result = jax.block_until_ready(function(*args))
@@ -41,7 +41,7 @@ def core_seconds(function: Callable, *args: Any) -> tuple[Any, float]:
 
 
 def quickest(call: Callable, seconds: float = 0.5) -> float:
-    """Seconds of the processor of the quickest call, of three or of as many as this time takes; the first compiles."""
+    """Measure processor seconds of the quickest of three calls, or as many as this time takes; the first compiles."""
     jax.block_until_ready(call())
     spent: list[float] = []
     while len(spent) < 3 or sum(spent) < seconds:
@@ -52,10 +52,10 @@ def quickest(call: Callable, seconds: float = 0.5) -> float:
 
 
 def median_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
-    """Median over rounds of one function's time over the other's in the same round."""
+    """Return the median over rounds of one function's time over the other's in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))
 
 
 def milliseconds(seconds: list[float]) -> str:
-    """Median, for a table."""
+    """Write the median, for a table."""
     return f"{1e3 * statistics.median(seconds):.2f} ms"

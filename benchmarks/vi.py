@@ -20,7 +20,7 @@ NOISE_SCALE = 0.1
 
 
 def relu_network(x: np.ndarray, y: np.ndarray | None = None, *, width: int) -> None:
-    """One ReLU layer, its output divided by the width, prior variance 1/5."""
+    """Sample a ReLU layer, its output divided by the width, prior variance 1/5."""
     prior = dist.Normal(0, 0.2**0.5)
     hidden = numpyro.sample("hidden", prior.expand([x.shape[1], width]).to_event(2))
     readout = numpyro.sample("readout", prior.expand([width, 10]).to_event(2))
@@ -30,7 +30,7 @@ def relu_network(x: np.ndarray, y: np.ndarray | None = None, *, width: int) -> N
 
 
 def erf_network(x: np.ndarray, y: np.ndarray | None = None, *, width: int) -> None:
-    """One erf layer in NTK parametrisation, prior variance 2."""
+    """Sample an erf layer in NTK parametrisation, prior variance 2."""
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([1, width]).to_event(2))
     bias = numpyro.sample("bias", dist.Normal(0, 1).expand([width]).to_event(1))
     hidden = jax.lax.erf(2**0.5 * (x @ weights + bias))
@@ -40,13 +40,13 @@ def erf_network(x: np.ndarray, y: np.ndarray | None = None, *, width: int) -> No
 
 
 def step(loss: TraceMeanField_ELBO, model: Callable, x: np.ndarray, y: np.ndarray) -> Callable:
-    """A compiled step of SVI, without arguments."""
+    """Compile a step of SVI, without arguments."""
     svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), loss)
     return partial(jax.jit(svi.update), svi.init(jax.random.key(0), x, y), x, y)
 
 
 def tempered_over_plain() -> None:
-    """One step with either loss."""
+    """Measure one step with either loss."""
     print(
         "\n## One step of SVI, one ReLU layer, digits, n = 256: TemperedTraceMeanFieldELBO over TraceMeanField_ELBO\n"
     )
@@ -65,7 +65,7 @@ def tempered_over_plain() -> None:
 
 
 def collapsed_fit() -> None:
-    """Seconds of a whole fit, compilation included."""
+    """Measure the seconds of a whole fit, compilation included."""
     print(
         "\n## Mean-field fit of the collapsed model, 20 points of a noisy sine, width 2000, 3000 steps of 8 particles\n"
     )
@@ -82,6 +82,6 @@ def collapsed_fit() -> None:
 
 
 def tables() -> None:
-    """Every table of this file."""
+    """Make every table of this file."""
     tempered_over_plain()
     collapsed_fit()

@@ -17,7 +17,7 @@ PRIOR = natural.parameters(dist.Normal(0.0, 1.0))  # what the network's output i
 
 
 def model():
-    """Four noisy measurements of mu; how noisy they are is not known either, and is a nuisance."""
+    """Sample four noisy measurements of mu; how noisy they are is not known either, and is a nuisance."""
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.2))
     with numpyro.plate("rows", 4):
@@ -25,7 +25,7 @@ def model():
 
 
 def guide(observed):
-    """A Gaussian for mu alone, in natural parameters that a wide network computes from the measurements."""
+    """Sample mu alone, a Gaussian in natural parameters that a wide network computes from the measurements."""
     network = flax_module("network", ScaledReLU(width=256, num_outputs=2), input_shape=(5,))
     first, second = network(jnp.append(observed["y"], 1.0))
     eta = jnp.stack([first, -jax.nn.softplus(second - 1.0)])  # the second is to be negative

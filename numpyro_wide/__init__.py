@@ -15,26 +15,26 @@ from numpyro_wide import mcmc as mcmc
 from numpyro_wide import natural as natural
 from numpyro_wide import plots as plots
 from numpyro_wide import readout as readout
+from numpyro_wide import runs as runs
+from numpyro_wide import surrogates as surrogates
 from numpyro_wide import wide_limit as wide_limit
-from numpyro_wide._machine import set_blas_threads as set_blas_threads
-from numpyro_wide._machine import shard_rows as shard_rows
-from numpyro_wide._machine import warn_of_standstill
 from numpyro_wide.amortized import AmortizedForwardKL as AmortizedForwardKL
 from numpyro_wide.distributions import log_uniform_kl as log_uniform_kl
 from numpyro_wide.distributions import quasi_kl as quasi_kl
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
 from numpyro_wide.elbo import TraceQKL as TraceQKL
 from numpyro_wide.evidence import model_evidence as model_evidence
+from numpyro_wide.machine import set_blas_threads as set_blas_threads
+from numpyro_wide.machine import shard_rows as shard_rows
 from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
-from numpyro_wide.readout import class_contrasts as class_contrasts
 from numpyro_wide.readout import collapse_readout as collapse_readout
-from numpyro_wide.readout import fitted_surrogate as fitted_surrogate
 from numpyro_wide.readout import guide_draws as guide_draws
-from numpyro_wide.readout import mean_kernel as mean_kernel
 from numpyro_wide.readout import repriorise as repriorise
-from numpyro_wide.readout import surrogate_targets as surrogate_targets
 from numpyro_wide.readout import wide_limit_draws as wide_limit_draws
+from numpyro_wide.surrogates import fitted_surrogate as fitted_surrogate
+from numpyro_wide.surrogates import mean_kernel as mean_kernel
+from numpyro_wide.surrogates import surrogate_targets as surrogate_targets
 
 if TYPE_CHECKING:
     from numpyro_wide import datasets as datasets
@@ -54,7 +54,6 @@ __all__ = [
     "amortized",
     "autoguide",
     "calibration",
-    "class_contrasts",
     "collapse_readout",
     "datasets",
     "diagnostics",
@@ -77,11 +76,10 @@ __all__ = [
     "set_blas_threads",
     "shard_rows",
     "surrogate_targets",
+    "surrogates",
     "wide_limit",
     "wide_limit_draws",
 ]
-
-warn_of_standstill()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,15 @@
-"""Arrays with many rows, and functions of many draws, computed a block at a time."""
+"""Blocks of rows and of draws, computed or read one at a time where all at once are too large for the memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
 # (start, size) -> pytree of arrays whose leading axis holds the rows start, ..., start + size - 1.
-Rows = Callable[[jax.Array | int, int], Any]
+Rows = Callable[[Array | int, int], Any]
 
 
 def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
@@ -18,9 +20,9 @@ def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
     recompute a block instead of storing its temporaries.
 
     Args:
-        rows: computes a block from its first row (traced) and its number of rows (static).
+        rows: function that computes a block from its first row (traced) and its number of rows (static).
         num_rows: number of rows in all.
-        block_size: rows per block; None for all at once.
+        block_size: number of rows in a block; None for all at once.
 
     Returns:
         What ``rows(0, num_rows)`` returns.
@@ -34,27 +36,27 @@ def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
         lambda leaf: jnp.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), jax.eval_shape(block, starts[0])
     )
 
-    def write(filled: Any, start: jax.Array) -> tuple[Any, None]:
+    def write(filled: Any, start: Array) -> tuple[Any, None]:
         put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)  # noqa: E731
         return jax.tree.map(put, filled, block(start)), None
 
     return jax.lax.scan(write, empty, starts)[0]
 
 
-def take_rows(array: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+def take_rows(array: Array, start: Array | int, size: int) -> Array:
     """Return ``size`` rows of ``array`` from ``start``, which may be traced."""
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis=0)
 
 
 def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -> Any:
-    """``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
+    """Compute ``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
 
     There a slice of the draws is computed within whatever reads it, index by index, and what is computed of it, such as
     an activation, is not vectorised; so a batch is handed to the step of the loop as what the step before has sliced.
 
     Args:
-        function: of one draw.
-        draws: a pytree of arrays with a leading axis for the draws.
+        function: function of one draw.
+        draws: pytree of arrays with a leading axis for the draws.
         batch_size: number of draws that ``function`` is vectorised over.
 
     Returns:
@@ -65,10 +67,10 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -
     num_batches = num_draws // batch_size
     whole = num_batches * batch_size
 
-    def batch(index: jax.Array | int) -> Any:
+    def batch(index: Array | int) -> Any:
         return jax.tree.map(lambda leaf: take_rows(leaf, index * batch_size, batch_size), draws)
 
-    def step(current: Any, index: jax.Array) -> tuple[Any, Any]:
+    def step(current: Any, index: Array) -> tuple[Any, Any]:
         return batch(jnp.minimum(index + 1, num_batches - 1)), jax.vmap(function)(current)
 
     _, results = jax.lax.scan(step, batch(0), jnp.arange(num_batches))
@@ -77,3 +79,31 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -
         return results
     last = jax.vmap(function)(jax.tree.map(lambda leaf: leaf[whole:], draws))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), results, last)
+
+
+_BLOCK_BYTES = 2**26
+
+
+def is_mapped(draws: Mapping[str, Any]) -> bool:
+    """Tell whether some draws are to be read in blocks."""
+    return any(isinstance(values, np.memmap) for values in draws.values())
+
+
+def blocks_of(
+    draws: Mapping[str, Any], axis: int, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read the draws block by block.
+
+    Args:
+        draws: arrays by site.
+        axis: axis of the draws, the same in all arrays.
+        block_bytes: size of a block in bytes.
+
+    Yields:
+        The index at which a block begins, and its draws as JAX arrays.
+    """
+    num_draws = np.shape(next(iter(draws.values())))[axis]
+    size = max(1, num_draws * block_bytes // max(1, sum(values.nbytes for values in draws.values())))
+    for start in range(0, num_draws, size):
+        block = (slice(None),) * axis + (slice(start, start + size),)
+        yield start, {name: jnp.asarray(values[block]) for name, values in draws.items()}

@@ -1,6 +1,6 @@
-"""What every part asks of what users pass: whole numbers, signs, NaN, floating point, names. One contract for each."""
+"""Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Number
 from operator import index
 from typing import Any
@@ -13,12 +13,12 @@ from jax.typing import ArrayLike
 
 
 def is_known(value: Any) -> bool:
-    """Whether this process can read a value now: it is not traced, and no other process holds a part of it."""
+    """Tell whether this process can read a value now: it is not traced, and no other process holds a part of it."""
     return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
 
 
 def is_known_true(condition: ArrayLike) -> bool:
-    """Whether any entry of a condition is true; False where its value is not known yet, as under jit."""
+    """Tell whether any entry of a condition is true; False where its value is not known yet, as under jit."""
     try:
         return bool(jnp.any(condition))
     except jax.errors.ConcretizationTypeError:
@@ -26,18 +26,18 @@ def is_known_true(condition: ArrayLike) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether JAX is tracing, so that numbers are not known."""
+    """Tell whether JAX is tracing, so that numbers are not known."""
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
 
 
 def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
-    """The value as Python's integer. NumPy's are whole numbers too; True and False are none.
+    """Return the value as Python's integer: NumPy's are whole numbers too, True and False are none.
 
     Args:
-        name: of the argument.
-        value: what came.
-        least: the smallest that will do.
-        order: of the arguments, to be shown where something else came in this one's place.
+        name: name of the argument.
+        value: number that was passed.
+        least: smallest number that will do.
+        order: order of the arguments, to be shown where something else came in this one's place.
 
     Raises:
         ValueError: for another number, or a word.
@@ -55,8 +55,46 @@ def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> i
     raise TypeError(f"{came}; the order is {order}." if order else f"{came}.")
 
 
+def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str = "") -> None:
+    """Refuse a value that is not among the named choices.
+
+    Args:
+        name: name of the argument.
+        value: argument that was passed.
+        choices: names that are allowed.
+        also: other values that are allowed, in words, such as "or a function".
+
+    Raises:
+        ValueError: if the value is not among the choices.
+    """
+    if not isinstance(value, str) or value not in choices:
+        allowed = f"{listing(choices)} {also}".rstrip()
+        raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
+
+
+def check_names_known(role: str, names: str | Iterable[str], known: Iterable[str], *, kind: str = "site") -> None:
+    """Refuse names that a model does not have.
+
+    Args:
+        role: argument that names them.
+        names: one name, or several.
+        known: names that the model has.
+        kind: kind of the named things: "site", "sample site", "argument".
+
+    Raises:
+        ValueError: if a name is not among those of the model.
+    """
+    known = list(known)
+    unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{role} names the {kind} {listing(unknown)}, which the model does not have; its {kind}s are "
+            f"{listing(known)}."
+        )
+
+
 def check_positive(name: str, value: Any) -> None:
-    """Positive everywhere, where the numbers are known already."""
+    """Refuse numbers that are not positive everywhere, where they are known already."""
     if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
     # NumPy, since under jit even a known number would be traced by JAX.
@@ -65,7 +103,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_not_negative(name: str, value: ArrayLike) -> None:
-    """Neither negative nor NaN, where the numbers are known already."""
+    """Refuse negative numbers and NaN, where the numbers are known already."""
     if is_known(value) and not np.all(np.asarray(value) >= 0):
         raise ValueError(
             f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support, "
@@ -74,14 +112,14 @@ def check_not_negative(name: str, value: ArrayLike) -> None:
 
 
 def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
-    """The numbers as floats, refused where negative or NaN, and NaN where negative but not known, as under jit."""
+    """Return the numbers as floats, refused where negative or NaN; NaN where negative but not known, as under jit."""
     check_not_negative(name, value)
     (array,) = as_floats(value, dtype=dtype)
     return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
 
 
 def check_input_scale(scale: Any, num_columns: int) -> None:
-    """A number, or one for each column of the inputs."""
+    """Refuse a scale that is neither a number nor one for each column of the inputs."""
     if np.shape(scale) not in ((), (num_columns,)):
         raise ValueError(
             f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column of the "
@@ -90,7 +128,7 @@ def check_input_scale(scale: Any, num_columns: int) -> None:
 
 
 def check_no_nan(name: str, value: Any) -> None:
-    """Refuses NaN, where the numbers are known already."""
+    """Refuse NaN, where the numbers are known already."""
     if isinstance(value, jax.core.Tracer):
         return
     # Of an array over several processes, each can look at its own part.
@@ -105,14 +143,14 @@ def check_no_nan(name: str, value: Any) -> None:
 
 
 def as_floats(*arrays: ArrayLike, dtype: Any = None) -> tuple[Array, ...]:
-    """The arrays, lists or tables in their common floating-point type, at least single precision.
+    """Convert arrays, lists or tables to their common floating-point type, at least single precision.
 
     Args:
         *arrays: numbers of any real type.
-        dtype: the type, where it is decided.
+        dtype: type to take instead.
 
     Raises:
-        TypeError: for what does not hold real numbers.
+        TypeError: if an array does not hold real numbers.
     """
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
     for x in given:
@@ -136,10 +174,15 @@ def _refuse_other_than_numbers(x: Array | np.ndarray) -> None:
 
 
 def check_key(name: str, value: Any, order: str) -> None:
-    """A PRNG key, of either kind that JAX has.
+    """Refuse anything but a PRNG key, of either kind that JAX has.
+
+    Args:
+        name: name of the argument.
+        value: argument that was passed.
+        order: order of the arguments, for the message.
 
     Raises:
-        TypeError: for anything else, such as a whole number; ``order`` shows the order of the arguments.
+        TypeError: if it is something else, such as a whole number.
     """
     is_key = isinstance(value, Array) and (jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or value.dtype == np.uint32)
     if not is_key and not (isinstance(value, np.ndarray) and value.dtype == np.uint32):
@@ -150,5 +193,5 @@ def check_key(name: str, value: Any, order: str) -> None:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names for an error message."""
+    """List names for an error message."""
     return ", ".join(repr(name) for name in names) or "none"

@@ -1,38 +1,121 @@
-"""Compiled once: programs that are kept for as long as the model that they run."""
+"""Compiled programs, told apart by what they compute: whoever calls again gets the program of the model as it is now.
 
-from collections.abc import Callable, Hashable
+A model is a Python function: what a global, a closure or an attribute holds is a constant of the program that JAX
+traces from it. So every call traces anew, which takes milliseconds, and a digest of the trace decides whether a
+compiled program serves. Runs that are resumed in another process are told apart by the same digest.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import sha256
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import jax
 import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
-# By model, by what is run and its static arguments. A program refers to its model weakly, so that it does not keep it.
-_PROGRAMS: WeakKeyDictionary[Any, dict[Hashable, Callable]] = WeakKeyDictionary()
+from numpyro_wide._checks import is_known
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+# Packages whose functions and objects are told by their names and their own words.
+_TOLD_BY_NAME = ("builtins", "jax", "jaxlib", "numpy", "ml_dtypes")
+# Primitives that carry functions for their derivatives.
+_OWN_DERIVATIVE = ("custom_jvp", "custom_vjp", "custom_vmap", "custom_lin")
+_SETTINGS = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), np.dtype, Enum)
+
+# By digest, the most recently used last. A program holds no model: constants are among its arguments.
+_PROGRAMS: OrderedDict[str, Callable] = OrderedDict()
+_MOST_PROGRAMS = 256
 
 
-def run_compiled(body: Callable, model: Callable, static: Hashable, *arrays: Any) -> Any:
-    """``body(model, static, *arrays)``, compiled; a second call with arrays of the same shapes compiles nothing.
+def run_compiled(body: Callable, model: Callable, static: Any, *arrays: Any) -> Any:
+    """Run ``body(model, static, *arrays)``, compiled; a program of the same text is not compiled again.
 
     Args:
-        body: a function of a module, not made anew at every call.
-        model: a model, a guide, or whatever the program belongs to; its attributes must not change.
+        body: a function.
+        model: a model, a guide, or whatever the body runs; looked at anew at every call.
         static: what the program depends on besides.
         *arrays: trees of arrays.
     """
-    try:
-        hash(static)
-        programs = _PROGRAMS.setdefault(model, {})
-    except TypeError:  # something has no hash, or no weak reference can be made to the model
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
         return jax.jit(lambda *arrays: body(model, static, *arrays))(*arrays)
-    if (body, static) not in programs:
-        known = ref(model)
-        programs[body, static] = jax.jit(lambda *arrays: body(known(), static, *arrays))
-    return programs[body, static](*arrays)
+    program = TracedProgram(lambda *arrays: body(model, static, *arrays), *arrays)
+    return program(*arrays)
+
+
+class TracedProgram:
+    """Function of arrays, traced for those of some shapes and compiled when first called.
+
+    Args:
+        function: of trees of arrays.
+        *arrays: of the shapes and types that it will be called with.
+
+    Attributes:
+        digest: of the program, its constants' values left out: they are passed to it.
+        constants: arrays that the function holds, such as data in a closure.
+    """
+
+    def __init__(self, function: Callable, *arrays: Any):
+        program, shapes = jax.make_jaxpr(function, return_shape=True)(*arrays)
+        jaxpr, used = _pruned(program.jaxpr)
+        held = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        self.constants = [held[variable] for variable in used]
+        self._outputs = jax.tree.structure(shapes)
+        text = _Text()
+        self.digest = _hash(text(jaxpr))
+        # What the text gives by name alone, such as a callback, may do something else. A tracer belongs to a trace that
+        # goes on.
+        is_shared = not text.is_partial and all(map(is_known, self.constants))
+        self._program = _compiled(self.digest if is_shared else None, jaxpr)
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Run the program."""
+        results = self._program(self.constants, jax.tree.leaves(arrays))
+        return jax.tree.unflatten(self._outputs, results)
+
+
+def _compiled(key: str | None, jaxpr: Jaxpr) -> Callable:
+    if key is not None and key in _PROGRAMS:
+        _PROGRAMS.move_to_end(key)
+        return _PROGRAMS[key]
+    program = jax.jit(lambda constants, leaves: jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*constants, *leaves))
+    if key is not None:
+        _PROGRAMS[key] = program
+        while len(_PROGRAMS) > _MOST_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    return program
+
+
+def _pruned(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Var]]:
+    """Drop equations and constants that no result depends on, and make arguments of the constants that are left.
+
+    What is looked at on the way and thrown away, such as a check that is made in the first call alone, would make
+    another program of the second call. Constants are arguments since JAX 0.12 ties those of a program to their values.
+
+    Args:
+        jaxpr: a program.
+
+    Returns:
+        The program, whose first arguments are the constants that it uses; and the variables of these.
+    """
+    used = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or used.intersection(equation.outvars):
+            kept.append(equation)
+            used.update(variable for variable in equation.invars if isinstance(variable, Var))
+    constants = [variable for variable in jaxpr.constvars if variable in used]
+    return jaxpr.replace(eqns=kept[::-1], constvars=[], invars=[*constants, *jaxpr.invars]), constants
 
 
 class Static:
-    """A tree without its arrays; equal if a program compiled for one serves for the other."""
+    """Tree without its arrays; equal if a program compiled for one serves for the other."""
 
     def __init__(self, leaves: tuple, structure: Any):
         self.leaves, self.structure = leaves, structure
@@ -48,8 +131,8 @@ class Static:
         )
 
 
-def partition(tree: Any, array_types: Any = (jax.Array, np.ndarray)) -> tuple[list[Any], Static]:
-    """The arrays of a tree, and what stays as it is: numbers that serve as sizes, names, switches."""
+def partition(tree: Any, array_types: Any = (Array, np.ndarray)) -> tuple[list[Any], Static]:
+    """Split a tree into its arrays and what stays as it is: numbers that serve as sizes, names, switches."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if isinstance(leaf, array_types)]
     return arrays, Static(tuple(_HOLE if isinstance(leaf, array_types) else leaf for leaf in leaves), structure)
@@ -76,3 +159,128 @@ def _same(left: Any, right: Any) -> bool:
         return bool(left == right)
     except (TypeError, ValueError):  # a table compares entry by entry
         return False
+
+
+def digest(*values: Any) -> str:
+    """Digest numbers, arrays, names, containers of them, and of programs as ``jax.make_jaxpr`` gives them.
+
+    Of functions and of objects that do not say what they hold, only the name counts.
+    """
+    return _hash(_Text()(values))
+
+
+def program_digest(function: Callable, *args: Any) -> str:
+    """Digest what a function computes from arrays of the shapes and types of ``args``, constants included."""
+    return digest(jax.make_jaxpr(function)(*jax.tree.map(_abstract, args)))
+
+
+def complete_digest(function: Callable, *args: Any) -> str | None:
+    """Return the digest of a program with its constants, if it tells all that the program computes.
+
+    Args:
+        function: a function of trees of arrays.
+        *args: arrays of the shapes and types that it is called with.
+
+    Returns:
+        The digest; None of a program that is written by names alone in places, such as one with a callback, or with
+        constants whose numbers are not known, such as those of a trace that goes on.
+    """
+    program, text = jax.make_jaxpr(function)(*jax.tree.map(_abstract, args)), _Text()
+    written = text(program)
+    return _hash(written) if all(map(is_known, program.consts)) and not text.is_partial else None
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(leaf), jax.numpy.result_type(leaf))
+
+
+def _hash(text: str | bytes) -> str:
+    return sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+class _Text:
+    """Writer of values as text. A program inside of a program is written once, and its digest from then on.
+
+    Attributes:
+        is_partial: whether something was written by its name alone, such as a callback: what it does is not known then.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Jaxpr, str]] = {}
+        self.is_partial = False
+
+    def __call__(self, value: Any) -> str:
+        if isinstance(value, ClosedJaxpr):
+            held = dict(zip(value.jaxpr.constvars, value.consts, strict=True))
+            _, used = _pruned(value.jaxpr)
+            return f"program {self.program(value.jaxpr)} {self(tuple(held[variable] for variable in used))}"
+        if isinstance(value, Jaxpr):
+            return f"program {self.program(value)}"
+        if isinstance(value, Array | np.ndarray | np.generic):
+            return _array(value)
+        if isinstance(value, float):
+            return f"float {np.float64(value).tobytes().hex()}"  # of NaN, too, all bits
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(sorted(f'{self(key)}: {self(item)}' for key, item in value.items()))}}}"
+        if isinstance(value, set | frozenset):
+            return f"{{{', '.join(sorted(map(self, value)))}}}"
+        if isinstance(value, tuple | list):
+            return f"{type(value).__name__}({', '.join(map(self, value))})"
+        if is_dataclass(value) and not isinstance(value, type):
+            parts = ((field.name, getattr(value, field.name, None)) for field in fields(value))
+            return f"{type(value).__qualname__}({', '.join(f'{name}={self(part)}' for name, part in parts)})"
+        return self.name(value)
+
+    def name(self, value: Any) -> str:
+        """Write a function, a class or another object by its name or its own words, and note where these do not do."""
+        is_named = isinstance(value, type | FunctionType | BuiltinFunctionType) or hasattr(value, "call_wrapped")
+        module = getattr(value if is_named else type(value), "__module__", None) or ""
+        self.is_partial |= module.split(".")[0] not in _TOLD_BY_NAME
+        if is_named:
+            self.is_partial |= isinstance(value, FunctionType) and bool(value.__closure__ or value.__defaults__)
+            return f"function {getattr(value, '__qualname__', type(value).__qualname__)}"
+        text = repr(value)
+        self.is_partial |= bool(_ADDRESS.search(text))
+        return _ADDRESS.sub("", text)
+
+    def program(self, jaxpr: Jaxpr) -> str:
+        if id(jaxpr) not in self.known:
+            self.known[id(jaxpr)] = jaxpr, _hash("\n".join(self.lines(jaxpr)))
+        return self.known[id(jaxpr)][1]
+
+    def lines(self, jaxpr: Jaxpr) -> list[str]:
+        """Write one line for each equation that a result depends on, with variables numbered as they come."""
+        jaxpr, constants = _pruned(jaxpr)
+        numbers: dict[Var, int] = {}
+
+        def atom(variable: Any) -> str:
+            if isinstance(variable, Literal):
+                return f"{self(variable.val)}:{variable.aval}"
+            return f"%{numbers.setdefault(variable, len(numbers))}:{variable.aval}"
+
+        def atoms(variables: Any) -> str:
+            return " ".join(map(atom, variables))
+
+        lines = [f"{len(constants)} constants, {atoms(jaxpr.invars)}"]
+        for equation in jaxpr.eqns:
+            lines.append(f"{self.operation(equation)} {atoms(equation.invars)} -> {atoms(equation.outvars)}")
+        return [*lines, atoms(jaxpr.outvars)]
+
+    def operation(self, equation: Any) -> str:
+        """Write an equation's primitive, its parameters, and the settings of JAX that it was traced under."""
+        name, params = equation.primitive.name, equation.params
+        self.is_partial |= "callback" in name
+        if name.startswith(_OWN_DERIVATIVE):  # of which the rules were made use of before, where they were wanted
+            params = {key: value for key, value in params.items() if isinstance(value, Jaxpr | ClosedJaxpr)}
+        settings = " ".join(str(getattr(equation.ctx, key, None)) for key in _SETTINGS)
+        return f"{name} {self(params)} {settings}"
+
+
+def _array(value: Any) -> str:
+    """Write type, shape and a digest of the bytes; without the bytes if other processes hold some of them."""
+    if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"keys {value.dtype} {_array(jax.random.key_data(value))}"
+    held = _hash(np.asarray(value).tobytes()) if is_known(value) else ""
+    return f"array {value.dtype} {value.shape} {held}"

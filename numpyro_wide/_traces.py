@@ -1,16 +1,23 @@
-"""One run of a model, and what its sites say."""
+"""Single runs of a model, and the sites that they show."""
 
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution
+from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
+from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
 Sites = dict[str, dict]
+# NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
+STACK_LOCK = threading.RLock()
 _GIVEN_TYPES = ("sample", "param", "mutable")
 
 
@@ -28,17 +35,17 @@ def run_model(
     Args:
         model: the model.
         args: its arguments.
-        kwargs: likewise.
-        values: of sample, param and mutable sites, by name. Deterministic sites among them are computed anew: draws
-            hold them as they were where the model was fitted.
-        rng_key: for what is not given; a fixed one where nothing random is to be read off.
+        kwargs: its keyword arguments.
+        values: values of sample, param and mutable sites, by name. Deterministic sites among them are computed anew:
+            draws hold them as they were where the model was fitted.
+        rng_key: a PRNG key for what is not given; a fixed one where nothing random is to be read off.
         inside: handlers next to the model, the outermost first: what they do to a site comes before values and draws.
 
     Returns:
         The sites that no inner handler kept back, by name.
     """
     key = jax.random.key(0) if rng_key is None else rng_key
-    with ExitStack() as handlers:
+    with STACK_LOCK, ExitStack() as handlers:
         handlers.enter_context(block())
         sites = handlers.enter_context(trace())
         handlers.enter_context(seed(rng_seed=key))
@@ -50,22 +57,95 @@ def run_model(
     return sites
 
 
+def abstract_sites(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
+) -> Sites:
+    """Return the sites of a run without numbers, of a model some of whose priors may not be sampled.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        values: values of sites and parameters.
+    """
+    found: Sites = {}
+
+    def run() -> None:
+        # Of a prior that cannot be sampled, NumPyro finds a value to start from.
+        startable = substitute(seed(model, jax.random.key(0)), substitute_fn=init_to_sample)
+        found.update(run_model(startable, args, kwargs, values=values))
+
+    jax.eval_shape(run)
+    return found
+
+
+def array_leaves(sites: Sites) -> list[Any]:
+    """Return the arrays that a run computes: values of sites and parameters of distributions."""
+    trees = [(site["value"], site["fn"] if site["type"] == "sample" else None) for site in sites.values()]
+    return [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, Array | np.ndarray)]
+
+
 def _substitute_given(values: Mapping[str, Any]) -> substitute:
     return substitute(substitute_fn=lambda msg: values.get(msg["name"]) if msg["type"] in _GIVEN_TYPES else None)
 
 
 def sample_sites(sites: Sites) -> Sites:
-    """The sample sites, latent and observed."""
+    """Return the sample sites, latent and observed."""
     return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
 def latent_sites(sites: Sites) -> Sites:
-    """The sample sites that are not observed."""
+    """Return the sample sites that are not observed."""
     return {name: site for name, site in sample_sites(sites).items() if not site["is_observed"]}
 
 
+def observed_sites(sites: Sites) -> Sites:
+    """Return the observed sites; a factor observes nothing."""
+    return {
+        name: site
+        for name, site in sample_sites(sites).items()
+        if site["is_observed"] and not isinstance(site["fn"], Unit)
+    }
+
+
+def log_prob_by_observation(site: dict) -> Array:
+    """Return the log density of an observed site by entry of its batch; without a batch, by row of its event."""
+    if site["fn"].batch_shape or site["fn"].event_dim == 0:
+        return site["fn"].log_prob(site["value"])
+    fn, mask = independent_factors(site["fn"])
+    log_prob = scale_and_mask(fn.log_prob(site["value"]), mask=mask)
+    return jnp.sum(log_prob, axis=tuple(range(1, log_prob.ndim)))
+
+
+def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
+    """Return the distribution of the independent entries of an event, and the mask of the event; None for no mask."""
+    mask: Any = True
+    while not fn.batch_shape and isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
+        if isinstance(fn, MaskedDistribution):
+            mask = jnp.logical_and(mask, fn._mask)
+        fn = fn.base_dist
+    return fn, None if mask is True else mask
+
+
+def refuse_subsampled(plate: dict, reason: str) -> None:
+    """Refuse a plate site that takes a part of the rows only.
+
+    Args:
+        plate: the plate's site, or its message in a handler.
+        reason: why the whole data are needed, and what to do besides dropping ``subsample_size``.
+
+    Raises:
+        ValueError: if the plate is subsampled.
+    """
+    size, subsample_size = plate["args"]
+    if subsample_size not in (None, size):
+        raise ValueError(
+            f"the plate {plate['name']!r} takes {subsample_size} of {size} rows, but {reason}; drop subsample_size."
+        )
+
+
 def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
-    """What ``to_event`` and ``expand`` arrange copies of; with ``masks``, what ``mask`` hides a part of, too."""
+    """Return what ``to_event`` and ``expand`` arrange copies of; with ``masks``, what ``mask`` hides a part of, too."""
     wrappers = (Independent, ExpandedDistribution, MaskedDistribution) if masks else (Independent, ExpandedDistribution)
     while isinstance(fn, wrappers):
         fn = fn.base_dist

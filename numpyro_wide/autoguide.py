@@ -1,7 +1,8 @@
-"""Automatic guides that live on atoms and planes."""
+"""Automatic guides that live on atoms and planes, and a handler for priors without a mass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Number
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax import Array
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
@@ -18,6 +20,14 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import check_positive, listing, whole_number
 from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, ImproperLogUniform
+
+__all__ = ["AutoDegenerateNormal", "AutoDropout"]
+
+
+def _check_finite(name: str, value: Any) -> None:
+    check_positive(name, value)
+    if np.ndim(value) or not np.isrealobj(value) or not np.isfinite(value):
+        raise ValueError(f"{name} must be one finite number, but got {value}.")
 
 
 class AutoDropout(AutoDelta):
@@ -30,21 +40,21 @@ class AutoDropout(AutoDelta):
     ``<site>_auto_rate`` and ``<site>_auto_loc``.
 
     Args:
-        model: The model. Weight sites are declared with their rows inside the event: ``.to_event(2)``, or
+        model: NumPyro model. Weight sites are declared with their rows inside the event: ``.to_event(2)``, or
             ``.to_event(1)`` in a plate over the rows.
-        rate: Probability of dropping a row, in (0, 1): one number, or a mapping from the names of all
+        rate: probability of dropping a row, in (0, 1), one number, or a mapping from the names of all
             ``sites``.
-        sites: Names of the sites to drop rows of; by default every real site with at least two axes and an
+        sites: names of the sites to drop rows of; by default every real site with at least two axes and an
             event.
-        learn_rate: Whether to learn one rate a site, by a relaxed gradient; ``rate`` is then where it starts.
-        temperature: Temperature of that relaxation; lower is less biased and noisier.
-        prefix: Prefix of parameter names.
-        init_loc_fn: How weights start; by default a draw from the prior, since from zero no row has a
-            direction.
-        create_plates: As for any automatic guide.
+        learn_rate: whether to learn one rate a site, by a relaxed gradient; ``rate`` is then where it starts.
+        temperature: temperature of the relaxation; lower is less biased and noisier.
+        prefix: prefix of the parameters' names.
+        init_loc_fn: NumPyro's strategy for the weights at the start; by default a draw from the prior, since from
+            zero no row has a direction.
+        create_plates: function that makes the plates of subsampled models, as any automatic guide takes it.
 
     Raises:
-        ValueError: If a rate is outside (0, 1) or missing, or if a site does not exist or has no rows.
+        ValueError: if a rate is outside (0, 1) or missing, or if a site does not exist or has no rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -74,11 +84,12 @@ class AutoDropout(AutoDelta):
         create_plates: Callable | None = None,
     ):
         for value in rate.values() if isinstance(rate, Mapping) else [rate]:
-            if not (np.ndim(value) == 0 and 0 < value < 1):
+            is_number = np.ndim(value) == 0 and isinstance(value, Number | np.generic | Array) and np.isrealobj(value)
+            if not (is_number and 0 < value < 1):
                 raise ValueError(
-                    f"rate must be a probability of dropping a row, between 0 and 1 exclusive, got {value}."
+                    f"rate must be a probability of dropping a row, between 0 and 1 exclusive, got {value!r}."
                 )
-        check_positive("temperature", temperature)
+        _check_finite("temperature", temperature)
         if isinstance(sites, str):
             raise ValueError(f"sites must be a sequence of site names, got the string {sites!r}; pass [{sites!r}].")
         self.rate, self.sites, self.learn_rate, self.temperature = rate, sites, learn_rate, temperature
@@ -99,7 +110,7 @@ class AutoDropout(AutoDelta):
         if missing:
             raise ValueError(f"rate has no entry for {listing(sorted(missing))}; give one rate for each site.")
 
-    def _site_distribution(self, name: str, site: dict, init_loc: jax.Array) -> dist.Distribution:
+    def _site_distribution(self, name: str, site: dict, init_loc: Array) -> dist.Distribution:
         event_dim = self._event_dims[name]
         if name not in self._dropped:
             loc = numpyro.param(
@@ -113,8 +124,8 @@ class AutoDropout(AutoDelta):
         temperature = self.temperature if self.learn_rate else None
         return BernoulliDropout(rows, rate, temperature=temperature).to_event(event_dim - 1)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
-        """Draw every site, with the arguments of the model."""
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Draw every site, given the arguments of the model."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
@@ -128,8 +139,8 @@ class AutoDropout(AutoDelta):
         return result
 
     def sample_posterior(
-        self, rng_key: jax.Array, params: dict, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
-    ) -> dict[str, jax.Array]:
+        self, rng_key: Array, params: dict, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
         """Draw sites from the fitted guide, with leading axes ``sample_shape``."""
         draws = {}
         for name, key in zip(self._init_locs, jax.random.split(rng_key, len(self._init_locs)), strict=True):
@@ -138,7 +149,7 @@ class AutoDropout(AutoDelta):
             draws[name] = site_distribution.sample(key, sample_shape)
         return draws
 
-    def median(self, params: dict) -> dict[str, jax.Array]:
+    def median(self, params: dict) -> dict[str, Array]:
         """Refuse: the middle of two atoms is no network."""
         raise NotImplementedError(
             "A dropout guide has atoms and no useful median; use sample_posterior, or the parameter <site>_auto_rows."
@@ -154,7 +165,7 @@ def _has_rows(site: dict) -> bool:
 
 
 class AutoDegenerateNormal(AutoContinuous):
-    """A Normal guide on a plane of chosen rank through the space of all weights, for the loss ``TraceQKL``.
+    """Normal guide on a plane of chosen rank through the space of all weights, for the loss ``TraceQKL``.
 
     The joint of all sites, unconstrained and flattened, is ``DegenerateNormal(loc, basis, scale)`` with
     orthonormal columns. Against a Gaussian posterior its quasi-KL optimum is that posterior's principal
@@ -162,14 +173,14 @@ class AutoDegenerateNormal(AutoContinuous):
     ``auto_scale`` and ``auto_basis``, whose QR factor is the basis.
 
     Args:
-        model: The model.
-        rank: Dimension of the plane, between 1 and the number of weights; for a point estimate use ``AutoDelta``.
-        prefix: Prefix of parameter names.
-        init_loc_fn: How the mean starts.
-        init_scale: Standard deviation along each direction at the start.
+        model: NumPyro model.
+        rank: dimension of the plane, between 1 and the number of weights; for a point estimate use ``AutoDelta``.
+        prefix: prefix of the parameters' names.
+        init_loc_fn: NumPyro's strategy for the mean at the start.
+        init_scale: standard deviation along each direction at the start.
 
     Raises:
-        ValueError: If the rank or the scale is out of range.
+        ValueError: if the rank or the scale is out of range.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -194,7 +205,7 @@ class AutoDegenerateNormal(AutoContinuous):
         init_loc_fn: Callable = init_to_uniform,
         init_scale: float = 0.1,
     ):
-        check_positive("init_scale", init_scale)
+        _check_finite("init_scale", init_scale)
         self.rank, self._init_scale = whole_number("rank", rank), init_scale
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
@@ -218,7 +229,7 @@ class AutoDegenerateNormal(AutoContinuous):
         return DegenerateNormal(loc, jnp.linalg.qr(columns)[0], scale)
 
     def get_posterior(self, params: dict) -> DegenerateNormal:
-        """The distribution of the flattened weights, with orthonormal basis."""
+        """Return the distribution of the flattened weights, with orthonormal basis."""
         return handlers.substitute(self._get_posterior, params)()
 
     def get_transform(self, params: dict) -> Any:
@@ -227,12 +238,12 @@ class AutoDegenerateNormal(AutoContinuous):
             "A degenerate guide is no bijection of the weights; use get_posterior, or a guide of full rank."
         )
 
-    def median(self, params: dict) -> dict[str, jax.Array]:
-        """Sites at the mean of the flattened weights."""
+    def median(self, params: dict) -> dict[str, Array]:
+        """Return the sites at the mean of the flattened weights, by name."""
         return self._unpack_and_constrain(params[f"{self.prefix}_loc"], params)
 
-    def quantiles(self, params: dict, quantiles: Any) -> dict[str, jax.Array]:
-        """Marginal quantiles of the sites, with a leading axis over ``quantiles``."""
+    def quantiles(self, params: dict, quantiles: Any) -> dict[str, Array]:
+        """Compute marginal quantiles of the sites, by name, with a leading axis over ``quantiles``."""
         posterior = self.get_posterior(params)
         levels = jnp.asarray(quantiles)[..., None]
         flat = dist.Normal(posterior.mean, jnp.sqrt(posterior.variance)).icdf(levels)
@@ -246,7 +257,7 @@ class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
     this handler they are flat, so the guide can be built; the loss still sees the model itself.
 
     Args:
-        fn: The model.
+        fn: NumPyro model.
 
     Example:
         >>> import numpyro
@@ -259,7 +270,7 @@ class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
     """
 
     def process_message(self, msg: Any) -> None:
-        """Put a flat prior in the place of a log-uniform one."""
+        """Replace a log-uniform prior by a flat one."""
         if msg["type"] == "sample" and isinstance(unwrap(msg["fn"]), ImproperLogUniform):
             fn = msg["fn"]
             msg["fn"] = dist.ImproperUniform(constraints.real, fn.batch_shape, fn.event_shape)

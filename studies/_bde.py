@@ -1,4 +1,4 @@
-"""Run in an environment of its own, by studies/duel.py: ensembles of microcanonical chains of sklearn-contrib-bde.
+"""Ensembles of microcanonical chains of sklearn-contrib-bde, run in an environment of their own by studies/duel.py.
 
 python _bde.py rows.npz predictions.npz seed members steps
 """

@@ -1,13 +1,14 @@
-"""What the studies share: the command line, data, a network and its limit, tables and figures."""
+"""Command line, data, a network and its limit, tables and figures, shared by the studies."""
 
 import argparse
 import csv
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import jax
+import matplotlib
+import matplotlib.pyplot as plt
 import matplotlib.ticker
 import numpy as np
 import numpyro
@@ -19,12 +20,7 @@ import numpyro_wide
 from numpyro_wide import datasets
 from numpyro_wide.wide_limit import gp_log_evidence, gp_posterior
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces its next generation
-    import arviz as arviz
+matplotlib.use("Agg")  # figures go to files, where there is no screen, too
 
 
 def arguments(doc: str, **options: Any) -> argparse.Namespace:
@@ -47,7 +43,7 @@ def arguments(doc: str, **options: Any) -> argparse.Namespace:
 
 
 def digits(num_train: int, num_test: int) -> tuple[Any, Any]:
-    """Handwritten digits, split at random: pixels (n, 64), standardised by the training part, and labels (n,)."""
+    """Split handwritten digits at random: pixels (n, 64), standardised by the training part, and labels (n,)."""
     train, test = datasets.split(datasets.digits(), num_train, num_test, seed=0)
     pixels = [part.inputs.reshape(-1, 64) for part in (train, test)]
     scale = datasets.Standardiser.fit(pixels[0], by_column=False)
@@ -55,12 +51,12 @@ def digits(num_train: int, num_test: int) -> tuple[Any, Any]:
 
 
 def standardised(data: Any, num_train: int | None = None) -> Any:
-    """Inputs and targets standardised by the first ``num_train`` rows, by all without it."""
+    """Standardise inputs and targets by the first ``num_train`` rows, by all without it."""
     return type(data)(*(datasets.Standardiser.fit(part[:num_train])(part) for part in data))
 
 
 def standardised_by(train: Any, test: Any, dtype: Any) -> tuple[Any, Any, float]:
-    """Inputs and targets of both, standardised by the training rows, and the targets' scale."""
+    """Standardise inputs and targets of both by the training rows; with the targets' scale."""
     scales = [datasets.Standardiser.fit(column) for column in train]
     parts = [
         tuple(scale(column).astype(dtype) for scale, column in zip(scales, part, strict=True)) for part in (train, test)
@@ -74,7 +70,7 @@ def with_ones(x: np.ndarray) -> np.ndarray:
 
 
 def erf_network(x, y=None, *, width, w_std, b_std, readout_std, noise_scale):
-    """One erf layer in NTK parametrisation: every weight N(0, 1)."""
+    """Sample a network of one erf layer in NTK parametrisation, every weight N(0, 1), and observe its outputs."""
     weights = numpyro.sample("hidden_weights", dist.Normal(0, 1).expand([1, width]).to_event(2))
     bias = numpyro.sample("hidden_bias", dist.Normal(0, 1).expand([width]).to_event(1))
     hidden = jax.lax.erf(w_std * x @ weights + b_std * bias)
@@ -86,15 +82,15 @@ def erf_network(x, y=None, *, width, w_std, b_std, readout_std, noise_scale):
 
 
 def resumed(path: Path, cells: list[Any], row_type: Any, run: Callable, *, unit: str, name: Callable) -> dict[Any, Any]:
-    """Rows by cell, each written to a table as it is done: a study that was interrupted goes on where it stopped.
+    """Run cells, each written to a table as it is done: a study that was interrupted goes on where it stopped.
 
     Args:
-        path: of the table.
-        cells: named tuples of text and numbers, what there is to run.
-        row_type: a named tuple of floats.
-        run: the row of a cell.
-        unit: what a cell is called.
-        name: of a cell, for the progress bar.
+        path: path of the table.
+        cells: named tuples of text and numbers, each a thing to run.
+        row_type: type of a row, a named tuple of floats.
+        run: function from a cell to its row.
+        unit: word for a cell.
+        name: function from a cell to its name, for the progress bar.
 
     Returns:
         All rows of the table, those of other cells that were run earlier included.
@@ -128,19 +124,19 @@ class Posterior(NamedTuple):
     log_evidence: float = float("nan")
 
     def distance(self, other: "Posterior") -> tuple[float, float]:
-        """Root mean squares of the differences of means and of standard deviations."""
+        """Return root mean squares of the differences of means and of standard deviations."""
         return rms(self.mean - other.mean), rms(self.sd - other.sd)
 
 
 def nngp_posterior(kernel: Callable, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, noise: float) -> Posterior:
-    """The posterior of an infinitely wide network, in closed form."""
+    """Return the posterior of an infinitely wide network, in closed form."""
     train = kernel(x)[0]
     mean, covariance = gp_posterior(train, kernel(x_test, x)[0], kernel(x_test)[0], y, noise)
     return Posterior(np.asarray(mean), np.sqrt(np.diag(covariance)), float(gp_log_evidence(train, y, noise)))
 
 
 def rms(values: np.ndarray) -> float:
-    """Root mean square."""
+    """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(values))))
 
 
@@ -157,13 +153,13 @@ def number_ticks(axes: Any, numbers: Iterable[int]) -> None:
 
 
 def plot_lines(axes: Any, lines: Mapping[str, Mapping[int, float]]) -> None:
-    """Lines by label, each a dictionary of numbers, on logarithmic axes."""
+    """Plot lines by label, each a dictionary of numbers, on logarithmic axes."""
     for (label, values), marker in zip(lines.items(), "osD^vP*X", strict=False):
         axes.loglog(list(values), list(values.values()), marker=marker, markersize=4, label=label)
 
 
 def shades(count: int) -> np.ndarray:
-    """Colours from light to dark, for growing widths."""
+    """Return colours from light to dark, for growing widths."""
     return matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, count))
 
 

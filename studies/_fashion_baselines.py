@@ -1,4 +1,4 @@
-"""What networks are held against on Fashion-MNIST: logistic regression, infinitely wide networks, a deep ensemble."""
+"""Rivals of networks on Fashion-MNIST: logistic regression, infinitely wide networks, a deep ensemble."""
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 from _fashion_data import NUM_CLASSES, shares_of_largest
-from numpyro_wide import class_contrasts
 from numpyro_wide.datasets import centred_one_hot
+from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit import gp_posterior
 
 BATCH = 100
 
 
 def logistic_regression(images):
-    """Probabilities at test and at shifted images; the penalty is chosen by cross-validation."""
+    """Return probabilities at test and at shifted images; the penalty is chosen by cross-validation."""
     penalties = {"C": np.logspace(-4, 1, 6)}
     model = GridSearchCV(LogisticRegression(max_iter=1000), penalties, scoring="neg_log_loss", cv=3)
     model.fit(images.x, images.labels)
@@ -25,7 +25,7 @@ def logistic_regression(images):
 
 
 def scales_by_evidence(kernel, labels):
-    """Scale of a kernel (n, n) and of the noise that make one-hot codes most probable, by a grid of their ratios."""
+    """Find the scales of a kernel (n, n) and of the noise that make codes most probable, by a grid of their ratios."""
     values, vectors = np.linalg.eigh(np.asarray(kernel, float))
     squares = (vectors.T @ centred_one_hot(labels, NUM_CLASSES)) ** 2
 
@@ -39,7 +39,7 @@ def scales_by_evidence(kernel, labels):
 
 
 def infinite_regression(kernel, scale, noise, images):
-    """The infinitely wide network on one-hot codes."""
+    """Predict by the infinitely wide network on one-hot codes."""
     targets = centred_one_hot(images.labels, NUM_CLASSES)
 
     def probabilities(x):
@@ -51,7 +51,7 @@ def infinite_regression(kernel, scale, noise, images):
 
 
 def infinite_softmax(kernel, surrogate, images):
-    """The variational posterior of the infinitely wide classifier: that of its stand-in."""
+    """Predict by the variational posterior of the infinitely wide classifier: that of its surrogate."""
     train = kernel(images.x)[0]
     normals = np.random.default_rng(0).normal(size=(500, NUM_CLASSES - 1))
 
@@ -73,14 +73,14 @@ class Network(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        """Logits (n, classes)."""
+        """Return logits (n, classes)."""
         for _ in range(self.depth):
             x = linen.gelu(linen.Dense(self.width)(x), approximate=False)
         return linen.Dense(NUM_CLASSES)(x)
 
 
 def ensemble(depth, width, images, num_members=5, num_epochs=60):
-    """Mean probabilities of networks trained by AdamW; a tenth of the rows chooses when each stops."""
+    """Average probabilities of networks trained by AdamW; a tenth of the rows chooses when each stops."""
     network, optimiser = Network(depth, width), optax.adamw(1e-3, weight_decay=1e-2)
     epoch = _epoch(network, optimiser)
     probs = []
@@ -97,7 +97,7 @@ def ensemble(depth, width, images, num_members=5, num_epochs=60):
 
 
 def _epoch(network, optimiser):
-    """A compiled pass over shuffled rows, and the loss on others."""
+    """Compile a pass over shuffled rows, and the loss on others."""
 
     def loss(params, x, labels):
         return optax.softmax_cross_entropy_with_integer_labels(network.apply(params, x), labels).mean()

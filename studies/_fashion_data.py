@@ -25,7 +25,7 @@ class Images(NamedTuple):
 
 
 def load(folder, num_train, num_test, pool=2):
-    """Fashion-MNIST and handwritten digits beside it, or these digits and their negatives if there is no folder.
+    """Read Fashion-MNIST and handwritten digits beside it, or these digits and their negatives without a folder.
 
     Fashion-MNIST's 28 x 28 pixels are averaged over squares of ``pool`` a side, to 14 x 14 by default, and the digits
     brought to that size. Pixels are standardised by the training images, all with one mean and one scale.
@@ -53,14 +53,14 @@ def load(folder, num_train, num_test, pool=2):
 
 
 def shares_of_largest(mean, variance):
-    """The probability of each class that its value is the largest of all, independent Gaussians of one variance a row.
+    """Return the probability of each class that its value is the largest of all, for independent Gaussians.
 
     Args:
-        mean: (n, k).
-        variance: (n,), of the values, noise included.
+        mean: means of the values of the classes, (n, k).
+        variance: variance of the values of a row, noise included, (n,).
 
     Returns:
-        (n, k), by quadrature over the value of the class: the others lie below it.
+        The probabilities, (n, k), by quadrature over the value of the class: the others lie below it.
     """
     scaled = mean / jnp.sqrt(variance)[:, None]
     gaps = scaled[:, :, None] - scaled[:, None, :]

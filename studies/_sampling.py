@@ -1,4 +1,4 @@
-"""Chains of a study: how many gradients it can afford, as measured, and draws a stretch at a time."""
+"""Chains that are told how many gradients they can afford, as measured, and draw a stretch at a time."""
 
 import time
 
@@ -7,12 +7,12 @@ from numpyro.infer.util import initialize_model
 
 
 def clock() -> float:
-    """Seconds of the processor, where other work on the machine does not count, or of the clock with an accelerator."""
+    """Return the processor's seconds, where other work does not count, or the clock's with an accelerator."""
     return time.process_time() if jax.default_backend() == "cpu" else time.perf_counter()
 
 
 def gradient_seconds(model, args, num_chains):
-    """Seconds of one gradient of every chain, at draws of their start."""
+    """Measure the seconds of one gradient of every chain, at draws of their start."""
     info = initialize_model(jax.random.split(jax.random.key(0), num_chains), model, model_args=args)
     slope = jax.jit(jax.vmap(jax.grad(info.potential_fn)))
     jax.block_until_ready(slope(info.param_info.z))
@@ -24,7 +24,7 @@ def gradient_seconds(model, args, num_chains):
 
 
 def stretch_of(kernel, args, length, thinning=1):
-    """A compiled function of the state: so many draws on, their positions, and of every step what it cost and told.
+    """Compile a function of the state: so many draws on, their positions, and of every step its cost and acceptance.
 
     Returns:
         The state; then positions (length, chains, ...), and gradients and acceptance (length, thinning, chains).

@@ -1,4 +1,4 @@
-"""What the studies of cold posteriors share: digits, the network, and its mean-field fits at any temperature."""
+"""Digits, the network, and its mean-field fits at any temperature, for the studies of cold posteriors."""
 
 from typing import Any, NamedTuple
 
@@ -25,13 +25,13 @@ class Fit(NamedTuple):
 
 
 def digits(num_train):
-    """Digits from 0 to 1 with a column of ones: those to train on, and the others."""
+    """Return digits from 0 to 1 with a column of ones: those to train on, and the others."""
     parts = datasets.split(datasets.digits(), num_train, 1797 - num_train, seed=0)
     return [part._replace(inputs=_common.with_ones(part.inputs.reshape(-1, 64) / 16)) for part in parts]
 
 
 def network(x, y=None, *, width, outputs):
-    """One ReLU layer, its output divided by the width; classes for several outputs, a regression for one."""
+    """Sample a ReLU layer, its output divided by the width; classes for several outputs, a regression for one."""
     prior = dist.Normal(0, PRIOR_SCALE)
     hidden = numpyro.sample("hidden", prior.expand([x.shape[1], width]).to_event(2))
     readout = numpyro.sample("readout", prior.expand([width, outputs]).to_event(2))
@@ -43,7 +43,7 @@ def network(x, y=None, *, width, outputs):
 
 
 def fitter(model, num_steps, num_particles, num_draws):
-    """A compiled function from eta and data to a :class:`Fit`."""
+    """Compile a function from eta and data to a :class:`Fit`."""
     guide = AutoNormal(model, init_loc_fn=init_to_sample, init_scale=0.1 * PRIOR_SCALE)
     optimiser = optax.adam(optax.cosine_decay_schedule(0.03, num_steps))
 
@@ -59,5 +59,5 @@ def fitter(model, num_steps, num_particles, num_draws):
 
 
 def functions(draws, x, width):
-    """The network's outputs (num_draws, n, outputs)."""
+    """Return the network's outputs (num_draws, n, outputs)."""
     return jax.lax.map(lambda draw: jax.nn.relu(x @ draw["hidden"]) @ draw["readout"] / width, draws)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -25,7 +26,6 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from tqdm.auto import tqdm
 
 import _common
-from _common import plt
 from numpyro_wide import ReadoutPredictive, collapse_readout
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.readout import site_function
@@ -42,13 +42,13 @@ class Problem(NamedTuple):
 
 
 def branin(x):
-    """Three minima of the same depth in the plane."""
+    """Evaluate a function with three minima of the same depth in the plane."""
     a, b = 15 * x[:, 0] - 5, 15 * x[:, 1]
     return (b - 5.1 / (4 * np.pi**2) * a**2 + 5 / np.pi * a - 6) ** 2 + 10 * (1 - 1 / (8 * np.pi)) * np.cos(a) + 10
 
 
 def hartmann(x):
-    """Four wells in three dimensions."""
+    """Evaluate a function with four wells in three dimensions."""
     steepness = np.array([[3, 10, 30], [0.1, 10, 35], [3, 10, 30], [0.1, 10, 35]])
     centres = np.array([[3689, 1170, 2673], [4699, 4387, 7470], [1091, 8732, 5547], [381, 5743, 8828]]) * 1e-4
     depths = np.array([1.0, 1.2, 3.0, 3.2])
@@ -59,7 +59,7 @@ PROBLEMS = {"Branin": Problem(branin, 2, 0.397887), "Hartmann": Problem(hartmann
 
 
 def network(x, noise, y=None, *, width):
-    """One layer of tanh units whose slopes in each direction are latent; ``noise`` is by row."""
+    """Sample a layer of tanh units whose slopes in each direction are latent; ``noise`` is by row."""
     slopes = numpyro.sample("slopes", dist.LogNormal(1, 0.5).expand([x.shape[1]]).to_event(1))
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([x.shape[1], width]).to_event(2))
     bias = numpyro.sample("bias", dist.Normal(0, 1).expand([width]).to_event(1))
@@ -70,7 +70,7 @@ def network(x, noise, y=None, *, width):
 
 
 def improvement(best, mean, sd):
-    """Expected improvement on ``best`` (Jones, Schonlau and Welch 1998), averaged over draws where there are some."""
+    """Return the expected improvement on ``best`` (Jones, Schonlau and Welch 1998), averaged over draws if any."""
     z = (best - mean) / sd
     return np.mean(np.reshape(sd * (z * norm.cdf(z) + norm.pdf(z)), (-1, mean.shape[-1])), 0)
 
@@ -86,7 +86,7 @@ class Network:
         self.function = jax.jit(lambda draw, *inputs: site_function(self.plain, "y", *inputs)(draw))
 
     def _sample(self, key, *data):
-        """Start, warmup and sampling: under ``jit`` a single program, for any data of the same shape."""
+        """Start, warm up and sample: under ``jit`` a single program, for any data of the same shape."""
         kernel = SplitHMC(self.model)
         mcmc = MCMC(kernel, **self.lengths, num_chains=2, chain_method="vectorized", progress_bar=False)
         mcmc.run(key, *data)
@@ -101,22 +101,22 @@ class Network:
         return ReadoutPredictive(self.model, self.sample(key, *data), data)
 
     def expected_improvement(self, key, x, y, candidates):
-        """In closed form given the hidden weights, and averaged over them."""
+        """Return the expected improvement, in closed form given the hidden weights, and averaged over them."""
         noise = np.full(len(candidates), NOISE, np.float32)
         found = self.fit(key, x, y)(key, candidates, noise)
         mean, variance = np.asarray(found["mean"], np.float64), np.asarray(found["variance"], np.float64)
         return improvement(y.min(), mean, np.sqrt(variance) + 1e-9)
 
     def thompson(self, key, x, y, candidates):
-        """Minus one draw of the function."""
+        """Return minus one draw of the function."""
         predictive = self.fit(key, x, y)
         readouts = predictive.readout(key)
-        draw = {name: draws[-1] for name, draws in {**predictive.samples, "readout": readouts}.items()}
+        draw = {name: draws[-1] for name, draws in {**predictive.draws, "readout": readouts}.items()}
         return -np.asarray(self.function(draw, candidates, np.full(len(candidates), NOISE, np.float32)))
 
 
 def gaussian_process(key, x, y, candidates):
-    """Expected improvement under scikit-learn's Gaussian process: Matérn 5/2, scales fitted at every round."""
+    """Return the expected improvement under scikit-learn's Gaussian process, Matérn 5/2, its scales fitted anew."""
     kernel = ConstantKernel(1.0) * Matern(np.full(x.shape[1], 0.5), (0.05, 20), nu=2.5)
     process = GaussianProcessRegressor(kernel, alpha=NOISE**2, n_restarts_optimizer=2, random_state=0)
     with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def gaussian_process(key, x, y, candidates):
 
 
 def at_random(key, x, y, candidates):
-    """No preference: the candidates are in random order."""
+    """Give no candidate a preference: they are in random order."""
     return np.zeros(len(candidates))
 
 
@@ -151,37 +151,47 @@ def optimise(problem, acquire, seed, options):
     return np.minimum.accumulate(values)[num_start - 1 :], seconds
 
 
-samples = (100, "draws of each of two chains, at every round")
-options = _common.arguments(__doc__, width=100, rounds=20, seeds=(10, "starts"), num_warmup=100, num_samples=samples)
-regrets: dict[str, dict[str, np.ndarray]] = {}
-rows = []
-for name, problem in PROBLEMS.items():
-    surrogate = Network(options.width, 2 * problem.dimension + 1 + options.rounds, options)
-    methods = {
-        "network, expected improvement": surrogate.expected_improvement,
-        "network, Thompson": surrogate.thompson,
-        "Gaussian process, expected improvement": gaussian_process,
-        "random": at_random,
-    }
-    regrets[name] = {}
-    for method, acquire in methods.items():
-        starts = tqdm(range(options.seeds), desc=f"{name}, {method}", unit="start")
-        runs = [optimise(problem, acquire, seed, options) for seed in starts]
-        regret = regrets[name][method] = np.stack([best for best, _ in runs]) - problem.minimum
-        seconds = np.array([seconds for _, seconds in runs])
-        low, median, high = np.quantile(regret[:, -1], [0.25, 0.5, 0.75])
-        row = {"function": name, "method": method, "median": median, "lower quartile": low, "upper quartile": high}
-        rows.append({**row, "first round, s": seconds[0, 0], "later ones, s": np.median(seconds[:, 1:])})
+def draw(regrets, options):
+    """Draw the distance from the minimum against the evaluations, a panel for each function."""
+    figure, axes = plt.subplots(1, len(PROBLEMS), figsize=(10, 3.8), layout="constrained")
+    for panel, (name, by_method) in zip(axes, regrets.items(), strict=True):
+        for method, regret in by_method.items():
+            low, median, high = np.quantile(regret, [0.25, 0.5, 0.75], axis=0)
+            (line,) = panel.semilogy(median, label=method)
+            panel.fill_between(np.arange(len(median)), low, high, color=line.get_color(), alpha=0.15)
+        panel.set(title=name, xlabel="evaluations after the start", ylabel="best value less the minimum")
+        _common.number_ticks(panel, range(0, options.rounds + 1, 5))
+    axes[0].legend(fontsize=8)
+    _common.save(figure, options, "bayesian_optimisation.png")
 
-print(f"\nBest value of {options.rounds} rounds less the minimum, over {options.seeds} starts")
-_common.print_table(rows)
-figure, axes = plt.subplots(1, len(PROBLEMS), figsize=(10, 3.8), layout="constrained")
-for panel, (name, by_method) in zip(axes, regrets.items(), strict=True):
-    for method, regret in by_method.items():
-        low, median, high = np.quantile(regret, [0.25, 0.5, 0.75], axis=0)
-        (line,) = panel.semilogy(median, label=method)
-        panel.fill_between(np.arange(len(median)), low, high, color=line.get_color(), alpha=0.15)
-    panel.set(title=name, xlabel="evaluations after the start", ylabel="best value less the minimum")
-    _common.number_ticks(panel, range(0, options.rounds + 1, 5))
-axes[0].legend(fontsize=8)
-_common.save(figure, options, "bayesian_optimisation.png")
+
+def main(options):
+    """Run the study."""
+    regrets: dict[str, dict[str, np.ndarray]] = {}
+    rows = []
+    for name, problem in PROBLEMS.items():
+        surrogate = Network(options.width, 2 * problem.dimension + 1 + options.rounds, options)
+        methods = {
+            "network, expected improvement": surrogate.expected_improvement,
+            "network, Thompson": surrogate.thompson,
+            "Gaussian process, expected improvement": gaussian_process,
+            "random": at_random,
+        }
+        regrets[name] = {}
+        for method, acquire in methods.items():
+            starts = tqdm(range(options.seeds), desc=f"{name}, {method}", unit="start")
+            runs = [optimise(problem, acquire, seed, options) for seed in starts]
+            regret = regrets[name][method] = np.stack([best for best, _ in runs]) - problem.minimum
+            seconds = np.array([seconds for _, seconds in runs])
+            low, median, high = np.quantile(regret[:, -1], [0.25, 0.5, 0.75])
+            row = {"function": name, "method": method, "median": median, "lower quartile": low, "upper quartile": high}
+            rows.append({**row, "first round, s": seconds[0, 0], "later ones, s": np.median(seconds[:, 1:])})
+
+    print(f"\nBest value of {options.rounds} rounds less the minimum, over {options.seeds} starts")
+    _common.print_table(rows)
+    draw(regrets, options)
+
+
+if __name__ == "__main__":
+    samples = (100, "draws of each of two chains, at every round")
+    main(_common.arguments(__doc__, width=100, rounds=20, seeds=(10, "starts"), num_warmup=100, num_samples=samples))

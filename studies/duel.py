@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro.distributions as dist
 import pandas
-from numpyro.infer import MCMC
 
+import _chains
 import _common
-from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, nn, wide_limit
+from numpyro_wide import datasets, nn, wide_limit
 from numpyro_wide.diagnostics import pooling, project, regression_scores
-from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 
 OURS, BDE = "ours", "bde, run here"
 MODELS = [OURS, BDE, "gradient boosting", "NNGP", "GP"]
@@ -38,7 +38,6 @@ PUBLISHED = {
     "CatBoost, published": (0.2393, 0.1479),
     "deep ensemble, published": (0.3650, 0.1760),
 }
-NUM_KEPT = 200  # draws of a chain that predict
 
 
 class Cell(NamedTuple):
@@ -69,7 +68,7 @@ class Row(NamedTuple):
 
 
 def rows_of(folder):
-    """Training and test rows, inputs and targets standardised by the former."""
+    """Return training and test rows, inputs and targets standardised by the former."""
     if folder is None:
         train, test = datasets.split(datasets.diabetes(), 354, 88, seed=0)
     else:
@@ -77,45 +76,35 @@ def rows_of(folder):
     return _common.standardised_by(train, test, np.float32)[:2]
 
 
-def network(num_inputs):
-    """The collapsed network: scales of inputs, biases, readout and noise are latent, and vague."""
+def network(num_inputs, options):
+    """Make the collapsed network: scales of inputs, biases, readout and noise are latent, and vague."""
     scales = {
         "input_scale": dist.LogNormal(np.zeros(num_inputs), 1.0),
         "b_std": dist.LogNormal(np.zeros(options.depth), 0.5),
         "readout_w_std": dist.LogNormal(0.5, 0.5),
         "w_std": np.full(options.depth, 2**0.5),
     }
-    plain = nn.bnn(nn.FCN(options.depth, options.width, "gelu"), None, dist.LogNormal(np.log(0.08), 0.5), scales=scales)
-    return collapse_readout(plain, readout="readout", features="features", observed="y")
+    noise = dist.LogNormal(np.log(0.08), 0.5)
+    return _chains.collapsed(nn.bnn(nn.FCN(options.depth, options.width, "gelu"), None, noise, scales=scales))
 
 
-def ours(seed):
-    """Chains from where Adam gets at the medians of scales and noise; their predictions, and gradients."""
+def ours(seed, rows, options):
+    """Run chains from where Adam gets at the medians of scales and noise; their predictions, and gradients."""
     (x, y), (x_test, _) = rows
-    model, chains = network(x.shape[1]), options.num_chains
+    model, chains = network(x.shape[1], options), options.num_chains
     keys = jax.random.split(jax.random.key(seed), 3)
-    sites = _common.numpyro.handlers.trace(_common.numpyro.handlers.seed(model, 0)).get_trace(x, y)
-    hold = {name: np.zeros(np.shape(site["value"])) for name, site in sites.items() if name.endswith("_base")}
-    start = init_to_optimum(
-        keys[0], model, x, y, num_chains=chains, num_steps=options.num_adam, hold=hold, progress_bar=False
-    )
     # A step is two gradients.
     num_steps = max(4, (options.gradients // chains - options.num_adam) // 2)
     num_warmup = num_steps // 4
-    num_samples = num_steps - num_warmup
-    kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=options.tolerance)
-    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // NUM_KEPT)}
-    mcmc = MCMC(kernel, **lengths, num_chains=chains, chain_method=options.chain_method, progress_bar=False)
-    mcmc.run(keys[1], x, y, init_params=start)
-    found = ReadoutPredictive(model, mcmc.get_samples(), (x, y))(keys[2], x_test)
-    mean, variance, noise = (
-        np.asarray(found[name], float).reshape(chains, -1, len(x_test)) for name in ("mean", "variance", "noise_scale")
-    )
-    return mean, variance + noise**2, chains * (options.num_adam + 2 * num_steps)
+    form = {"bias_tolerance": options.tolerance, "chain_method": options.chain_method}
+    mcmc = _chains.chains_of(model, chains, num_warmup, num_steps - num_warmup, **form)
+    draws = _chains.draws_of(keys[:2], mcmc, x, y, num_adam=options.num_adam)
+    mean, variance = _chains.moments(keys[2], model, draws, (x, y), (x_test,), chains)
+    return mean, variance, chains * (options.num_adam + 2 * num_steps)
 
 
-def bde(seed):
-    """Chains of sklearn-contrib-bde's ensemble, in an environment of its own; noise by row, as its authors have it."""
+def bde(seed, rows, options):
+    """Run sklearn-contrib-bde's ensemble, in an environment of its own; noise by row, as its authors have it."""
     (x, y), (x_test, _) = rows
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("rows.npz", "predictions.npz")]
@@ -128,8 +117,8 @@ def bde(seed):
     return raw[..., 0], spread**2, 2 * options.bde_members * (options.bde_steps + 1000)
 
 
-def boosted_trees(seed):
-    """Trees of a depth chosen by cross-validation, whose errors are the noise."""
+def boosted_trees(seed, rows, options):
+    """Fit trees of a depth chosen by cross-validation, whose errors are the noise."""
     from sklearn.ensemble import GradientBoostingRegressor
     from sklearn.model_selection import KFold, cross_val_predict
 
@@ -146,16 +135,16 @@ def boosted_trees(seed):
     return mean[None, None], np.full((1, 1, len(mean)), noise**2), np.nan
 
 
-def nngp(seed):
-    """The infinitely wide network of one hidden layer, its activation, scales and noise by the evidence."""
+def nngp(seed, rows, options):
+    """Fit the infinitely wide network of one hidden layer, its activation, scales and noise by the evidence."""
     (x, y), (x_test, _) = rows
     fit = wide_limit.fit(x, y, activation=("erf", "relu"), depth=1, input_scale=True, num_restarts=1)
     mean, variance = (np.asarray(part, float) for part in fit.predict(x_test))
     return mean[None, None], variance[None, None] + fit.noise_scale**2, np.nan
 
 
-def gaussian_process(seed):
-    """Scikit-learn's, Matérn 5/2 with a length for each input, by the evidence."""
+def gaussian_process(seed, rows, options):
+    """Fit scikit-learn's Gaussian process, Matérn 5/2 with a length for each input, by the evidence."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -166,11 +155,11 @@ def gaussian_process(seed):
     return mean[None, None], sd[None, None] ** 2, np.nan
 
 
-def run(cell):
+def run(cell, rows, options):
     """Fit, predict, score."""
     fits = dict(zip(MODELS, (ours, bde, boosted_trees, nngp, gaussian_process), strict=True))
     start, core_start = time.perf_counter(), sum(os.times()[:4])
-    mean, variance, gradients = fits[cell.model](cell.seed)
+    mean, variance, gradients = fits[cell.model](cell.seed, rows, options)
     seconds, core_seconds = time.perf_counter() - start, sum(os.times()[:4]) - core_start
     y_test = rows[1][1]
     scores = regression_scores(y_test, *(part.reshape(-1, part.shape[-1]) for part in (mean, variance)))
@@ -178,7 +167,7 @@ def run(cell):
     if len(mean) > 1:
         report = pooling(y_test, mean, variance)
         projections = np.asarray(project({"mean": mean}, jax.random.key(0)))
-        ess = float(_common.arviz.ess({"p": projections})["p"].mean())
+        ess = float(_chains.bulk_ess(projections).mean())
         found = {"rhat_within": float(np.median(report.within)), "rhat_between": report.between, "ess": ess}
         print(f"\n{cell.model}, seed {cell.seed}\n{report}", flush=True)
     return Row(
@@ -192,8 +181,8 @@ def run(cell):
     )
 
 
-def summary_of(model):
-    """Means over seeds."""
+def summary_of(model, table):
+    """Return means over seeds, as text under the names of a page."""
     found = pandas.DataFrame([row for cell, row in table.items() if cell.model == model])
     mean, spread = found.mean(), found.std(ddof=0)
     with_spread = [
@@ -219,50 +208,66 @@ def summary_of(model):
     }
 
 
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": "with airfoil.npz; diabetes without it"},
-    bde_python={"type": Path, "help": "Python of an environment that has sklearn-contrib-bde"},
-    seeds=(1, "of each model, from 0"),
-    models={"type": str, "nargs": "+", "default": MODELS, "choices": MODELS},
-    depth=3,
-    width=32,
-    num_chains=8,
-    num_adam=(1500, "steps of Adam, for each chain"),
-    gradients=(600_000, "of all chains, Adam's included"),
-    tolerance=0.3,
-    chain_method="vectorized",
-    bde_members=10,
-    bde_steps=(29_000, "of warmup, of each member, as many gradients as ours; its authors take 50,000"),
-    num_trees=1000,
-)
-models = [model for model in options.models if model != BDE or options.bde_python is not None]
-if len(models) < len(options.models):
-    print(f"without --bde-python there is no row of {BDE}")
-rows = rows_of(options.folder)
-cells = [Cell(model, seed) for seed in range(options.seeds) for model in models]
-table = _common.resumed(
-    options.output / "duel.csv", cells, Row, run, unit="fit", name=lambda cell: f"{cell.model}, seed {cell.seed}"
-)
-summary = [summary_of(model) for model in MODELS if any(cell.model == model for cell in table)]
-_common.print_table(summary)
-pandas.DataFrame(summary).to_csv(options.output / "duel_summary.csv", index=False)
+def draw(table, options):
+    """Draw errors and negative log-likelihoods, hollow those that are published."""
+    points = {
+        model: tuple(np.mean([(row.rmse, row.nll) for cell, row in table.items() if cell.model == model], axis=0))
+        for model in MODELS
+        if any(cell.model == model for cell in table)
+    }
+    if options.folder is not None:
+        points |= PUBLISHED
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    for place, (model, scores) in enumerate(reversed(points.items())):
+        face = "none" if model in PUBLISHED else "C0"
+        for panel, score in zip(axes, scores, strict=True):
+            panel.plot(score, place, "o", color="C0", markerfacecolor=face)
+    axes[0].set(xlabel="RMSE, standard deviations of the targets", yticks=range(len(points)))
+    axes[0].set_yticklabels(list(points)[::-1])
+    axes[1].set(xlabel="NLL, noise learnt")
+    for panel in axes:
+        panel.grid(alpha=0.3)
+    _common.save(figure, options, "duel.png")
 
-points = {
-    model: tuple(np.mean([(row.rmse, row.nll) for cell, row in table.items() if cell.model == model], axis=0))
-    for model in MODELS
-    if any(cell.model == model for cell in table)
-}
-if options.folder is not None:
-    points |= PUBLISHED
-figure, axes = _common.plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
-for place, (model, scores) in enumerate(reversed(points.items())):
-    face = "none" if model in PUBLISHED else "C0"
-    for panel, score in zip(axes, scores, strict=True):
-        panel.plot(score, place, "o", color="C0", markerfacecolor=face)
-axes[0].set(xlabel="RMSE, standard deviations of the targets", yticks=range(len(points)))
-axes[0].set_yticklabels(list(points)[::-1])
-axes[1].set(xlabel="NLL, noise learnt")
-for panel in axes:
-    panel.grid(alpha=0.3)
-_common.save(figure, options, "duel.png")
+
+def main(options):
+    """Run the study."""
+    models = [model for model in options.models if model != BDE or options.bde_python is not None]
+    if len(models) < len(options.models):
+        print(f"without --bde-python there is no row of {BDE}")
+    rows = rows_of(options.folder)
+    cells = [Cell(model, seed) for seed in range(options.seeds) for model in models]
+    table = _common.resumed(
+        options.output / "duel.csv",
+        cells,
+        Row,
+        lambda cell: run(cell, rows, options),
+        unit="fit",
+        name=lambda cell: f"{cell.model}, seed {cell.seed}",
+    )
+    summary = [summary_of(model, table) for model in MODELS if any(cell.model == model for cell in table)]
+    _common.print_table(summary)
+    pandas.DataFrame(summary).to_csv(options.output / "duel_summary.csv", index=False)
+    draw(table, options)
+
+
+if __name__ == "__main__":
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": "with airfoil.npz; diabetes without it"},
+            bde_python={"type": Path, "help": "Python of an environment that has sklearn-contrib-bde"},
+            seeds=(1, "of each model, from 0"),
+            models={"type": str, "nargs": "+", "default": MODELS, "choices": MODELS},
+            depth=3,
+            width=32,
+            num_chains=8,
+            num_adam=(1500, "steps of Adam, for each chain"),
+            gradients=(600_000, "of all chains, Adam's included"),
+            tolerance=0.3,
+            chain_method="vectorized",
+            bde_members=10,
+            bde_steps=(29_000, "of warmup, of each member, as many gradients as ours; its authors take 50,000"),
+            num_trees=1000,
+        )
+    )

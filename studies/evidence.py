@@ -1,4 +1,4 @@
-"""Which width, depth and scales do the data prefer? The log evidence of networks, beside what they predict.
+"""The log evidence of networks by width, depth and scales, beside what they predict.
 
 Networks with their readout integrated out, of several widths and depths, on rows of each data set: the log evidence of
 those rows, the evidence of further rows given them, and the log predictive density of these. Scales and noise are those
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -63,7 +64,7 @@ class Row(NamedTuple):
 
 @functools.cache
 def rows_of(name, folder, num_train, num_test):
-    """Inputs and targets to learn from, and those to predict, standardised by the former."""
+    """Return inputs and targets to learn from, and those to predict, standardised by the former."""
     if name in CODES:
         parts = _common.digits(num_train, num_test)
         return tuple((part.inputs, CODES[name](part.targets)) for part in parts)
@@ -75,18 +76,18 @@ def rows_of(name, folder, num_train, num_test):
 
 @functools.cache
 def fitted(name, folder, depth, num_train, num_test):
-    """Scales and noise that the infinitely wide network's evidence likes best."""
+    """Fit scales and noise: those that the infinitely wide network's evidence likes best."""
     activation = "erf" if name == "marathon" else "relu"
     return wide_limit.fit(*rows_of(name, folder, num_train, num_test)[0], activation=activation, depth=depth)
 
 
 def around(value):
-    """A log-normal prior around a scale, or one of each layer."""
+    """Return a log-normal prior around a scale, or one of each layer."""
     return dist.LogNormal(np.log(value), SPREAD)
 
 
 def network_of(cell, fit, num_outputs):
-    """The model of a finite width, collapsed."""
+    """Return the model of a finite width, collapsed."""
     network = nn.FCN(cell.depth, cell.width, fit.activation, **fit.scales)
     latent = cell.scales == "latent"
     scales = {name: around(value) for name, value in fit.scales.items()} if latent else None
@@ -95,7 +96,7 @@ def network_of(cell, fit, num_outputs):
 
 
 def process_of(cell, fit):
-    """The model of the infinite width with latent scales: a Gaussian process, its scales sampled."""
+    """Return the model of the infinite width with latent scales: a Gaussian process, its scales sampled."""
 
     def model(x, y):
         scales = {name: numpyro.sample(name, around(value).to_event()) for name, value in fit.scales.items()}
@@ -108,13 +109,13 @@ def process_of(cell, fit):
 
 
 def lengths(options):
-    """Of the chains, those of the evidence and those that predict."""
+    """Return the lengths of the chains, those of the evidence and those that predict."""
     sizes = {"num_chains": NUM_CHAINS, "num_warmup": options.num_warmup, "num_samples": options.num_samples}
     return {**sizes, "progress_bar": False}
 
 
 def of_process(cell, fit, first, others, options):
-    """The limit's: in closed form, or with latent scales by their integral."""
+    """Return a row's values for the limit: in closed form, or with latent scales by their integral."""
     both = tuple(np.concatenate(part) for part in zip(first, others, strict=True))
     if cell.scales == "latent":
         model = process_of(cell, fit)
@@ -132,7 +133,7 @@ def of_process(cell, fit, first, others, options):
 
 
 def of_network(cell, fit, first, others, options):
-    """A finite width's: the evidence by tempered chains or a bridge, the rest from draws given the first rows."""
+    """Return a row's values for a finite width: the evidence by tempered chains or a bridge, the rest by draws."""
     model = network_of(cell, fit, None if first[1].ndim == 1 else first[1].shape[1])
     found = model_evidence(jax.random.key(0), model, *first, **lengths(options))
     mcmc = MCMC(SplitHMC(model), **lengths(options), chain_method="vectorized")
@@ -167,7 +168,7 @@ def run(cell, options):
 
 
 def draw(axes, name, rows):
-    """Log evidence less the limit's, of the first rows and of the further ones, by width; hollow where not trusted."""
+    """Draw the log evidence less the limit's, of first and of further rows, by width; hollow if not trusted."""
     for scales, depth in sorted({(cell.scales, cell.depth) for cell in rows if cell.name == name}):
         chosen = {cell: row for cell, row in rows.items() if cell[:3] == (name, scales, depth)}
         by_width = {cell.width: row for cell, row in chosen.items()}
@@ -199,47 +200,60 @@ def draw(axes, name, rows):
     axes[1].set_xlabel("width")
 
 
-several = {"type": str, "nargs": "+"}
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": "with the sets, <name>.npz"},
-    sets=several
-    | {"default": ["marathon", "parity", *TABLES], "choices": SETS, "metavar": "SET", "help": "; ".join(SETS)},
-    latent=several | {"default": ["airfoil"], "help": "sets on which one hidden layer has latent scales, too"},
-    widths=[8, 64, 512, 4096],
-    depths=[1, 2, 4],
-    most_weights=(20_000, "in the hidden layers that map to one another; wider networks are left out"),
-    num_train=(100, "rows of which the evidence is told"),
-    num_test=(30, "rows that are predicted"),
-    num_warmup=(100, "of each of the four chains"),
-    num_samples=(100, "of each of the four chains"),
-)
-sets = [name for name in options.sets if options.folder or name not in TABLES]
-cells = [
-    Cell(name, scales, depth, width)
-    for scales in ("fixed", "latent")
-    for depth in options.depths
-    for width in (INFINITE, *options.widths)
-    for name in sets
-    if (depth - 1) * width**2 <= options.most_weights and (scales == "fixed" or (depth == 1 and name in options.latent))
-]
-rows = _common.resumed(
-    options.output / "evidence.csv",
-    cells,
-    Row,
-    lambda cell: run(cell, options),
-    unit="network",
-    name=lambda cell: f"{cell.name}, {cell.scales} scales, depth {cell.depth}, width {cell.width}",
-)
-_common.print_table([{**cell._asdict(), **row._asdict()} for cell, row in sorted(rows.items())])
-names = [name for name in dict.fromkeys(cell.name for cell in rows) if name in sets]
-figure, axes = _common.plt.subplots(
-    2, len(names), figsize=(1 + 2.8 * len(names), 5.5), squeeze=False, sharex=True, layout="constrained"
-)
-for column, name in zip(axes.T, names, strict=True):
-    draw(column, name, rows)
-axes[0, 0].set_ylabel("log evidence\nless the limit's, nats")
-axes[1, 0].set_ylabel("log evidence of further rows\nless the limit's, nats")
-handles, labels = max((panel.get_legend_handles_labels() for panel in axes[0]), key=lambda found: len(found[0]))
-figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-_common.save(figure, options, "evidence.png")
+def draw_sets(sets, rows, options):
+    """Draw the gains of every set, a column for each."""
+    names = [name for name in dict.fromkeys(cell.name for cell in rows) if name in sets]
+    figure, axes = plt.subplots(
+        2, len(names), figsize=(1 + 2.8 * len(names), 5.5), squeeze=False, sharex=True, layout="constrained"
+    )
+    for column, name in zip(axes.T, names, strict=True):
+        draw(column, name, rows)
+    axes[0, 0].set_ylabel("log evidence\nless the limit's, nats")
+    axes[1, 0].set_ylabel("log evidence of further rows\nless the limit's, nats")
+    handles, labels = max((panel.get_legend_handles_labels() for panel in axes[0]), key=lambda found: len(found[0]))
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _common.save(figure, options, "evidence.png")
+
+
+def main(options):
+    """Run the study."""
+    sets = [name for name in options.sets if options.folder or name not in TABLES]
+    cells = [
+        Cell(name, scales, depth, width)
+        for scales in ("fixed", "latent")
+        for depth in options.depths
+        for width in (INFINITE, *options.widths)
+        for name in sets
+        if (depth - 1) * width**2 <= options.most_weights
+        and (scales == "fixed" or (depth == 1 and name in options.latent))
+    ]
+    rows = _common.resumed(
+        options.output / "evidence.csv",
+        cells,
+        Row,
+        lambda cell: run(cell, options),
+        unit="network",
+        name=lambda cell: f"{cell.name}, {cell.scales} scales, depth {cell.depth}, width {cell.width}",
+    )
+    _common.print_table([{**cell._asdict(), **row._asdict()} for cell, row in sorted(rows.items())])
+    draw_sets(sets, rows, options)
+
+
+if __name__ == "__main__":
+    several = {"type": str, "nargs": "+"}
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": "with the sets, <name>.npz"},
+            sets=several
+            | {"default": ["marathon", "parity", *TABLES], "choices": SETS, "metavar": "SET", "help": "; ".join(SETS)},
+            latent=several | {"default": ["airfoil"], "help": "sets on which one hidden layer has latent scales, too"},
+            widths=[8, 64, 512, 4096],
+            depths=[1, 2, 4],
+            most_weights=(20_000, "in the hidden layers that map to one another; wider networks are left out"),
+            num_train=(100, "rows of which the evidence is told"),
+            num_test=(30, "rows that are predicted"),
+            num_warmup=(100, "of each of the four chains"),
+            num_samples=(100, "of each of the four chains"),
+        )
+    )

@@ -1,7 +1,7 @@
 """Fashion-MNIST: wide Bayesian networks under softmax and on one-hot codes, held against what is usual.
 
 Accuracy, negative log-likelihood and calibration at test images, and predictive entropy there and on handwritten
-digits, by size and model; effective draws for each gradient and second with and without stand-ins. One-hot codes are
+digits, by size and model; effective draws for each gradient and second with and without surrogates. One-hot codes are
 regressed on with the readout integrated out, scale and noise by the evidence of the infinitely wide network; the
 probability of a class is that its code, noise included, has the largest value. Rows are written to fashion.csv as they
 are done, and a study that was interrupted goes on where it stopped. Weights are not stored. Without Debian's package
@@ -10,28 +10,33 @@ dataset-fashion-mnist, or a --folder with its files, scikit-learn's digits take 
     python studies/fashion.py --folder path/to/fashion-mnist
 """
 
+import argparse
 import time
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas
 from numpyro.infer import MCMC
 
+import _chains
 import _common
 import _fashion_baselines as baselines
 import _fashion_data
 from _fashion_data import NUM_CLASSES
-from numpyro_wide import class_contrasts, collapse_readout, diagnostics, fitted_surrogate, repriorise, surrogate_targets
+from numpyro_wide import collapse_readout, diagnostics, fitted_surrogate, repriorise, surrogate_targets
 from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import SplitHMC, reduced
 from numpyro_wide.readout import site_function
+from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit import fcn_kernel
 
 SOFTMAX = ("softmax, fitted", "softmax, quick", "softmax, plain")
@@ -67,8 +72,26 @@ class Row(NamedTuple):
     seconds: float = np.nan
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Images and options of the study, hashable for what is cached.
+
+    Attributes:
+        images: images and labels to train on and to test on, and images of another kind.
+        options: options of the command line.
+    """
+
+    images: _fashion_data.Images
+    options: argparse.Namespace
+
+    @property
+    def elsewhere(self):
+        """Images that are predicted: those of the test and the shifted ones."""
+        return np.concatenate([self.images.x_test, self.images.x_shifted])
+
+
 def network(x, observed=None, *, depth, width, likelihood, num_outputs, readout_scale):
-    """Some GELU layers in NTK parametrisation, every weight N(0, 1)."""
+    """Sample some GELU layers in NTK parametrisation, every weight N(0, 1)."""
     hidden = x
     for i in range(depth):
         shape = (hidden.shape[1], width)
@@ -82,21 +105,21 @@ def network(x, observed=None, *, depth, width, likelihood, num_outputs, readout_
 
 
 def softmax(values):
-    """Classes, by contrasts of their logits."""
+    """Return the distribution of classes, by contrasts of their logits."""
     return dist.Categorical(logits=values @ class_contrasts(NUM_CLASSES).T)
 
 
 @cache
-def evidence_scales(depth):
-    """Scale of the readout and of the noise of one-hot codes."""
+def evidence_scales(task, depth):
+    """Return the scale of the readout and of the noise of one-hot codes."""
     kernel = fcn_kernel(depth, "gelu", w_std=W_STD, b_std=B_STD)
-    return baselines.scales_by_evidence(kernel(images.x)[0], images.labels)
+    return baselines.scales_by_evidence(kernel(task.images.x)[0], task.images.labels)
 
 
 @cache
-def surrogate(form, depth):
-    """The quick stand-in, or the one fitted at the wide limit, and the seconds that took."""
-    start, several = time.process_time(), {"num_classes": NUM_CLASSES, "contrasts": True}
+def surrogate(task, form, depth):
+    """Return the quick surrogate, or the one fitted at the wide limit, and the seconds that took."""
+    images, start, several = task.images, time.process_time(), {"num_classes": NUM_CLASSES, "contrasts": True}
     if form == "quick":
         found = surrogate_targets(images.labels, "categorical", **several)
     else:
@@ -105,31 +128,31 @@ def surrogate(form, depth):
     return found, time.process_time() - start
 
 
-def of_softmax(cell):
-    """The model to sample, its observations, and functions of a draw: test logits, and probabilities of all images."""
+def of_softmax(cell, task):
+    """Return the model, its observations, and functions of a draw: test logits, probabilities of all images."""
     sizes = {"depth": cell.depth, "width": cell.width, "num_outputs": NUM_CLASSES - 1}
     plain = model = partial(network, **sizes, likelihood=softmax, readout_scale=LOGIT_SCALE)
     form = cell.model.split(", ")[1]
     if form != "plain":
-        stand_in, _ = surrogate(form, cell.depth)
-        model = repriorise(plain, readout="readout", features="features", targets="observed", surrogate=stand_in)
+        gaussian, _ = surrogate(task, form, cell.depth)
+        model = repriorise(plain, readout="readout", features="features", targets="observed", surrogate=gaussian)
 
     def values(draw):
-        return site_function(plain, "features", elsewhere)(draw) @ draw["readout"]
+        return site_function(plain, "features", task.elsewhere)(draw) @ draw["readout"]
 
-    return model, images.labels, lambda draw: (values(draw), jax.nn.softmax(softmax(values(draw)).logits))
+    return model, task.images.labels, lambda draw: (values(draw), jax.nn.softmax(softmax(values(draw)).logits))
 
 
-def of_one_hot(cell):
-    """Likewise for regression on one-hot codes, with the readout integrated out."""
-    scale, noise = evidence_scales(cell.depth)
+def of_one_hot(cell, task):
+    """Return the same for regression on one-hot codes, with the readout integrated out."""
+    scale, noise = evidence_scales(task, cell.depth)
     sizes = {"depth": cell.depth, "width": cell.width, "num_outputs": NUM_CLASSES}
     normal = lambda values: dist.Normal(values, noise).to_event(1)  # noqa: E731
     plain = partial(network, **sizes, likelihood=normal, readout_scale=scale)
-    codes = centred_one_hot(images.labels, NUM_CLASSES)
+    codes = centred_one_hot(task.images.labels, NUM_CLASSES)
 
     def functions(draw):
-        known, new = (site_function(plain, "features", x)(draw) for x in (images.x, elsewhere))
+        known, new = (site_function(plain, "features", x)(draw) for x in (task.images.x, task.elsewhere))
         mean, covariance = readout_posterior(known, codes, noise)
         variance = jnp.sum((new @ covariance) * new, axis=1)
         return new @ mean, _fashion_data.shares_of_largest(new @ mean, variance + noise**2)
@@ -137,9 +160,10 @@ def of_one_hot(cell):
     return collapse_readout(plain, readout="readout", features="features", observed="observed"), codes, functions
 
 
-def sample(cell):
-    """Two chains, one after the other: mean probabilities, and what effective draws of the test values cost."""
-    model, observed, functions = of_softmax(cell) if cell.model in SOFTMAX else of_one_hot(cell)
+def sample(cell, task):
+    """Run two chains, one after the other: mean probabilities, and what effective draws of the test values cost."""
+    images, options = task.images, task.options
+    model, observed, functions = of_softmax(cell, task) if cell.model in SOFTMAX else of_one_hot(cell, task)
     sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(images.x, observed)
     drop = [name for name, site in sites.items() if name != "observed" and site["type"] in ("sample", "deterministic")]
     project = diagnostics.random_projections(jax.random.key(0), ["values"])
@@ -154,16 +178,17 @@ def sample(cell):
     mcmc.run(jax.random.key(1), images.x, observed, extra_fields=("num_grad",))
     draws = mcmc.get_samples(group_by_chain=True)
     probs, projections = np.asarray(draws["probs"]).mean((0, 1)), np.asarray(draws["projections"])
-    bulk = np.asarray(_common.arviz.ess({"values": projections})["values"])
-    rhat = np.asarray(_common.arviz.rhat({"values": projections})["values"])
+    bulk = _chains.bulk_ess(projections)
+    rhat = _chains.rhat(projections)
     num_grad = int(mcmc.get_extra_fields()["num_grad"].sum())
     paper = diagnostics.effective_sample_size(projections)
     costs = bulk.mean(), bulk.min(), paper.mean(), rhat.max(), projections[..., 0].size, num_grad
     return (probs[:num_test], probs[num_test:]), costs
 
 
-def predict(cell):
-    """Probabilities at test and at shifted images, and the costs of a chain."""
+def predict(cell, task):
+    """Predict probabilities at test and at shifted images, with the costs of a chain."""
+    images, options = task.images, task.options
     kernel = fcn_kernel(cell.depth, "gelu", w_std=W_STD, b_std=B_STD) if cell.depth else None
     match cell.model:
         case "logistic regression":
@@ -171,26 +196,26 @@ def predict(cell):
         case "deep ensemble":
             return baselines.ensemble(cell.depth, cell.width, images, num_epochs=options.num_epochs), ()
         case "NNGP, one-hot codes":
-            return baselines.infinite_regression(kernel, *evidence_scales(cell.depth), images), ()
+            return baselines.infinite_regression(kernel, *evidence_scales(task, cell.depth), images), ()
         case "NNGP, softmax, variational":
             kernel = fcn_kernel(cell.depth, "gelu", w_std=W_STD, b_std=B_STD, readout_w_std=LOGIT_SCALE)
-            return baselines.infinite_softmax(kernel, surrogate("fitted", cell.depth)[0], images), ()
-    return sample(cell)
+            return baselines.infinite_softmax(kernel, surrogate(task, "fitted", cell.depth)[0], images), ()
+    return sample(cell, task)
 
 
-def run(cell):
-    """Fit, predict, score; seconds are the processor's, compilation included, and what is fitted before the chains."""
-    seconds = surrogate(FITTED[cell.model], cell.depth)[1] if cell.model in FITTED else 0.0
+def run(cell, task):
+    """Fit, predict, score; seconds are the processor's, compilation and what is fitted before the chains included."""
+    seconds = surrogate(task, FITTED[cell.model], cell.depth)[1] if cell.model in FITTED else 0.0
     start = time.process_time()
-    (probs, shifted), costs = predict(cell)
+    (probs, shifted), costs = predict(cell, task)
     scores = [diagnostics.accuracy, diagnostics.negative_log_likelihood, diagnostics.expected_calibration_error]
-    row = [float(score(probs, images.labels_test)) for score in scores]
+    row = [float(score(probs=probs, labels=task.images.labels_test)) for score in scores]
     row += [float(diagnostics.predictive_entropy(part).mean()) for part in (probs, shifted)]
     return Row(*row, *map(float, costs))._replace(seconds=seconds + time.process_time() - start)
 
 
 def cells_of(sizes, models):
-    """What there is to run: the cheap before the dear, comparisons of chains at the first size."""
+    """List what there is to run: the cheap before the dear, comparisons of chains at the first size."""
     sizes = [tuple(map(int, size.split("x"))) for size in sizes]
     found = []
     for model in models:
@@ -204,7 +229,7 @@ def cells_of(sizes, models):
 
 
 def summary(rows):
-    """The table of what was predicted, and that of what chains cost, under the names of a page."""
+    """Return the table of what was predicted, and that of what chains cost, under the names of a page."""
     scores, costs = [], []
     for cell, row in rows.items():
         size = f"{cell.depth} x {cell.width}" if cell.width else f"{cell.depth} x ∞" if cell.depth else ""
@@ -239,8 +264,8 @@ def summary(rows):
 
 
 def draw(rows):
-    """Scores and entropies of every row."""
-    figure, axes = _common.plt.subplots(1, 4, figsize=(13, 0.9 + 0.25 * len(rows)), sharey=True, layout="constrained")
+    """Draw scores and entropies of every row."""
+    figure, axes = plt.subplots(1, 4, figsize=(13, 0.9 + 0.25 * len(rows)), sharey=True, layout="constrained")
     panels = dict(zip(("accuracy", "nll", "calibration_error", "entropy_test"), axes, strict=True))
     for column, panel in (*panels.items(), ("entropy_shifted", axes[3])):
         places = np.arange(len(rows))[::-1]
@@ -255,25 +280,39 @@ def draw(rows):
     return figure
 
 
-several = {"type": str, "nargs": "+"}
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": f"with the four files; by default {_fashion_data.DEBIAN}, or else digits"},
-    sizes=several | {"default": ["1x256", "1x512", "1x1024", "3x256"], "help": "layers x units"},
-    models=several | {"default": MODELS, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
-    num_train=2000,
-    num_test=2000,
-    num_warmup=150,
-    num_samples=(150, "of each of two chains"),
-    num_epochs=(60, "of a member of the ensemble"),
-)
-images = _fashion_data.load(options.folder, options.num_train, options.num_test)
-elsewhere = np.concatenate([images.x_test, images.x_shifted])
-cells = cells_of(options.sizes, options.models)
-table = options.output / "fashion.csv"
-rows = _common.resumed(table, cells, Row, run, unit="fit", name=lambda cell: f"{cell.model}, {cell.depth}x{cell.width}")
-rows = dict(sorted(rows.items(), key=lambda item: (MODELS.index(item[0].model), item[0])))
-for name, part in zip(("fashion_scores.csv", "fashion_costs.csv"), summary(rows), strict=True):
-    _common.print_table(part)
-    pandas.DataFrame(part).to_csv(options.output / name, index=False)
-_common.save(draw(rows), options, "fashion.png", dpi=100)
+def main(options):
+    """Run the study."""
+    images = _fashion_data.load(options.folder, options.num_train, options.num_test)
+    task = Task(images, options)
+    cells = cells_of(options.sizes, options.models)
+    table = options.output / "fashion.csv"
+    rows = _common.resumed(
+        table,
+        cells,
+        Row,
+        lambda cell: run(cell, task),
+        unit="fit",
+        name=lambda cell: f"{cell.model}, {cell.depth}x{cell.width}",
+    )
+    rows = dict(sorted(rows.items(), key=lambda item: (MODELS.index(item[0].model), item[0])))
+    for name, part in zip(("fashion_scores.csv", "fashion_costs.csv"), summary(rows), strict=True):
+        _common.print_table(part)
+        pandas.DataFrame(part).to_csv(options.output / name, index=False)
+    _common.save(draw(rows), options, "fashion.png", dpi=100)
+
+
+if __name__ == "__main__":
+    several = {"type": str, "nargs": "+"}
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": f"with the four files; by default {_fashion_data.DEBIAN}, or else digits"},
+            sizes=several | {"default": ["1x256", "1x512", "1x1024", "3x256"], "help": "layers x units"},
+            models=several | {"default": MODELS, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
+            num_train=2000,
+            num_test=2000,
+            num_warmup=150,
+            num_samples=(150, "of each of two chains"),
+            num_epochs=(60, "of a member of the ensemble"),
+        )
+    )

@@ -1,4 +1,4 @@
-"""How wide is wide? Three kernels on three forms of one network, by its width and depth, a gradient and a second.
+"""Effective draws of three kernels on three forms of a network, by width and depth: how wide a wide network is.
 
 Each cell is two chains: SplitHMC, NUTS or unadjusted MicrocanonicalLangevin on the plain, the repriorised or the
 collapsed network, erf or ReLU as the evidence of the infinitely wide one says, with its scales and its noise. Effective
@@ -9,14 +9,18 @@ patients; with it, those of a set of the UCI repository.
     python studies/how_wide.py --folder path/to/uci --depths 1
 """
 
+import argparse
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.infer import NUTS
 
+import _chains
 import _common
 from _sampling import clock, gradient_seconds, stretch_of
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
@@ -64,7 +68,7 @@ class Row(NamedTuple):
 
 @cache
 def rows_of(folder, name, num_train):
-    """Training and test rows, standardised by the former, and the targets' scale."""
+    """Return training and test rows, standardised by the former, and the targets' scale."""
     if folder is None:
         train, test = datasets.split(datasets.diabetes(), num_train, 142, seed=0)
     else:
@@ -73,16 +77,29 @@ def rows_of(folder, name, num_train):
     return _common.standardised_by(train, test, np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Rows and options of the study, hashable for what is cached.
+
+    Attributes:
+        data: training and test rows, and the targets' scale, those of :func:`rows_of`.
+        options: options of the command line.
+    """
+
+    data: tuple
+    options: argparse.Namespace
+
+
 @cache
-def fitted(depth):
-    """Activation, scales and noise, by the evidence of the infinitely wide network of that depth."""
-    (x, y), _, _ = data
+def fitted(task, depth):
+    """Return activation, scales and noise, by the evidence of the infinitely wide network of that depth."""
+    (x, y), _, _ = task.data
     return wide_limit.fit(x, y, activation=("erf", "relu"), depth=depth, input_scale=True, num_restarts=1)
 
 
-def models_of(cell):
-    """The network as it is, and in the form of the cell."""
-    fit = fitted(cell.depth)
+def models_of(cell, task):
+    """Return the network as it is, and in the form of the cell."""
+    fit = fitted(task, cell.depth)
     scales = {name: np.asarray(scale, np.float32) for name, scale in fit.scales.items()}
     noise = float(fit.noise_scale)
     plain = nn.bnn(nn.FCN(cell.depth, cell.width, fit.activation), None, noise, scales=scales)
@@ -95,20 +112,20 @@ def models_of(cell):
 
 
 def kernel_of(cell, model, budget):
-    """The kernel, and the gradients that its first draws may cost."""
+    """Return the kernel, and the gradients that its first draws may cost."""
     if cell.kernel != "MCLMC":
         return KERNELS[cell.kernel](model), GUESS[cell.kernel]
     num_steps = max(1, budget // 2 // MOST_DRAWS)
     return KERNELS["MCLMC"](model, num_steps=num_steps), 2 * num_steps
 
 
-def sampled(cell, model):
-    """The kernel, positions (chains, draws, ...) after warmup, and what they took: gradients, core seconds.
+def sampled(cell, model, task):
+    """Sample: the kernel, positions (chains, draws, ...) after warmup, and their gradients and core seconds.
 
     None in a cell whose draws take too long.
     """
-    (x, y), _, _ = data
-    a_gradient = gradient_seconds(model, (x, y), NUM_CHAINS)
+    (x, y), _, _ = task.data
+    options, a_gradient = task.options, gradient_seconds(model, (x, y), NUM_CHAINS)
     budget = int(min(options.gradients, options.seconds / a_gradient))
     kernel, guess = kernel_of(cell, model, budget)
     longest = PATIENCE * options.seconds / LEAST_DRAWS  # a draw
@@ -133,9 +150,9 @@ def sampled(cell, model):
     return kernel, positions, NUM_CHAINS * gradients, seconds
 
 
-def functions_of(cell, plain, model, kernel, positions):
-    """The function at test rows by draw, (chains, draws, m), of a readout that is drawn where none was sampled."""
-    (x, y), (x_test, _), _ = data
+def functions_of(cell, task, plain, model, kernel, positions):
+    """Return the function at test rows (chains, draws, m), of a readout that is drawn where none was sampled."""
+    (x, y), (x_test, _), _ = task.data
     flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in positions.items()}
     if cell.form == "collapsed":
         flat["readout"] = ReadoutPredictive(model, flat, (x, y)).readout(jax.random.key(1))
@@ -150,21 +167,21 @@ def functions_of(cell, plain, model, kernel, positions):
     return np.asarray(found).reshape(NUM_CHAINS, -1, len(x_test))
 
 
-def run(cell):
+def run(cell, task):
     """Sample, predict, score."""
-    _, (_, y_test), scale = data
-    plain, model = models_of(cell)
-    found = sampled(cell, model)
+    _, (_, y_test), scale = task.data
+    plain, model = models_of(cell, task)
+    found = sampled(cell, model, task)
     if found is None:
         return Row(**dict.fromkeys(Row._fields, np.nan))
     kernel, positions, gradients, seconds = found
-    function = functions_of(cell, plain, model, kernel, positions)
+    function = functions_of(cell, task, plain, model, kernel, positions)
     del positions, found
     projections = np.asarray(project({"function": function}, jax.random.key(2)))
-    bulk = _common.arviz.ess({"projections": projections})["projections"]
-    rhat = _common.arviz.rhat({"projections": projections})["projections"]
+    bulk = _chains.bulk_ess(projections)
+    rhat = _chains.rhat(projections)
     mean = function.reshape(-1, function.shape[-1])
-    variance = np.full_like(mean, float(fitted(cell.depth).noise_scale) ** 2)
+    variance = np.full_like(mean, float(fitted(task, cell.depth).noise_scale) ** 2)
     scores = regression_scores(y_test, mean, variance, scale=scale)
     jax.clear_caches()  # no two cells share a program
     return Row(
@@ -179,8 +196,8 @@ def run(cell):
     )
 
 
-def lines(form, depth, value):
-    """By kernel, what a row gives against the width."""
+def lines(rows, form, depth, value):
+    """Collect what a row gives by kernel and width."""
     found = {kernel: {} for kernel in KERNELS}
     for cell, row in sorted(rows.items(), key=lambda item: item[0].width):
         if (cell.form, cell.depth) == (form, depth):
@@ -188,50 +205,61 @@ def lines(form, depth, value):
     return {kernel: values for kernel, values in found.items() if values}
 
 
-names = {"type": str, "nargs": "+"}
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": "with the set, <name>.npz; diabetes without it"},
-    set=("airfoil", "a set of the UCI repository"),
-    num_train=(200, "rows to learn from"),
-    widths=[8, 16, 64, 256, 1024],
-    depths=[1, 2, 4],
-    forms=names | {"default": FORMS, "choices": FORMS},
-    kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
-    largest=(4_000_000, "weights of a network that is run"),
-    gradients=(20_000, "of a chain after warmup, at most"),
-    seconds=(3.0, "of a core for a cell after warmup, about"),
-)
-data = rows_of(options.folder, options.set, options.num_train)
-sizes = [(depth, width) for depth in options.depths for width in options.widths]
-sizes = [(depth, width) for depth, width in sizes if (depth - 1) * width**2 <= options.largest]
-cells = [Cell(form, kernel, *size) for size in sizes for form in options.forms for kernel in options.kernels]
-table = options.output / "how_wide.csv"
-rows = _common.resumed(
-    table,
-    cells,
-    Row,
-    run,
-    unit="cell",
-    name=lambda cell: f"{cell.kernel}, {cell.form}, {cell.depth} x {cell.width}",
-)
-_common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
+def draw(rows, options):
+    """Draw effective draws by width: a gradient above, a core second below."""
+    forms = [form for form in FORMS if any(cell.form == form for cell in rows)]
+    depths = sorted({cell.depth for cell in rows})
+    panels = [(depth, form) for depth in depths for form in forms]
+    figure, axes = plt.subplots(
+        2, len(panels), figsize=(1 + 1.7 * len(panels), 5), sharey="row", squeeze=False, layout="constrained"
+    )
+    for column, (depth, form) in zip(axes.T, panels, strict=True):
+        _common.plot_lines(column[0], lines(rows, form, depth, lambda row: row.ess_bulk / row.gradients))
+        _common.plot_lines(column[1], lines(rows, form, depth, lambda row: row.ess_bulk / row.seconds))
+        for panel in column:
+            _common.number_ticks(panel, sorted({cell.width for cell in rows}))
+            panel.tick_params(axis="x", labelsize=6)
+        column[0].set_title(f"{form}, depth {depth}", fontsize=8)
+    axes[0, 0].set_ylabel("effective draws a gradient")
+    axes[1, 0].set_ylabel("effective draws a core second")
+    axes[0, 0].legend(fontsize=7)
+    figure.supxlabel("width")
+    _common.save(figure, options, "how_wide.png", dpi=110)
 
-forms = [form for form in FORMS if any(cell.form == form for cell in rows)]
-depths = sorted({cell.depth for cell in rows})
-panels = [(depth, form) for depth in depths for form in forms]
-figure, axes = _common.plt.subplots(
-    2, len(panels), figsize=(1 + 1.7 * len(panels), 5), sharey="row", squeeze=False, layout="constrained"
-)
-for column, (depth, form) in zip(axes.T, panels, strict=True):
-    _common.plot_lines(column[0], lines(form, depth, lambda row: row.ess_bulk / row.gradients))
-    _common.plot_lines(column[1], lines(form, depth, lambda row: row.ess_bulk / row.seconds))
-    for panel in column:
-        _common.number_ticks(panel, sorted({cell.width for cell in rows}))
-        panel.tick_params(axis="x", labelsize=6)
-    column[0].set_title(f"{form}, depth {depth}", fontsize=8)
-axes[0, 0].set_ylabel("effective draws a gradient")
-axes[1, 0].set_ylabel("effective draws a core second")
-axes[0, 0].legend(fontsize=7)
-figure.supxlabel("width")
-_common.save(figure, options, "how_wide.png", dpi=110)
+
+def main(options):
+    """Run the study."""
+    task = Task(rows_of(options.folder, options.set, options.num_train), options)
+    sizes = [(depth, width) for depth in options.depths for width in options.widths]
+    sizes = [(depth, width) for depth, width in sizes if (depth - 1) * width**2 <= options.largest]
+    cells = [Cell(form, kernel, *size) for size in sizes for form in options.forms for kernel in options.kernels]
+    table = options.output / "how_wide.csv"
+    rows = _common.resumed(
+        table,
+        cells,
+        Row,
+        lambda cell: run(cell, task),
+        unit="cell",
+        name=lambda cell: f"{cell.kernel}, {cell.form}, {cell.depth} x {cell.width}",
+    )
+    _common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
+    draw(rows, options)
+
+
+if __name__ == "__main__":
+    names = {"type": str, "nargs": "+"}
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": "with the set, <name>.npz; diabetes without it"},
+            set=("airfoil", "a set of the UCI repository"),
+            num_train=(200, "rows to learn from"),
+            widths=[8, 16, 64, 256, 1024],
+            depths=[1, 2, 4],
+            forms=names | {"default": FORMS, "choices": FORMS},
+            kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
+            largest=(4_000_000, "weights of a network that is run"),
+            gradients=(20_000, "of a chain after warmup, at most"),
+            seconds=(3.0, "of a core for a cell after warmup, about"),
+        )
+    )

@@ -2,8 +2,8 @@
 
 One hidden erf layer of growing width under a Bernoulli likelihood, on labels along a line and on two moons. Mean-field
 Gaussian guides, all started at N(0, I), are fitted to the network as it is, and repriorised by the quick and by the
-fitted stand-in. Prints how far each prediction is from two posteriors of the infinitely wide network: its variational
-Gaussian one, which the fitted stand-in implies in closed form, and the exact one, by importance sampling from the
+fitted surrogate. Prints how far each prediction is from two posteriors of the infinitely wide network: its variational
+Gaussian one, which the fitted surrogate implies in closed form, and the exact one, by importance sampling from the
 former; with the ELBO of each, and draws them all. The counterpart of wide_mean_field.py for classes.
 
     python studies/mean_field_classification.py
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -27,7 +28,6 @@ from sklearn.datasets import make_moons
 from tqdm.auto import tqdm
 
 import _common
-from _common import plt
 from numpyro_wide import fitted_surrogate, repriorise, surrogate_targets
 from numpyro_wide.linear_gaussian import readout_map
 from numpyro_wide.readout import site_function
@@ -58,12 +58,12 @@ class Posterior(NamedTuple):
     log_evidence: float
 
     def distance(self, other):
-        """Root mean squares of the differences of means, standard deviations and probabilities."""
+        """Return root mean squares of the differences of means, standard deviations and probabilities."""
         return {part: _common.rms(getattr(self, part) - getattr(other, part)) for part in ("mean", "sd", "probs")}
 
 
 def load_data(name):
-    """Labels by chance on a line, likelier 1 in two stretches of it, or the two moons."""
+    """Draw labels by chance on a line, likelier 1 in two stretches of it, or the two moons."""
     if name == "moons":
         x, labels = make_moons(100, noise=0.2, random_state=0)
         side = np.linspace(-2.5, 2.5, 31)
@@ -76,7 +76,7 @@ def load_data(name):
 
 
 def network(x, labels=None, *, width):
-    """One erf layer in NTK parametrisation, every weight N(0, 1)."""
+    """Sample an erf layer in NTK parametrisation, every weight N(0, 1)."""
     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([x.shape[1], width]).to_event(2))
     bias = numpyro.sample("bias", dist.Normal(0, 1).expand([width]).to_event(1))
     hidden = jax.lax.erf(SCALES["w_std"] / np.sqrt(x.shape[1]) * x @ weights + SCALES["b_std"] * bias)
@@ -87,12 +87,12 @@ def network(x, labels=None, *, width):
 
 
 def probabilities(mean, variance):
-    """Of label 1, where the logit is Gaussian."""
+    """Return the probability of label 1, where the logit is Gaussian."""
     return expit(mean[..., None] + np.sqrt(variance)[..., None] * NODES) @ (SHARES / SHARES.sum())
 
 
 def limits(data, num_draws):
-    """The posteriors of the infinitely wide network: the best Gaussian, the exact one, and the effective draws."""
+    """Return the posteriors of the infinite width: the best Gaussian, the exact one, and the effective draws."""
     numpyro.enable_x64()
     kernel = fcn_kernel(1, "erf", **SCALES, readout_w_std=READOUT_SCALE)
     points = np.concatenate([data.x, data.grid])
@@ -106,10 +106,10 @@ def limits(data, num_draws):
     values, vectors = np.linalg.eigh(covariance)
     normals = np.random.default_rng(0).normal(size=(num_draws // 2, len(values)))
     draws = mean + np.concatenate([normals, -normals]) @ (vectors * np.sqrt(np.maximum(values, 0))).T
-    # The likelihood over that of the stand-in, at the rows of the data.
+    # The likelihood over that of the surrogate, at the rows of the data.
     f, targets, noise = draws[:, :n], np.asarray(targets), np.asarray(noise)
-    stand_in = -0.5 * ((targets - f) / noise) ** 2 - np.log(noise) - 0.5 * np.log(2 * np.pi)
-    log_weights = (log_expit(np.where(data.labels, f, -f)) - stand_in).sum(1)
+    of_surrogate = -0.5 * ((targets - f) / noise) ** 2 - np.log(noise) - 0.5 * np.log(2 * np.pi)
+    log_weights = (log_expit(np.where(data.labels, f, -f)) - of_surrogate).sum(1)
     weights = np.exp(log_weights - logsumexp(log_weights))
 
     mean, variance, f = mean[n:], np.diag(covariance)[n:], draws[:, n:]
@@ -169,7 +169,7 @@ def predict(model, hidden, loc, scale, surrogate, data, bound):
 
 
 def draw_line(panel, data, exact, by_width):
-    """Mean logits by width, and the band of the widest; without fits, the limit's."""
+    """Draw mean logits by width, and the band of the widest; without fits, the limit's."""
     x = data.grid[:, 0]
     widest = by_width[max(by_width)] if by_width else exact
     panel.fill_between(x, widest.mean - 2 * widest.sd, widest.mean + 2 * widest.sd, color="0.85")
@@ -184,7 +184,7 @@ def draw_line(panel, data, exact, by_width):
 
 
 def draw_plane(panel, data, exact, by_width):
-    """The probability by the widest, where it is a half by width, and where the limit's is 0.1, 0.5 and 0.9."""
+    """Draw the probability by the widest, where it is a half by width, and where the limit's is 0.1, 0.5 and 0.9."""
     size = round(len(data.grid) ** 0.5)
     first, second = (side.reshape(size, size) for side in data.grid.T)
     widest = by_width[max(by_width)] if by_width else exact
@@ -197,7 +197,7 @@ def draw_plane(panel, data, exact, by_width):
 
 
 def draw(problems, posteriors, fits, widths):
-    """A row for each problem: a column for each method, the limit, and distances to it."""
+    """Draw a row for each problem: a column for each method, the limit, and distances to it."""
     figure, axes = plt.subplots(len(problems), 5, figsize=(15, 3 * len(problems) + 0.8), layout="constrained")
     for (*row, last), (name, data) in zip(np.atleast_2d(axes), problems.items(), strict=True):
         exact, draw_panel = posteriors[name]["exact"], draw_line if data.x.shape[1] == 1 else draw_plane
@@ -225,32 +225,42 @@ def draw(problems, posteriors, fits, widths):
     return figure
 
 
-options = _common.arguments(
-    __doc__,
-    widths=[32, 125, 500, 2000],
-    data={"nargs": "+", "default": list(DATA), "choices": list(DATA), "help": "data sets, by default all"},
-    num_steps=(4000, "Adam steps of each fit, from 0.03 down by a cosine"),
-    num_particles=(4, "draws of the guide in each step"),
-    num_draws=(400, "draws for predictions and for the ELBO"),
-    num_exact=(20_000, "weighted draws for the exact limit"),
-)
-widths = sorted(options.widths)
-problems = {name: load_data(name) for name in DATA if name in options.data}
-posteriors, fits = {}, {name: {method: {} for method in METHODS} for name in problems}
-for name, data in problems.items():
-    posteriors[name], num_effective = limits(data, options.num_exact)
-    gaussian, exact = (posteriors[name][limit] for limit in LIMITS)
-    print(f"\n{DATA[name]}, {len(data.labels)} labels; {num_effective:.0f} effective of {options.num_exact} draws")
-    print(f"log evidence {exact.log_evidence:.3f}, of the variational posterior {gaussian.log_evidence:.3f}")
-    distance = {part: round(value, 4) for part, value in gaussian.distance(exact).items()}
-    print(f"RMS of mean logits {_common.rms(exact.mean):.2f}, from the variational to the exact {distance}", flush=True)
-    rows = []
-    for method, width in tqdm([(method, width) for method in METHODS for width in widths], unit="fit"):
-        start = time.perf_counter()
-        found = fits[name][method][width] = fit(method, width, data, options)
-        row = {"width": width, "method": method, "ELBO": found.log_evidence}
-        for limit, posterior in posteriors[name].items():
-            row |= {f"{part}, {limit}": value for part, value in found.distance(posterior).items()}
-        rows.append({**row, "seconds": time.perf_counter() - start})
-    _common.print_table(rows)
-_common.save(draw(problems, posteriors, fits, widths), options, "mean_field_classification.png", dpi=90)
+def main(options):
+    """Run the study."""
+    widths = sorted(options.widths)
+    problems = {name: load_data(name) for name in DATA if name in options.data}
+    posteriors, fits = {}, {name: {method: {} for method in METHODS} for name in problems}
+    for name, data in problems.items():
+        posteriors[name], num_effective = limits(data, options.num_exact)
+        gaussian, exact = (posteriors[name][limit] for limit in LIMITS)
+        print(f"\n{DATA[name]}, {len(data.labels)} labels; {num_effective:.0f} effective of {options.num_exact} draws")
+        print(f"log evidence {exact.log_evidence:.3f}, of the variational posterior {gaussian.log_evidence:.3f}")
+        distance = {part: round(value, 4) for part, value in gaussian.distance(exact).items()}
+        print(
+            f"RMS of mean logits {_common.rms(exact.mean):.2f}, from the variational to the exact {distance}",
+            flush=True,
+        )
+        rows = []
+        for method, width in tqdm([(method, width) for method in METHODS for width in widths], unit="fit"):
+            start = time.perf_counter()
+            found = fits[name][method][width] = fit(method, width, data, options)
+            row = {"width": width, "method": method, "ELBO": found.log_evidence}
+            for limit, posterior in posteriors[name].items():
+                row |= {f"{part}, {limit}": value for part, value in found.distance(posterior).items()}
+            rows.append({**row, "seconds": time.perf_counter() - start})
+        _common.print_table(rows)
+    _common.save(draw(problems, posteriors, fits, widths), options, "mean_field_classification.png", dpi=90)
+
+
+if __name__ == "__main__":
+    main(
+        _common.arguments(
+            __doc__,
+            widths=[32, 125, 500, 2000],
+            data={"nargs": "+", "default": list(DATA), "choices": list(DATA), "help": "data sets, by default all"},
+            num_steps=(4000, "Adam steps of each fit, from 0.03 down by a cosine"),
+            num_particles=(4, "draws of the guide in each step"),
+            num_draws=(400, "draws for predictions and for the ELBO"),
+            num_exact=(20_000, "weighted draws for the exact limit"),
+        )
+    )

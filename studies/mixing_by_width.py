@@ -1,4 +1,4 @@
-"""How fast every kernel mixes, by width and by number of images, in three sets of coordinates (Hron 2022, Figure 7).
+"""The mixing of every kernel, by width and by number of images, in three sets of coordinates (Hron 2022, Figure 7).
 
 Each cell of the study is one chain: a kernel on the plain, the repriorised or the collapsed form of a network with one
 hidden layer, at one width, number of images and regulariser. Its row is written to mixing_by_width.csv as soon as it is
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 
+import _chains
 import _common
 from numpyro_wide import collapse_readout, datasets, mcmc, nn, repriorise
 from numpyro_wide.diagnostics import random_projections
@@ -51,7 +53,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a cell gave."""
+    """Results of a cell."""
 
     ess_per_gradient: float
     gradients_per_draw: float
@@ -60,7 +62,7 @@ class Row(NamedTuple):
 
 
 def model_of(cell):
-    """One GELU layer in NTK parametrisation, weight variance 2, in the cell's coordinates."""
+    """Return one GELU layer in NTK parametrisation, weight variance 2, in the cell's coordinates."""
     plain = nn.bnn(nn.FCN(1, cell.width, "gelu", w_std=2**0.5, readout_w_std=2**0.5), 10, NOISE_SCALE)
     if cell.form == "plain":
         return plain
@@ -72,7 +74,7 @@ def model_of(cell):
 
 
 def run(cell, data, budget) -> Row:
-    """Warm up for half the budget, as far as can be told beforehand, then draw for the budget."""
+    """Run a chain: warm up for half the budget, as far as can be told, then draw for the budget."""
     x, y = (part[: cell.num_train] for part in data)
     num_warmup = max(10, budget // 2 // GRADIENTS_AN_ITERATION.get(cell.kernel, 1))
     projections = {"projections": random_projections(jax.random.key(1), [HIDDEN])}
@@ -88,89 +90,102 @@ def run(cell, data, budget) -> Row:
     chain.run(chain.post_warmup_state.rng_key, x, y, extra_fields=(cost, "accept_prob"))
     fields = chain.get_extra_fields()
     spent, accept_prob = int(np.sum(fields[cost])), float(np.mean(fields["accept_prob"]))
-    ess = float(_common.arviz.ess(chain.get_samples(group_by_chain=True))["projections"].mean())
+    ess = float(_chains.bulk_ess(chain.get_samples(group_by_chain=True)["projections"]).mean())
     return Row(ess / spent, spent / chain.num_samples, accept_prob, time.perf_counter() - start)
 
 
 def lines(rows, kernels, by, **fixed):
-    """ESS per gradient of the kernels by width or number of images, where the rest is as given."""
+    """Return ESS per gradient of the kernels by width or number of images, where the rest is as given."""
     fixed["regulariser"] = 1.0
     cells = [cell for cell in rows if all(getattr(cell, name) == value for name, value in fixed.items())]
     cells.sort(key=lambda cell: getattr(cell, by))
     return {k: {getattr(c, by): rows[c].ess_per_gradient for c in cells if c.kernel == k} for k in kernels}
 
 
-names = {"type": str, "nargs": "+"}
-options = _common.arguments(
-    __doc__,
-    widths=([32, 128, 512, 1024], "two or more"),
-    num_train=([64, 256, 1024], "two or more"),
-    kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
-    forms=names | {"default": list(FORMS), "choices": list(FORMS), "help": "coordinates"},
-    regularisers={"type": float, "nargs": "*", "default": [0.1, 10.0, 100.0], "help": "over noise variance"},
-    budget=(4000, "gradients of a chain after warmup"),
-    cifar10={"type": Path, "help": "folder with the CIFAR-10 batches; digits without it"},
-    quick={"action": "store_true", "help": "widths 32 and 128, 32 and 64 images, 400 gradients"},
-)
-if options.quick:
-    options.widths, options.num_train, options.budget = [32, 128], [32, 64], 400
-if min(len(options.widths), len(options.num_train)) < 2:
-    raise SystemExit("expected at least two widths and two numbers of images")
-images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-images = datasets.subset(images, max(options.num_train), seed=0)
-pixels = images.inputs.reshape(len(images.targets), -1)
-inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
-data = inputs, datasets.centred_one_hot(images.targets, 10)
-
-# Widths at one number of images, numbers of images at one width, regularisers at both.
-num_train, width = options.num_train[-2], options.widths[-2]
-sizes = dict.fromkeys([*((num_train, w) for w in options.widths), *((n, width) for n in options.num_train)])
-cells = [Cell(kernel, form, *size) for kernel in options.kernels for form in options.forms for size in sizes]
-cells += [Cell("NUTS", "repriorised", num_train, width, regulariser) for regulariser in options.regularisers]
-cells = list(dict.fromkeys(cells))
-table = options.output / "mixing_by_width.csv"
+def draw_mixing(width, num_train, rows, options):
+    """Draw a column for each form; by width above, by number of images below."""
+    style = {"figsize": (1 + 3 * len(options.forms), 6), "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(2, len(options.forms), **style)
+    for column, form in zip(axes.T, options.forms, strict=True):
+        _common.plot_lines(column[0], lines(rows, options.kernels, "width", form=form, num_train=num_train))
+        _common.plot_lines(column[1], lines(rows, options.kernels, "num_train", form=form, width=width))
+        for panel, ticks in zip(column, (options.widths, options.num_train), strict=True):
+            _common.number_ticks(panel, ticks)
+        column[0].set(title=form, xlabel=f"width, {num_train} images")
+        column[1].set(xlabel=f"number of images, width {width}")
+    figure.supylabel("ESS per gradient")
+    axes[0, 0].legend(fontsize=8)
+    _common.save(figure, options, "mixing_by_width.png")
 
 
-def run_alone(cell):
-    """No two cells share a program."""
-    row = run(cell, data, options.budget)
-    jax.clear_caches()
-    return row
+def draw_regularisers(width, num_train, rows, options):
+    """Draw effective draws of repriorised NUTS against the regulariser, with the plain model as its limit."""
+    cells = [Cell("NUTS", "repriorised", num_train, width, value) for value in sorted({1.0, *options.regularisers})]
+    cells = [cell for cell in cells if cell in rows]
+    figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
+    _common.plot_lines(axes, {"repriorised": {cell.regulariser: rows[cell].ess_per_gradient for cell in cells}})
+    plain = rows.get(Cell("NUTS", "plain", num_train, width))
+    if plain is not None:
+        axes.axhline(plain.ess_per_gradient, color="0.5", linestyle="--", label="plain")
+    title = f"NUTS, {num_train} images, width {width}"
+    axes.set(xlabel="regulariser / noise variance", ylabel="ESS per gradient", title=title)
+    axes.legend()
+    _common.save(figure, options, "regulariser.png")
 
 
-rows = _common.resumed(
-    table,
-    cells,
-    Row,
-    run_alone,
-    unit="chain",
-    name=lambda cell: f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}",
-)
-rows = {cell: rows[cell] for cell in cells}
-_common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
-print(f"\nTable: {table}")
-# A column for each form; by width above, by number of images below.
-style = {"figsize": (1 + 3 * len(options.forms), 6), "sharey": True, "squeeze": False, "layout": "constrained"}
-figure, axes = _common.plt.subplots(2, len(options.forms), **style)
-for column, form in zip(axes.T, options.forms, strict=True):
-    _common.plot_lines(column[0], lines(rows, options.kernels, "width", form=form, num_train=num_train))
-    _common.plot_lines(column[1], lines(rows, options.kernels, "num_train", form=form, width=width))
-    for panel, ticks in zip(column, (options.widths, options.num_train), strict=True):
-        _common.number_ticks(panel, ticks)
-    column[0].set(title=form, xlabel=f"width, {num_train} images")
-    column[1].set(xlabel=f"number of images, width {width}")
-figure.supylabel("ESS per gradient")
-axes[0, 0].legend(fontsize=8)
-_common.save(figure, options, "mixing_by_width.png")
-# ESS per gradient of repriorised NUTS against the regulariser, with the plain model as its limit.
-cells = [Cell("NUTS", "repriorised", num_train, width, value) for value in sorted({1.0, *options.regularisers})]
-cells = [cell for cell in cells if cell in rows]
-figure, axes = _common.plt.subplots(figsize=(5, 3.5), layout="constrained")
-_common.plot_lines(axes, {"repriorised": {cell.regulariser: rows[cell].ess_per_gradient for cell in cells}})
-plain = rows.get(Cell("NUTS", "plain", num_train, width))
-if plain is not None:
-    axes.axhline(plain.ess_per_gradient, color="0.5", linestyle="--", label="plain")
-title = f"NUTS, {num_train} images, width {width}"
-axes.set(xlabel="regulariser / noise variance", ylabel="ESS per gradient", title=title)
-axes.legend()
-_common.save(figure, options, "regulariser.png")
+def main(options):
+    """Run the study."""
+    if options.quick:
+        options.widths, options.num_train, options.budget = [32, 128], [32, 64], 400
+    if min(len(options.widths), len(options.num_train)) < 2:
+        raise SystemExit("expected at least two widths and two numbers of images")
+    images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
+    images = datasets.subset(images, max(options.num_train), seed=0)
+    pixels = images.inputs.reshape(len(images.targets), -1)
+    inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
+    data = inputs, datasets.centred_one_hot(images.targets, 10)
+
+    # Widths at one number of images, numbers of images at one width, regularisers at both.
+    num_train, width = options.num_train[-2], options.widths[-2]
+    sizes = dict.fromkeys([*((num_train, w) for w in options.widths), *((n, width) for n in options.num_train)])
+    cells = [Cell(kernel, form, *size) for kernel in options.kernels for form in options.forms for size in sizes]
+    cells += [Cell("NUTS", "repriorised", num_train, width, regulariser) for regulariser in options.regularisers]
+    cells = list(dict.fromkeys(cells))
+    table = options.output / "mixing_by_width.csv"
+
+    def run_alone(cell):
+        """Run a cell and forget its programs: no two cells share one."""
+        row = run(cell, data, options.budget)
+        jax.clear_caches()
+        return row
+
+    rows = _common.resumed(
+        table,
+        cells,
+        Row,
+        run_alone,
+        unit="chain",
+        name=lambda cell: f"{cell.kernel}, {cell.form}, n = {cell.num_train}, width {cell.width}",
+    )
+    rows = {cell: rows[cell] for cell in cells}
+    _common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
+    print(f"\nTable: {table}")
+    draw_mixing(width, num_train, rows, options)
+    draw_regularisers(width, num_train, rows, options)
+
+
+if __name__ == "__main__":
+    names = {"type": str, "nargs": "+"}
+    main(
+        _common.arguments(
+            __doc__,
+            widths=([32, 128, 512, 1024], "two or more"),
+            num_train=([64, 256, 1024], "two or more"),
+            kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
+            forms=names | {"default": list(FORMS), "choices": list(FORMS), "help": "coordinates"},
+            regularisers={"type": float, "nargs": "*", "default": [0.1, 10.0, 100.0], "help": "over noise variance"},
+            budget=(4000, "gradients of a chain after warmup"),
+            cifar10={"type": Path, "help": "folder with the CIFAR-10 batches; digits without it"},
+            quick={"action": "store_true", "help": "widths 32 and 128, 32 and 64 images, 400 gradients"},
+        )
+    )

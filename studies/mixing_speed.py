@@ -1,4 +1,4 @@
-"""How fast chains mix by architecture and number of images, plain and repriorised (Hron 2022, Figures 8 and 9).
+"""The mixing of chains by architecture and number of images, plain and repriorised (Hron 2022, Figures 8 and 9).
 
 Each cell is chains of one kernel on one network, as it stands or repriorised, for as many seconds as --seconds says, of
 which a third is warmup: SplitHMC, NUTS, or the paper's Langevin sampler, unadjusted, with its damping of 0.05. Targets
@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import NUTS
 
+import _chains
 import _common
 import _fashion_data
 from _sampling import clock, gradient_seconds, stretch_of
@@ -94,24 +96,24 @@ Row = NamedTuple("Row", [(name, float) for name in (*SIZES, *COSTS, *RHATS)])
 
 
 @cache
-def images_of(pixels):
-    """Training images and one-hot codes, and test images, of so many pixels a side."""
-    images = _fashion_data.load(options.folder, max(options.num_train), options.num_test, pool=28 // pixels)
+def images_of(pixels, folder, num_train, num_test):
+    """Read training images and one-hot codes, and test images, of so many pixels a side."""
+    images = _fashion_data.load(folder, num_train, num_test, pool=28 // pixels)
     side = int(images.x.shape[1] ** 0.5)
     x, x_test = (part.reshape(-1, side, side, 1) for part in (images.x, images.x_test))
     return x, datasets.centred_one_hot(images.labels, _fashion_data.NUM_CLASSES), x_test
 
 
-def data_of(cell):
-    """Inputs and codes to learn from, and test inputs, flat but for convolutions."""
-    x, y, x_test = images_of(cell.pixels)
+def data_of(cell, options):
+    """Return inputs and codes to learn from, and test inputs, flat but for convolutions."""
+    x, y, x_test = images_of(cell.pixels, options.folder, max(options.num_train), options.num_test)
     shape = (-1,) if cell.architecture.startswith("fcn") else x.shape[1:]
     x, x_test = (part.reshape(len(part), *shape) for part in (x[: cell.num_train], x_test))
     return (x, y[: cell.num_train]), x_test
 
 
 def models_of(cell):
-    """The network as it is, and in the form of the cell."""
+    """Return the network as it is, and in the form of the cell."""
     found = ARCHITECTURES[cell.architecture]
     plain = nn.bnn(found.network(cell.width), _fashion_data.NUM_CLASSES, NOISE_SCALE)
     if cell.form == "plain":
@@ -122,7 +124,7 @@ def models_of(cell):
 
 
 def projections_of(kernel, plain, args, x_test):
-    """A compiled function of positions: projections of all weights, and of the function at test images."""
+    """Compile a function of positions: projections of all weights, and of the function at test images."""
     to_sites, features = kernel.postprocess_fn(args, {}), site_function(plain, "features", x_test)
     sites = handlers.trace(handlers.seed(plain, 0)).get_trace(*args)
     names = [name for name, site in sites.items() if site["type"] == "sample" and name != "y"]
@@ -137,10 +139,10 @@ def projections_of(kernel, plain, args, x_test):
     return jax.jit(jax.vmap(jax.vmap(told)))
 
 
-def run(cell):
-    """Warm up for a third of the seconds, sample for the others, and tell how far that got."""
+def run(cell, options):
+    """Run chains: warm up for a third of the seconds, sample for the others, tell how far that got."""
     jax.clear_caches()  # no two cells share a program
-    args, x_test = data_of(cell)
+    args, x_test = data_of(cell, options)
     plain, model = models_of(cell)
     a_gradient = gradient_seconds(model, args, options.num_chains)
     guess = GUESS[cell.kernel][list(FORMS).index(cell.form)]
@@ -177,18 +179,18 @@ def run(cell):
 
 
 def too_slow(a_gradient):
-    """The row of a cell that is left out."""
+    """Return the row of a cell that is left out."""
     return Row(**dict.fromkeys(Row._fields, np.nan) | {"gradient_seconds": a_gradient})
 
 
 def sizes(draws):
-    """Effective draws of projections (chains, draws, 100): ArviZ's, and the paper's mean."""
-    bulk = np.asarray(_common.arviz.ess({"draws": draws})["draws"])
+    """Return effective draws of projections (chains, draws, 100): ArviZ's, and the paper's mean."""
+    bulk = _chains.bulk_ess(draws)
     return *(float(of(bulk)) for of in (np.mean, np.min, np.max)), float(np.mean(effective_sample_size(draws)))
 
 
 def lines(panel, rows, of, unit):
-    """Effective draws by number of images, and the band of projections; hollow where chains are not of one mind."""
+    """Draw effective draws by number of images, and the band of projections; hollow where chains disagree."""
     for (kernel, form), by_size in grouped(rows).items():
         style = {"color": f"C{list(KERNELS).index(kernel)}", "linestyle": FORMS[form]}
         numbers = sorted(by_size)
@@ -203,8 +205,8 @@ def lines(panel, rows, of, unit):
     _common.number_ticks(panel, sorted({cell.num_train for cell in rows}))
 
 
-def rhat_lines(panel, rows):
-    """R-hat squared less one of the most images, by gradients: its mean over projections."""
+def rhat_lines(panel, rows, options):
+    """Draw R-hat squared less one of the most images, by gradients: its mean over projections."""
     for (kernel, form), by_size in grouped(rows).items():
         row = by_size[max(by_size)]
         gradients = row.gradients / options.num_chains * np.arange(1, STAGES + 1) / STAGES
@@ -213,7 +215,7 @@ def rhat_lines(panel, rows):
 
 
 def grouped(rows):
-    """Rows by number of images, by kernel and form, without those of too few seconds."""
+    """Group rows by kernel and form, then by number of images, without those of too few seconds."""
     found = {}
     for cell, row in rows.items():
         if row.draws > 0:
@@ -222,68 +224,81 @@ def grouped(rows):
 
 
 def several(choices):
-    """An option that takes some of these."""
+    """Make an option that takes some of these."""
     return {"type": str, "nargs": "+", "default": list(choices), "choices": list(choices)}
 
 
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": f"with the four files; by default {_fashion_data.DEBIAN}, or else digits"},
-    architecture=several(ARCHITECTURES) | {"default": ["fcn1", "fcn3", "resnet"]},
-    kernels=several(KERNELS),
-    forms=several(FORMS),
-    num_train=[64, 256, 1024],
-    num_test=(200, "images at which the function is told"),
-    width={
-        "type": int,
-        "help": "units or first channels; by default "
-        + ", ".join(f"{found.width} of {name}" for name, found in ARCHITECTURES.items()),
-    },
-    pixels={"type": int, "choices": [28, 14, 7], "help": "a side; by default 14, for convolutions 7"},
-    num_chains=2,
-    seconds=(12.0, "for a cell after warmup, about; of a core on a CPU"),
-    precision=("default", "of matrix products: default, high, highest; or float64 for everything"),
-)
-if options.precision == "float64":
-    jax.config.update("jax_enable_x64", True)
-else:
-    jax.config.update("jax_default_matmul_precision", options.precision)
-cells = [
-    Cell(name, form, kernel, n, options.width or found.width, options.pixels or found.pixels, options.precision)
-    for name, n, kernel, form in product(options.architecture, options.num_train, options.kernels, options.forms)
-    for found in [ARCHITECTURES[name]]
-]
-table = options.output / "mixing_speed.csv"
-rows = _common.resumed(
-    table,
-    cells,
-    Row,
-    run,
-    unit="cell",
-    name=lambda cell: f"{cell.architecture}, {cell.num_train} images, {cell.kernel}, {cell.form}",
-)
-rows = {cell: rows[cell] for cell in cells}  # the table may have other widths, pixels and precisions
-shown = ("weights_bulk", "weights_least", "weights_paper", "function_bulk", "function_paper", *COSTS, RHATS[-1])
-_common.print_table([cell._asdict() | {name: getattr(row, name) for name in shown} for cell, row in rows.items()])
+def draw(rows, options):
+    """Draw a column for each network: effective draws a gradient and a second, and R-hat."""
+    networks = list(dict.fromkeys((cell.architecture, cell.width) for cell in rows))
+    figure, axes = plt.subplots(
+        4, len(networks), figsize=(1 + 3.2 * len(networks), 10.5), sharey="row", squeeze=False, layout="constrained"
+    )
+    for column, (architecture, width) in zip(axes.T, networks, strict=True):
+        of_network = {
+            cell: row for cell, row in rows.items() if (cell.architecture, cell.width) == (architecture, width)
+        }
+        for panel, of, unit in zip(
+            column, ("weights", "function", "function"), ("gradients", "gradients", "seconds"), strict=False
+        ):
+            lines(panel, of_network, of, unit)
+            panel.set_xlabel("number of images")
+        rhat_lines(column[3], of_network, options)
+        column[0].set_title(f"{architecture}, width {width}")
+        column[3].set_xlabel("gradients of a chain")
+    labels = [f"ESS of {what}" for what in ("weights / gradient", "function / gradient", "function / second")]
+    for panel, label in zip(axes[:, 0], (*labels, r"$\hat R^2 - 1$, most images"), strict=True):
+        panel.set_ylabel(label)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.kernels), fontsize=8
+    )
+    _common.save(figure, options, "mixing_speed.png", dpi=80)
 
-networks = list(dict.fromkeys((cell.architecture, cell.width) for cell in rows))
-figure, axes = _common.plt.subplots(
-    4, len(networks), figsize=(1 + 3.2 * len(networks), 10.5), sharey="row", squeeze=False, layout="constrained"
-)
-for column, (architecture, width) in zip(axes.T, networks, strict=True):
-    of_network = {cell: row for cell, row in rows.items() if (cell.architecture, cell.width) == (architecture, width)}
-    for panel, of, unit in zip(
-        column, ("weights", "function", "function"), ("gradients", "gradients", "seconds"), strict=False
-    ):
-        lines(panel, of_network, of, unit)
-        panel.set_xlabel("number of images")
-    rhat_lines(column[3], of_network)
-    column[0].set_title(f"{architecture}, width {width}")
-    column[3].set_xlabel("gradients of a chain")
-labels = [f"ESS of {what}" for what in ("weights / gradient", "function / gradient", "function / second")]
-for panel, label in zip(axes[:, 0], (*labels, r"$\hat R^2 - 1$, most images"), strict=True):
-    panel.set_ylabel(label)
-figure.legend(
-    *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(options.kernels), fontsize=8
-)
-_common.save(figure, options, "mixing_speed.png", dpi=80)
+
+def main(options):
+    """Run the study."""
+    if options.precision == "float64":
+        jax.config.update("jax_enable_x64", True)
+    else:
+        jax.config.update("jax_default_matmul_precision", options.precision)
+    cells = [
+        Cell(name, form, kernel, n, options.width or found.width, options.pixels or found.pixels, options.precision)
+        for name, n, kernel, form in product(options.architecture, options.num_train, options.kernels, options.forms)
+        for found in [ARCHITECTURES[name]]
+    ]
+    table = options.output / "mixing_speed.csv"
+    rows = _common.resumed(
+        table,
+        cells,
+        Row,
+        lambda cell: run(cell, options),
+        unit="cell",
+        name=lambda cell: f"{cell.architecture}, {cell.num_train} images, {cell.kernel}, {cell.form}",
+    )
+    rows = {cell: rows[cell] for cell in cells}  # the table may have other widths, pixels and precisions
+    shown = ("weights_bulk", "weights_least", "weights_paper", "function_bulk", "function_paper", *COSTS, RHATS[-1])
+    _common.print_table([cell._asdict() | {name: getattr(row, name) for name in shown} for cell, row in rows.items()])
+    draw(rows, options)
+
+
+if __name__ == "__main__":
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": f"with the four files; by default {_fashion_data.DEBIAN}, or else digits"},
+            architecture=several(ARCHITECTURES) | {"default": ["fcn1", "fcn3", "resnet"]},
+            kernels=several(KERNELS),
+            forms=several(FORMS),
+            num_train=[64, 256, 1024],
+            num_test=(200, "images at which the function is told"),
+            width={
+                "type": int,
+                "help": "units or first channels; by default "
+                + ", ".join(f"{found.width} of {name}" for name, found in ARCHITECTURES.items()),
+            },
+            pixels={"type": int, "choices": [28, 14, 7], "help": "a side; by default 14, for convolutions 7"},
+            num_chains=2,
+            seconds=(12.0, "for a cell after warmup, about; of a core on a CPU"),
+            precision=("default", "of matrix products: default, high, highest; or float64 for everything"),
+        )
+    )

@@ -13,15 +13,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.infer import MCMC
 
+import _chains
 import _common
+from _ntk_reparam import ntk_map
 from numpyro_wide import datasets
 from numpyro_wide.diagnostics import projected_ess
 from numpyro_wide.linear_gaussian import readout_map
 from numpyro_wide.mcmc import UnderdampedLangevin
-from numpyro_wide.wide_limit import ntk_map
 
 NOISE_SCALE = 0.3
 NUM_CHAINS = 2
@@ -30,30 +32,30 @@ STATISTICS = ("ESS/step (projections)", "ESS/step (norm)", "accept", "step")
 
 
 def features(weights, x):
-    """Scaled embeddings (n, width) of one hidden layer of error functions, NTK parametrisation."""
+    """Return scaled embeddings (n, width) of one hidden layer of error functions, NTK parametrisation."""
     preactivations = 1.5 / np.sqrt(x.shape[1]) * x @ weights["hidden"] + 0.5 * weights["bias"]
     return jax.lax.erf(preactivations) / np.sqrt(preactivations.shape[1])
 
 
 def network(weights, x):
-    """Outputs (n,)."""
+    """Return outputs (n,)."""
     return features(weights, x) @ weights["readout"]
 
 
 def potential_energy(weights, x, y):
-    """Negative log joint density up to a constant: all weights N(0, 1), Gaussian noise."""
+    """Return negative log joint density up to a constant: all weights N(0, 1), Gaussian noise."""
     prior = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
     return 0.5 * (prior + jnp.sum((y - network(weights, x)) ** 2) / NOISE_SCALE**2)
 
 
 def map_t(phi, x, y, regulariser):
-    """The readout mapped, with its exact log-determinant."""
+    """Map the readout, with its exact log-determinant."""
     readout, log_det = readout_map(features(phi, x), y, phi["readout"], NOISE_SCALE, regulariser=regulariser)
     return {**phi, "readout": readout}, log_det
 
 
 def map_r(phi, x, y, regulariser):
-    """All weights mapped; the random vectors of the log-determinant are the same throughout."""
+    """Map all weights; the random vectors of the log-determinant are the same throughout."""
     return ntk_map(network, phi, x, y, regulariser, rng_key=jax.random.key(0), num_probes=4, order=2)
 
 
@@ -102,7 +104,7 @@ def compare(num_train, options):
             weights = {site: values[index] for site, values in draws.items()}
             norm = sum(np.sum(values**2, axis=tuple(range(2, values.ndim))) for values in weights.values())
             projected = projected_ess(weights, jax.random.key(0))["mean"]
-            ess = projected / total, float(_common.arviz.ess({"norm": norm})["norm"]) / total
+            ess = projected / total, float(_chains.bulk_ess(norm)) / total
             means = (float(values[index].mean()) for values in extra)
             statistics = dict(zip(STATISTICS, (*ess, *means), strict=True))
             results[name, multiple] = statistics, predictions[index].mean(0)
@@ -110,29 +112,38 @@ def compare(num_train, options):
     return results
 
 
-multiples = ([1.0, 10.0, 100.0], "multiples of σ²")
-sizes = {"num_train": ([8, 32, 128], "numbers of data"), "num_warmup": 500, "num_steps": 2000}
-options = _common.arguments(__doc__, width=128, regularisers=multiples, **sizes)
-results = {num_train: compare(num_train, options) for num_train in options.num_train}
-rows = []
-for num_train, by_case in results.items():
-    _, reference = next(iter(by_case.values()))  # of T with λ = σ²
-    for (name, multiple), (statistics, predictions) in by_case.items():
-        row = {"n": num_train, "map": name, "λ/σ²": None if name == "none" else multiple}
-        rows.append({**row, **statistics, "RMSE to T's predictions": _common.rms(predictions - reference)})
-_common.print_table(rows)
-# Effective sample sizes per step against the number of data, colours for λ, line styles for the maps.
-figure, both_axes = _common.plt.subplots(1, 2, figsize=(8.5, 3.8), sharex=True, layout="constrained")
-cases = next(iter(results.values())).keys()
-multiples = sorted({multiple for _, multiple in cases})
-titles = ("random projections of θ", "squared norm of θ")
-for axes, statistic, title in zip(both_axes, STATISTICS, titles, strict=False):
-    for name, multiple in cases:
-        colour = "0.4" if name == "none" else f"C{multiples.index(multiple)}"
-        label = "no map" if name == "none" else f"{name}, λ = {multiple:g} σ²"
-        values = [by_case[name, multiple][0][statistic] for by_case in results.values()]
-        axes.loglog(list(results), values, MAPS[name][1], color=colour, markersize=5, label=label)
-    _common.number_ticks(axes, results)
-    axes.set(xlabel="number of data", ylabel="ESS per step", title=title)
-figure.legend(*both_axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-_common.save(figure, options, "ntk_reparam.png")
+def draw(results, options):
+    """Draw effective draws per step against the number of data, colours for λ, line styles for the maps."""
+    figure, both_axes = plt.subplots(1, 2, figsize=(8.5, 3.8), sharex=True, layout="constrained")
+    cases = next(iter(results.values())).keys()
+    multiples = sorted({multiple for _, multiple in cases})
+    titles = ("random projections of θ", "squared norm of θ")
+    for axes, statistic, title in zip(both_axes, STATISTICS, titles, strict=False):
+        for name, multiple in cases:
+            colour = "0.4" if name == "none" else f"C{multiples.index(multiple)}"
+            label = "no map" if name == "none" else f"{name}, λ = {multiple:g} σ²"
+            values = [by_case[name, multiple][0][statistic] for by_case in results.values()]
+            axes.loglog(list(results), values, MAPS[name][1], color=colour, markersize=5, label=label)
+        _common.number_ticks(axes, results)
+        axes.set(xlabel="number of data", ylabel="ESS per step", title=title)
+    figure.legend(*both_axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
+    _common.save(figure, options, "ntk_reparam.png")
+
+
+def main(options):
+    """Run the study."""
+    results = {num_train: compare(num_train, options) for num_train in options.num_train}
+    rows = []
+    for num_train, by_case in results.items():
+        _, reference = next(iter(by_case.values()))  # of T with λ = σ²
+        for (name, multiple), (statistics, predictions) in by_case.items():
+            row = {"n": num_train, "map": name, "λ/σ²": None if name == "none" else multiple}
+            rows.append({**row, **statistics, "RMSE to T's predictions": _common.rms(predictions - reference)})
+    _common.print_table(rows)
+    draw(results, options)
+
+
+if __name__ == "__main__":
+    multiples = ([1.0, 10.0, 100.0], "multiples of σ²")
+    sizes = {"num_train": ([8, 32, 128], "numbers of data"), "num_warmup": 500, "num_steps": 2000}
+    main(_common.arguments(__doc__, width=128, regularisers=multiples, **sizes))

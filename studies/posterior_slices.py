@@ -1,4 +1,4 @@
-"""What repriorisation does to a log posterior: slices through three trained networks, and a regression in the plane.
+"""Slices of a log posterior, repriorised and not: through three trained networks, and a regression in the plane.
 
 A network with one GELU layer is trained thrice by gradient descent, and its log posterior drawn on the slice through
 the three, in the weights and after repriorisation: for several widths at 128 images, and several numbers of images at
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -36,13 +37,13 @@ LIMITS = {"plain": (-2.2, 2.8), "repriorised": (-2.5, 2.5)}
 
 
 def forms(model, noise_scale):
-    """A model as it stands, and repriorised."""
+    """Return a model as it stands, and repriorised."""
     mapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise_scale)
     return dict(zip(ROWS, (model, mapped), strict=True))
 
 
 def trained(model, num_steps, x, y):
-    """Weights (3, ...) by site, by gradient descent with momentum on the squared error from draws of the prior."""
+    """Train weights (3, ...) by site from draws of the prior, by gradient descent with momentum on squared errors."""
     optimiser = optax.sgd(0.5 / len(x), momentum=0.9)
     function = site_function(model, "y", x)
     loss = jax.grad(lambda weights: 0.5 * jnp.sum((function(weights) - y) ** 2))
@@ -61,8 +62,8 @@ def trained(model, num_steps, x, y):
     return [train(key) for key in jax.random.split(jax.random.key(0), 3)]
 
 
-def slices(num_train, width, options):
-    """The slice through the same three settings of the weights in both forms."""
+def slices(num_train, width, inputs, codes, options):
+    """Return the slice through the same three settings of the weights in both forms."""
     data = tuple(part[:num_train] for part in (inputs, codes))
     network = FCN(1, width, "gelu", w_std=2**0.5, b_std=0.1, readout_w_std=1.0)
     models = forms(bnn(network, codes.shape[1], NOISE_SCALE), NOISE_SCALE)
@@ -72,7 +73,7 @@ def slices(num_train, width, options):
 
 
 def fall(slice_):
-    """Nats from the lower of two of the three down to the lowest point of the line between them, mean of the pairs."""
+    """Return the nats from the lower of two of the three to the lowest point between, mean of the pairs."""
     across, up = slice_.angles
     surface = RegularGridInterpolator((up, across), slice_.log_density, method="cubic")
     pairs = [(0, 1), (0, 2), (1, 2)]
@@ -81,14 +82,14 @@ def fall(slice_):
 
 
 def regression(x, y=None):
-    """A line through the origin, its weights N(0, I)."""
+    """Sample a line through the origin, its weights N(0, I)."""
     features = numpyro.deterministic("features", x)
     readout = numpyro.sample("readout", dist.Normal(0, 1).expand([2]).to_event(1))
     numpyro.sample("y", dist.Normal(features @ readout, POINT_NOISE).to_event(1), obs=y)
 
 
 def densities(model, site, ends):
-    """Prior and posterior density of a site with two coordinates on a grid, over their highest values."""
+    """Return prior and posterior density of a site with two coordinates on a grid, over their highest values."""
     axis = np.linspace(*ends, 121)
     points = np.stack(np.meshgrid(axis, axis), -1)
     values = jax.vmap(lambda point: log_density(model, (POINT, TARGET), {}, {site: point})[0])(points.reshape(-1, 2))
@@ -96,47 +97,63 @@ def densities(model, site, ends):
     return axis, np.exp(-0.5 * (points**2).sum(-1)), np.exp(posterior - posterior.max())
 
 
-options = _common.arguments(
-    __doc__,
-    widths=([32, 128, 512, 2048], "at the number of images that comes first"),
-    num_train=([128, 512, 1536], "at the second of the widths, or the only one"),
-    resolution=(31, "grid points along each axis"),
-    num_steps=(1000, "of gradient descent from a draw of the prior"),
-    cifar10={"type": Path, "help": "folder with the CIFAR-10 batches; digits without it"},
-)
-images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-images = datasets.subset(images, max(options.num_train), seed=0)
-pixels = images.inputs.reshape(len(images.targets), -1)
-inputs, codes = datasets.Standardiser.fit(pixels, by_column=False)(pixels), datasets.centred_one_hot(images.targets, 10)
-cells = [(options.num_train[0], width) for width in options.widths]
-cells += [(n, options.widths[:2][-1]) for n in options.num_train[1:]]
-found = {cell: slices(*cell, options) for cell in tqdm(cells, unit="slice")}
-print("\nHow far the log posterior falls between two of the three, nats, mean of three pairs")
-_common.print_table(
-    [{"images": n, "width": width} | {form: fall(cut[form]) for form in ROWS} for (n, width), cut in found.items()]
-)
-# A column for each cell, weights above, coordinates of the map below; what lies deep below the passes is not drawn.
-shape = {"figsize": (2.6 * len(cells), 5.6), "squeeze": False, "layout": "constrained"}
-figure, axes = _common.plt.subplots(2, len(cells), **shape)
-for column, ((n, width), cut) in zip(axes.T, found.items(), strict=True):
-    for panel, form in zip(column, ROWS, strict=True):
-        depth = min(3 * fall(cut["plain"]), np.ptp(cut[form].log_density))
-        plot_posterior_slice(cut[form], depth=depth, ax=panel, colorbar=False)
-        panel.set(xlabel="", ylabel="")
-        panel.set_title(f"width {width}, n = {n}\n{form}, {depth:,.0f} nats", fontsize=10)
-figure.supxlabel("angle towards the second network, radians")
-figure.supylabel("angle at right angles to it, radians")
-_common.save(figure, options, "posterior_slices.png", dpi=90)
+def draw_slices(cells, found, options):
+    """Draw a column for each cell, weights above, coordinates of the map below; what lies deep is left out."""
+    shape = {"figsize": (2.6 * len(cells), 5.6), "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(2, len(cells), **shape)
+    for column, ((n, width), cut) in zip(axes.T, found.items(), strict=True):
+        for panel, form in zip(column, ROWS, strict=True):
+            depth = min(3 * fall(cut["plain"]), np.ptp(cut[form].log_density))
+            plot_posterior_slice(cut[form], depth=depth, ax=panel, colorbar=False)
+            panel.set(xlabel="", ylabel="")
+            panel.set_title(f"width {width}, n = {n}\n{form}, {depth:,.0f} nats", fontsize=10)
+    figure.supxlabel("angle towards the second network, radians")
+    figure.supylabel("angle at right angles to it, radians")
+    _common.save(figure, options, "posterior_slices.png", dpi=90)
 
-figure, axes = _common.plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
-models = forms(regression, POINT_NOISE)
-for panel, form, site, letter in zip(axes, ROWS, ("readout", "readout_base"), ("θ", "φ"), strict=True):
-    axis, prior, posterior = densities(models[form], site, LIMITS[form])
-    levels = np.exp(-0.5 * np.array([2.0, 1.0]) ** 2)
-    panel.contourf(axis, axis, posterior, [*levels, 1.001], colors=["#c6dbef", "#6baed6"])
-    panel.contour(axis, axis, prior, levels, colors="black", linestyles="--", linewidths=1)
-    panel.set(aspect="equal", xlabel=f"${letter}_1$", ylabel=f"${letter}_2$", title=form)
-axes[0].plot([], color="black", linestyle="--", linewidth=1, label="prior, 1 and 2 sd")
-axes[0].fill([], [], color="#6baed6", label="posterior")
-axes[0].legend(loc="lower left", fontsize=8)
-_common.save(figure, options, "linear_regression.png", dpi=90)
+
+def draw_regression(options):
+    """Draw the linear regression, its posterior over its prior, in both forms."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
+    models = forms(regression, POINT_NOISE)
+    for panel, form, site, letter in zip(axes, ROWS, ("readout", "readout_base"), ("θ", "φ"), strict=True):
+        axis, prior, posterior = densities(models[form], site, LIMITS[form])
+        levels = np.exp(-0.5 * np.array([2.0, 1.0]) ** 2)
+        panel.contourf(axis, axis, posterior, [*levels, 1.001], colors=["#c6dbef", "#6baed6"])
+        panel.contour(axis, axis, prior, levels, colors="black", linestyles="--", linewidths=1)
+        panel.set(aspect="equal", xlabel=f"${letter}_1$", ylabel=f"${letter}_2$", title=form)
+    axes[0].plot([], color="black", linestyle="--", linewidth=1, label="prior, 1 and 2 sd")
+    axes[0].fill([], [], color="#6baed6", label="posterior")
+    axes[0].legend(loc="lower left", fontsize=8)
+    _common.save(figure, options, "linear_regression.png", dpi=90)
+
+
+def main(options):
+    """Run the study."""
+    images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
+    images = datasets.subset(images, max(options.num_train), seed=0)
+    pixels = images.inputs.reshape(len(images.targets), -1)
+    inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
+    codes = datasets.centred_one_hot(images.targets, 10)
+    cells = [(options.num_train[0], width) for width in options.widths]
+    cells += [(n, options.widths[:2][-1]) for n in options.num_train[1:]]
+    found = {cell: slices(*cell, inputs, codes, options) for cell in tqdm(cells, unit="slice")}
+    print("\nHow far the log posterior falls between two of the three, nats, mean of three pairs")
+    _common.print_table(
+        [{"images": n, "width": width} | {form: fall(cut[form]) for form in ROWS} for (n, width), cut in found.items()]
+    )
+    draw_slices(cells, found, options)
+    draw_regression(options)
+
+
+if __name__ == "__main__":
+    main(
+        _common.arguments(
+            __doc__,
+            widths=([32, 128, 512, 2048], "at the number of images that comes first"),
+            num_train=([128, 512, 1536], "at the second of the widths, or the only one"),
+            resolution=(31, "grid points along each axis"),
+            num_steps=(1000, "of gradient descent from a draw of the prior"),
+            cifar10={"type": Path, "help": "folder with the CIFAR-10 batches; digits without it"},
+        )
+    )

@@ -16,16 +16,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pandas
-from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
+import _chains
 import _common
-from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, nn, wide_limit
+from numpyro_wide import datasets, nn, wide_limit
 from numpyro_wide.diagnostics import regression_scores
-from numpyro_wide.mcmc import MicrocanonicalLangevin, init_to_optimum
 
 # Depth, width and share of the chains' length of each network: the wider, the fewer steps it needs, and the more each
 # costs.
@@ -36,7 +38,6 @@ REFERENCE = "1 x 50, collapsed"  # that others are set beside: the protocol's ne
 MOST_ROWS = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
 SPREAD = 0.5  # of the logarithms of scales and noise a priori, around what the evidence finds
-NUM_KEPT = 200  # draws of a chain that predict
 # A noise, of targets of unit variance, from which on networks run in single precision, in a third of the time. At 0.14,
 # with airfoil's readout scale of 24, it is lost in rounding.
 SINGLE_FROM = 0.15
@@ -64,7 +65,7 @@ class Row(NamedTuple):
 
 @cache
 def rows_of(folder, name, split):
-    """Training and test rows of a split, standardised by the former, and the targets' scale."""
+    """Return training and test rows of a split, standardised by the former, and the targets' scale."""
     if folder is None:
         train, test = datasets.split(datasets.diabetes(), 400, 42, seed=split)
     else:
@@ -75,7 +76,7 @@ def rows_of(folder, name, split):
 
 @cache
 def fitted(folder, name, split, depth):
-    """What the evidence of some of the training rows finds, by erf or ReLU, and the seconds that took."""
+    """Fit the infinitely wide network, erf or ReLU, to some training rows by the evidence; with the seconds it took."""
     start = time.perf_counter()
     (x, y), _, _ = rows_of(folder, name, split)
     order = np.random.default_rng(0).permutation(len(x))
@@ -90,7 +91,7 @@ def fitted(folder, name, split, depth):
 
 @cache
 def models_of(depth, width, activation, is_double):
-    """A network with latent scales and noise around given medians, as it is and collapsed, for each precision.
+    """Make a network with latent scales and noise around given medians, as it is and collapsed, for each precision.
 
     The medians are arguments, as the data are: what is compiled for a split serves all others of as many rows.
     """
@@ -102,11 +103,11 @@ def models_of(depth, width, activation, is_double):
         model = nn.bnn(nn.FCN(depth, width, activation), None, noise, scales={**scales, "w_std": medians["w_std"]})
         return model(x, y)
 
-    return plain, collapse_readout(plain, readout="readout", features="features", observed="y")
+    return plain, _chains.collapsed(plain)
 
 
 def moments(cell, fit, data, options):
-    """Mean and variance, noise included, of every draw at the test rows, (chains, draws, m)."""
+    """Return mean and variance, noise included, of every draw at the test rows, (chains, draws, m)."""
     (x, y), (x_test, _), _ = data
     if cell.model == "NNGP":
         mean, variance = replace(fit, inputs=x[:MOST_KNOWN], targets=y[:MOST_KNOWN]).predict(x_test)
@@ -114,13 +115,13 @@ def moments(cell, fit, data, options):
     depth, width, share = NETWORKS[cell.model.split(",")[0]]
     width = PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width
     is_double = bool(fit.noise_scale < SINGLE_FROM)
-    _common.numpyro.enable_x64(is_double)
+    numpyro.enable_x64(is_double)
     plain, collapsed = models_of(depth, width, fit.activation, is_double)
     medians = {name: jnp.asarray(scale) for name, scale in {**fit.scales, "noise": fit.noise_scale}.items()}
     known, new = (medians, jnp.asarray(x), jnp.asarray(y)), (medians, jnp.asarray(x_test))
     if "mean field" in cell.model:
         model = collapsed if "collapsed" in cell.model else plain
-        draws = guide_of(model, options.num_steps, options.num_chains * NUM_KEPT)(known)
+        draws = guide_of(model, options.num_steps, options.num_chains * _chains.NUM_KEPT)(known)
         if model is plain:
             sites = Predictive(plain, draws)(jax.random.key(2), *new)
             features, readout = (np.asarray(found, float) for found in (sites["features"], draws["readout"]))
@@ -130,21 +131,20 @@ def moments(cell, fit, data, options):
         chains = 1
     else:
         chains = options.num_chains
-        draws = draws_of(collapsed, known, chains, int(share * options.num_warmup), int(share * options.num_samples))
+        mcmc = chains_of(collapsed, chains, int(share * options.num_warmup), int(share * options.num_samples))
+        draws = _chains.draws_of((jax.random.key(0), jax.random.key(1)), mcmc, *known, num_adam=500)
     # In double precision, whatever the chains' was: among hundreds of draws a few are at the edge of single.
-    _common.numpyro.enable_x64()
+    numpyro.enable_x64()
     collapsed = models_of(depth, width, fit.activation, is_double=True)[1]
     draws, known, new = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (draws, known, new))
-    found = ReadoutPredictive(collapsed, draws, known)(jax.random.key(3), *new)
-    by_chain = {key: np.asarray(value, float).reshape(chains, -1, *value.shape[1:]) for key, value in found.items()}
-    return by_chain["mean"], by_chain["variance"] + by_chain["noise_scale"] ** 2
+    return _chains.moments(jax.random.key(3), collapsed, draws, known, new, chains)
 
 
 @cache
 def guide_of(model, num_steps, num_draws):
-    """Draws of a mean-field guide to the data of any split."""
+    """Return a function to draws of a mean-field guide to the data of any split."""
     guide = AutoNormal(model, init_scale=0.05)
-    svi = SVI(model, guide, _common.numpyro.optim.Adam(0.005), Trace_ELBO())
+    svi = SVI(model, guide, numpyro.optim.Adam(0.005), Trace_ELBO())
 
     @jax.jit  # with the data as arguments: one program for all splits
     def draws_from(state, known):
@@ -154,36 +154,22 @@ def guide_of(model, num_steps, num_draws):
     return lambda known: draws_from(svi.init(jax.random.key(0), *known), known)
 
 
-def draws_of(model, known, *lengths):
-    """Some of the draws of unadjusted chains, from where Adam gets at the medians of scales and noise."""
-    sites = _common.numpyro.handlers.trace(_common.numpyro.handlers.seed(model, 0)).get_trace(*known)
-    hold = {name: np.zeros(np.shape(site["value"])) for name, site in sites.items() if name.endswith("_base")}
-    mcmc = chains_of(model, *lengths)
-    start = init_to_optimum(
-        jax.random.key(0), model, *known, num_chains=mcmc.num_chains, num_steps=500, hold=hold, progress_bar=False
-    )
-    mcmc.run(jax.random.key(1), *known, init_params=start)
-    return mcmc.get_samples()
-
-
 @cache
 def chains_of(model, num_chains, num_warmup, num_samples):
-    """Chains for the data of any split: what they compile stays with them."""
-    kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=0.15)
-    lengths = {"num_warmup": num_warmup, "num_samples": num_samples, "thinning": max(1, num_samples // NUM_KEPT)}
-    form = {"num_chains": num_chains, "chain_method": "vectorized", "progress_bar": False, "jit_model_args": True}
-    return MCMC(kernel, **lengths, **form)
+    """Make chains for the data of any split."""
+    form = {"chain_method": "vectorized", "jit_model_args": True}
+    return _chains.chains_of(model, num_chains, num_warmup, num_samples, bias_tolerance=0.15, **form)
 
 
 def run(cell, options):
     """Fit, predict, score."""
-    _common.numpyro.enable_x64()
+    numpyro.enable_x64()
     data = rows_of(options.folder, cell.name, cell.split)
     depth = NETWORKS.get(cell.model.split(",")[0], (1,))[0]
     fit, seconds = fitted(options.folder, cell.name, cell.split, depth)
     start = time.perf_counter()
     mean, variance = moments(cell, fit, data, options)
-    rhat = np.asarray(_common.arviz.rhat({"mean": mean}, method="identity")["mean"]) if len(mean) > 1 else np.nan
+    rhat = _chains.rhat(mean, method="identity") if len(mean) > 1 else np.nan
     mean, variance = (part.reshape(-1, part.shape[-1]) for part in (mean, variance))
     _, (_, y_test), scale = data
     scores = regression_scores(y_test, mean, variance, scale=scale)
@@ -193,18 +179,18 @@ def run(cell, options):
 
 
 def standard_error(values):
-    """Of a mean; 0 of one value, which says nothing of it."""
+    """Return the standard error of a mean; 0 of one value, which says nothing of it."""
     return np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def with_error(values, form=".3g"):
-    """Their mean, and of several its standard error."""
+    """Write the mean of values, and of several its standard error."""
     mean = f"{np.mean(values):{form}}"
     return f"{mean} ± {standard_error(values):.2g}" if len(values) > 1 else mean
 
 
 def summary_of(by_split, reference):
-    """Means over the splits of a model's rows and their standard errors.
+    """Return means over the splits of a model's rows and their standard errors.
 
     Splits are harder or easier for all models, so that a model is set beside another, `reference`, split by split.
     """
@@ -225,7 +211,7 @@ def summary_of(by_split, reference):
 
 
 def show(panel, by_model):
-    """Means over splits and their standard errors; an arrow and its value for one that is far below all others."""
+    """Draw means over splits and their standard errors; an arrow and its value for one far below all others."""
     means = sorted(np.mean(found) for found in by_model if found)
     edge = means[-1] - 4 * (means[-1] - means[1]) if len(means) > 2 else -np.inf
     for place, found in enumerate(by_model):
@@ -238,52 +224,63 @@ def show(panel, by_model):
     panel.locator_params(axis="x", nbins=3)
 
 
-several = {"type": str, "nargs": "+"}
-options = _common.arguments(
-    __doc__,
-    folder={"type": Path, "help": "with the sets, <name>.npz; diabetes without it"},
-    sets=several | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
-    models=several | {"default": MODELS, "choices": MODELS},
-    splits=(1, "how many of each set, from the first"),
-    num_chains=4,
-    num_warmup=2000,
-    num_samples=3000,
-    num_steps=(5000, "of the mean-field guides"),
-)
-sets = options.sets if options.folder else ["diabetes"]
-cells = [Cell(name, split, model) for split in range(options.splits) for name in sets for model in options.models]
-table = options.output / "uci.csv"
-rows = _common.resumed(
-    table,
-    cells,
-    Row,
-    lambda cell: run(cell, options),
-    unit="fit",
-    name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
-)
+def draw(by_set, options):
+    """Draw log predictive densities, a panel for each set."""
+    columns = min(5, len(by_set))
+    lines = -(-len(by_set) // columns)
+    size = (1 + 2.2 * columns, 0.4 + 2.6 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for panel in axes.flat[len(by_set) :]:
+        panel.set_visible(False)
+    for panel, (name, by_model) in zip(axes.flat, by_set.items(), strict=False):
+        show(panel, [[row.log_density for row in by_split.values()] for by_split in by_model.values()])
+        panel.set(title=name, xlabel="log predictive density")
+    for panel in axes[:, 0]:
+        panel.set_yticklabels(MODELS)
+    _common.save(figure, options, "uci.png")
 
-by_set = {name: {model: {} for model in MODELS} for name in sorted({cell.name for cell in rows})}
-for cell, row in rows.items():
-    by_set[cell.name][cell.model][cell.split] = row
-summary = []
-for name, by_model in by_set.items():
-    for model, by_split in by_model.items():
-        if by_split:
-            star = "*" if any(row.rhat > 1.05 for row in by_split.values()) else ""
-            summary.append({"set": name, "model": model + star, **summary_of(by_split, by_model[REFERENCE])})
-_common.print_table(summary)
-pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
-print("* R-hat of the predictions is above 1.05 in a split.")
 
-columns = min(5, len(by_set))
-lines = -(-len(by_set) // columns)
-size = (1 + 2.2 * columns, 0.4 + 2.6 * lines)
-figure, axes = _common.plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-for panel in axes.flat[len(by_set) :]:
-    panel.set_visible(False)
-for panel, (name, by_model) in zip(axes.flat, by_set.items(), strict=False):
-    show(panel, [[row.log_density for row in by_split.values()] for by_split in by_model.values()])
-    panel.set(title=name, xlabel="log predictive density")
-for panel in axes[:, 0]:
-    panel.set_yticklabels(MODELS)
-_common.save(figure, options, "uci.png")
+def main(options):
+    """Run the study."""
+    sets = options.sets if options.folder else ["diabetes"]
+    cells = [Cell(name, split, model) for split in range(options.splits) for name in sets for model in options.models]
+    table = options.output / "uci.csv"
+    rows = _common.resumed(
+        table,
+        cells,
+        Row,
+        lambda cell: run(cell, options),
+        unit="fit",
+        name=lambda cell: f"{cell.name}, split {cell.split}, {cell.model}",
+    )
+
+    by_set = {name: {model: {} for model in MODELS} for name in sorted({cell.name for cell in rows})}
+    for cell, row in rows.items():
+        by_set[cell.name][cell.model][cell.split] = row
+    summary = []
+    for name, by_model in by_set.items():
+        for model, by_split in by_model.items():
+            if by_split:
+                star = "*" if any(row.rhat > 1.05 for row in by_split.values()) else ""
+                summary.append({"set": name, "model": model + star, **summary_of(by_split, by_model[REFERENCE])})
+    _common.print_table(summary)
+    pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
+    print("* R-hat of the predictions is above 1.05 in a split.")
+    draw(by_set, options)
+
+
+if __name__ == "__main__":
+    several = {"type": str, "nargs": "+"}
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": "with the sets, <name>.npz; diabetes without it"},
+            sets=several | {"default": ["boston", "concrete", "energy", "wine", "yacht"]},
+            models=several | {"default": MODELS, "choices": MODELS},
+            splits=(1, "how many of each set, from the first"),
+            num_chains=4,
+            num_warmup=2000,
+            num_samples=3000,
+            num_steps=(5000, "of the mean-field guides"),
+        )
+    )

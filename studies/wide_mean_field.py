@@ -13,6 +13,7 @@ import time
 from functools import partial
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
@@ -21,7 +22,7 @@ from numpyro.infer.initialization import init_to_mean
 from tqdm.auto import tqdm
 
 import _common
-from _common import Posterior, plt
+from _common import Posterior
 from numpyro_wide import ReadoutPredictive, TemperedTraceMeanFieldELBO, collapse_readout, datasets, model_evidence
 from numpyro_wide.wide_limit import fcn_kernel
 
@@ -37,7 +38,7 @@ network = partial(_common.erf_network, **SCALES, readout_std=PRIOR_SCALE, noise_
 
 
 def load_data(name):
-    """Inputs (n, 1) and targets (n,), of variances of about one; the sine has the likelihood's noise."""
+    """Return inputs (n, 1) and targets (n,), of variances of about one; the sine has the likelihood's noise."""
     if name == "marathon":
         return _common.standardised(datasets.marathon())
     x = y = np.array([-1.0, 1.0])
@@ -49,7 +50,7 @@ def load_data(name):
 
 
 def collapsed(width):
-    """The network with its readout integrated out."""
+    """Make the network with its readout integrated out."""
     return collapse_readout(partial(network, width=width), readout="readout", features="features", observed="y")
 
 
@@ -80,7 +81,7 @@ def fit(method, width, data, options) -> Posterior:
 
 
 def draw_panel(panel, data, limit, by_width):
-    """Predictive means by width and the band of the widest network; without fits, the limit's."""
+    """Draw predictive means by width and the band of the widest network; without fits, the limit's."""
     x = GRID[:, 0]
     widest = by_width[max(by_width)] if by_width else limit
     band = widest.mean - 2 * widest.sd, widest.mean + 2 * widest.sd
@@ -93,53 +94,68 @@ def draw_panel(panel, data, limit, by_width):
     panel.set(xlim=(x[0], x[-1]), ylim=(-reach, reach))
 
 
-options = _common.arguments(
-    __doc__,
-    widths=[32, 125, 500, 2000, 8000],
-    data={"nargs": "+", "default": list(DATA), "choices": list(DATA), "help": "data sets, by default all"},
-    num_steps=(4000, "Adam steps of each fit, from 0.03 down by a cosine"),
-    num_particles=(4, "draws of the guide in each step"),
-    num_draws=(1000, "draws for predictions and for the ELBO"),
-    num_samples=(200, "draws of each of four chains, at each temperature, for the evidence"),
-)
-kernel = fcn_kernel(1, "erf", **SCALES, readout_w_std=PRIOR_SCALE)
-names = [name for name in DATA if name in options.data]
-limits = {name: _common.nngp_posterior(kernel, *load_data(name), GRID, NOISE_SCALE) for name in names}
-fits = {name: {method: {} for method in METHODS} for name in names}
-print("RMSE of predictive mean and sd to the NNGP posterior, inputs from -4 to 4", flush=True)
-for name, limit in limits.items():
-    rows, data = [], load_data(name)
-    sizes = {"num_chains": NUM_CHAINS, "num_samples": options.num_samples, "progress_bar": False}
-    evidences = {width: model_evidence(jax.random.key(4), collapsed(width), *data, **sizes) for width in options.widths}
-    cells = [(method, width) for method in METHODS for width in sorted(options.widths)]
-    for method, width in (progress := tqdm(cells, unit="fit")):
-        progress.set_description(f"{DATA[name]}, {method}, width {width}")
-        start = time.perf_counter()
-        posterior = fits[name][method][width] = fit(method, width, data, options)
-        mean, sd = posterior.distance(limit)
-        row = {"width": width, "method": method, "mean": mean, "sd": sd, "ELBO": posterior.log_evidence}
-        row |= {"log evidence": evidences[width].log_evidence, "±": evidences[width].standard_error}
-        rows.append({**row, "seconds": time.perf_counter() - start})
-    size = f"log evidence of the NNGP {limit.log_evidence:.2f}, RMS {_common.rms(limit.mean):.2f}"
-    print(f"\n{DATA[name]}, {len(data[1])} points: {size}")
-    _common.print_table(rows)
-# A row for each data set: a column for each method, the limit, and the distances to it.
-figure, axes = plt.subplots(len(limits), 5, figsize=(15, 8), layout="constrained", squeeze=False)
-for (*row, last), (name, limit) in zip(axes, limits.items(), strict=True):
-    for panel, method in zip(row, [*METHODS, "NNGP"], strict=True):
-        draw_panel(panel, load_data(name), limit, fits[name].get(method, {}))
-    row[0].set_ylabel(f"{DATA[name]}\ntarget")
-    distances = {method: {w: p.distance(limit)[0] for w, p in found.items()} for method, found in fits[name].items()}
-    _common.plot_lines(last, distances)
-    _common.number_ticks(last, sorted(options.widths))
-    last.set_ylabel("RMSE")
-    last.yaxis.set_label_position("right")
-    last.yaxis.tick_right()
-for panel, title in zip(axes[0], [*TITLES, "distance of predictive\nmeans to the NNGP's"], strict=True):
-    panel.set_title(title)
-for panel, label in zip(axes[-1], ["input"] * 4 + ["width"], strict=True):
-    panel.set_xlabel(label)
-axes[len(limits) // 2, 4].legend(fontsize=7, loc="lower left")
-handles, labels = axes[0, 0].get_legend_handles_labels()
-figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-_common.save(figure, options, "wide_mean_field.png", dpi=100)
+def draw(limits, fits, options):
+    """Draw a row for each data set: a column for each method, the limit, and the distances to it."""
+    figure, axes = plt.subplots(len(limits), 5, figsize=(15, 8), layout="constrained", squeeze=False)
+    for (*row, last), (name, limit) in zip(axes, limits.items(), strict=True):
+        for panel, method in zip(row, [*METHODS, "NNGP"], strict=True):
+            draw_panel(panel, load_data(name), limit, fits[name].get(method, {}))
+        row[0].set_ylabel(f"{DATA[name]}\ntarget")
+        distances = {
+            method: {w: p.distance(limit)[0] for w, p in found.items()} for method, found in fits[name].items()
+        }
+        _common.plot_lines(last, distances)
+        _common.number_ticks(last, sorted(options.widths))
+        last.set_ylabel("RMSE")
+        last.yaxis.set_label_position("right")
+        last.yaxis.tick_right()
+    for panel, title in zip(axes[0], [*TITLES, "distance of predictive\nmeans to the NNGP's"], strict=True):
+        panel.set_title(title)
+    for panel, label in zip(axes[-1], ["input"] * 4 + ["width"], strict=True):
+        panel.set_xlabel(label)
+    axes[len(limits) // 2, 4].legend(fontsize=7, loc="lower left")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _common.save(figure, options, "wide_mean_field.png", dpi=100)
+
+
+def main(options):
+    """Run the study."""
+    kernel = fcn_kernel(1, "erf", **SCALES, readout_w_std=PRIOR_SCALE)
+    names = [name for name in DATA if name in options.data]
+    limits = {name: _common.nngp_posterior(kernel, *load_data(name), GRID, NOISE_SCALE) for name in names}
+    fits = {name: {method: {} for method in METHODS} for name in names}
+    print("RMSE of predictive mean and sd to the NNGP posterior, inputs from -4 to 4", flush=True)
+    for name, limit in limits.items():
+        rows, data = [], load_data(name)
+        sizes = {"num_chains": NUM_CHAINS, "num_samples": options.num_samples, "progress_bar": False}
+        evidences = {
+            width: model_evidence(jax.random.key(4), collapsed(width), *data, **sizes) for width in options.widths
+        }
+        cells = [(method, width) for method in METHODS for width in sorted(options.widths)]
+        for method, width in (progress := tqdm(cells, unit="fit")):
+            progress.set_description(f"{DATA[name]}, {method}, width {width}")
+            start = time.perf_counter()
+            posterior = fits[name][method][width] = fit(method, width, data, options)
+            mean, sd = posterior.distance(limit)
+            row = {"width": width, "method": method, "mean": mean, "sd": sd, "ELBO": posterior.log_evidence}
+            row |= {"log evidence": evidences[width].log_evidence, "±": evidences[width].standard_error}
+            rows.append({**row, "seconds": time.perf_counter() - start})
+        size = f"log evidence of the NNGP {limit.log_evidence:.2f}, RMS {_common.rms(limit.mean):.2f}"
+        print(f"\n{DATA[name]}, {len(data[1])} points: {size}")
+        _common.print_table(rows)
+    draw(limits, fits, options)
+
+
+if __name__ == "__main__":
+    main(
+        _common.arguments(
+            __doc__,
+            widths=[32, 125, 500, 2000, 8000],
+            data={"nargs": "+", "default": list(DATA), "choices": list(DATA), "help": "data sets, by default all"},
+            num_steps=(4000, "Adam steps of each fit, from 0.03 down by a cosine"),
+            num_particles=(4, "draws of the guide in each step"),
+            num_draws=(1000, "draws for predictions and for the ELBO"),
+            num_samples=(200, "draws of each of four chains, at each temperature, for the evidence"),
+        )
+    )

@@ -135,3 +135,17 @@ def test_every_page_that_is_referred_to_exists():
     for page in [ROOT / "README.md", *pages()]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} refers to {link}"
+
+
+def test_what_the_paper_map_names_exists():
+    text = (DOCS / "paper_map.md").read_text()
+    named = re.findall(r"`((?:tests|studies|benchmarks|examples)/[\w/.]*)`", text)
+    assert len(named) > 30 and [path for path in named if not (ROOT / path).exists()] == []
+    tests = {
+        name for path in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"^def (\w+)", path.read_text(), re.M)
+    }
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) > 10 and [name for name in named if name not in tests] == []
+    named = [(part, name) for part, name in re.findall(r"`(\w+)\.(\w+)\b", text) if name not in ("png", "py")]
+    assert len(named) > 30
+    assert [f"{part}.{name}" for part, name in named if not hasattr(getattr(numpyro_wide, part, None), name)] == []

@@ -1,10 +1,8 @@
-"""Every script in examples/ and studies/ runs at a tiny size; they draw their figures.
+"""Every script in examples/, and the notebook, run at a tiny size, and draw their figures."""
 
-Every second study, and the notebook, are in ``test_other_studies.py``, which runs beside this.
-"""
-
+import json
 import os
-import shlex
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,72 +20,6 @@ SMALLER = {
     },
     "wide_mean_field.py": {"width=1000": "width=10", "num_steps=2000": "num_steps=20"},
     "amortise.py": {"num_steps=10_000": "num_steps=20", 'num_simulations": 500': 'num_simulations": 30'},
-}
-TINY = {
-    "amortized_posterior.py": "--num-steps 5 --num-simulations 20 --num-warmup 5 --num-samples 5",
-    "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
-    "mixing_by_width.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
-    "mixing_speed.py": "--architecture fcn1 --width 4 --num-train 8 --num-test 5 --kernels Langevin --seconds 0.1",
-    "marathon.py": "--widths 4 --num-warmup 5 --num-samples 5",
-    "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
-    "rotation.py": "--widths 4 --num-steps 200",
-    "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "
-    "'Langevin, plain' 'SplitHMC, fitted'",
-    "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20 --num-samples 100",
-    "mean_field_classification.py": "--data moons --widths 4 --num-steps 5 --num-draws 5 --num-exact 100",
-    "fashion.py": "--sizes 1x4 --models 'NNGP, softmax, variational' 'deep ensemble' 'one-hot codes' 'softmax, fitted' "
-    "--num-train 40 --num-test 20 --num-warmup 3 --num-samples 5 --num-epochs 2",
-    "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
-    "cooling_by_width.py": "--widths 4 --num-train 1700 --taus 0.1 --width 4 --num-steps 20 --num-draws 5",
-    "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
-    "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
-    "posterior_slices.py": "--widths 4 --num-train 20 --resolution 5 --num-steps 5",
-    "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
-    "collapse.py": "--widths 4 --num-steps 20 --num-draws 20",
-    "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
-    "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
-    "--num-steps 5",
-    "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
-    "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
-}
-FIGURES = {
-    "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
-    "amortized_posterior.py": {"epidemic_calibration.png", "epidemic_posterior.png"},
-    "marathon.py": {"marathon.png"},
-    "mixing_by_width.py": {"mixing_by_width.csv", "mixing_by_width.png", "regulariser.png"},
-    "mixing_speed.py": {"mixing_speed.csv", "mixing_speed.png"},
-    "ntk_reparam.py": {"ntk_reparam.png"},
-    "rotation.py": {"rotation_nll.png", "rotation_widths.png"},
-    "softmax_digits.py": {"softmax_digits.png"},
-    "wide_mean_field.py": {"wide_mean_field.png"},
-    "mean_field_classification.py": {"mean_field_classification.png"},
-    "fashion.py": {"fashion.csv", "fashion_scores.csv", "fashion_costs.csv", "fashion.png"},
-    "cold_posteriors.py": {"cold_posteriors.png"},
-    "cooling_by_width.py": {"cooling_by_width.png"},
-    "dropout_qkl.py": {"dropout_qkl.png"},
-    "bayesian_optimisation.py": {"bayesian_optimisation.png"},
-    "posterior_slices.py": {"posterior_slices.png", "linear_regression.png"},
-    "evidence.py": {"evidence.csv", "evidence.png"},
-    "collapse.py": {"collapse.png", "prior_by_width.png"},
-    "finite_width.py": {"finite_width.csv", "finite_width.png"},
-    "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
-    "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
-    "how_wide.py": {"how_wide.csv", "how_wide.png"},
-}
-# Where nothing else is printed for minutes.
-SILENT_FOR_LONG = {
-    "mixing_by_width.py",
-    "mixing_speed.py",
-    "dropout_qkl.py",
-    "cold_posteriors.py",
-    "cooling_by_width.py",
-    "wide_mean_field.py",
-    "mean_field_classification.py",
-    "fashion.py",
-    "bayesian_optimisation.py",
-    "collapse.py",
-    "posterior_slices.py",
-    "how_wide.py",
 }
 
 
@@ -107,7 +39,6 @@ def run(*command, folder):
 
 def test_none_is_forgotten():
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SMALLER)
-    assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY) == set(FIGURES)
 
 
 @pytest.mark.parametrize("name", SMALLER)
@@ -124,15 +55,17 @@ def test_example_runs(name, tmp_path):
     assert printed.splitlines()[-1] == f"Figure: {figure.name}"
 
 
-def check_study(name, tmp_path):
-    """Run a study at its tiny size."""
-    printed = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == FIGURES[name]
-    assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
-    if name in SILENT_FOR_LONG:  # a bar from the beginning, also where the output is no terminal
-        assert "0/" in printed.stderr and "100%" in printed.stderr
-
-
-@pytest.mark.parametrize("name", list(TINY)[::2])
-def test_study_runs(name, tmp_path):
-    check_study(name, tmp_path)
+def test_notebook_runs_and_holds_its_outputs(tmp_path):
+    path = ROOT / "docs" / "notebooks" / "wide_bnn.ipynb"
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    text, count = re.subn(r"^(WIDTH, .* =) .*$", r"\1 4, 5, 8, 2, 5", text, flags=re.MULTILINE)
+    assert count == 1
+    (tmp_path / "notebook.py").write_text(text)
+    run("notebook.py", folder=tmp_path)
+    shown = {
+        kind for cell in cells for output in cell["outputs"] for kind in output.get("data", [output["output_type"]])
+    }
+    assert {"image/png", "text/html", "stream"} <= shown
+    assert all(output.get("name") != "stderr" for cell in cells for output in cell["outputs"])
+    assert path.stat().st_size < 400_000

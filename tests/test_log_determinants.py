@@ -12,7 +12,6 @@ from numpyro_wide import linear_gaussian, natural
 from numpyro_wide.distributions import DegenerateNormal
 from numpyro_wide.linear_gaussian import ReadoutProblem
 from numpyro_wide.readout import ReadoutTransform
-from numpyro_wide.wide_limit import ntk_map
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -43,11 +42,6 @@ def readout_transform(phi, *, is_inverse):
     return transform_of(transform.inv if is_inverse else transform, phi)
 
 
-def linear_network(phi):
-    """Whose estimate is exact: nothing of it is bent."""
-    return ntk_map(lambda params, x: jnp.tanh(x) @ params, phi, DATA[0], DATA[1][:, 0], 0.3, rng_key=jax.random.key(0))
-
-
 def degenerate_normal(noise):
     """The volume of the image of a unit of noise, in the plane that it lies in."""
     columns = DATA[0].T[:, :2]
@@ -73,7 +67,6 @@ REGISTRY = {
     },
     "ReadoutTransform": (partial(readout_transform, is_inverse=False), (D, K)),
     "ReadoutTransform.inv": (partial(readout_transform, is_inverse=True), (D, K)),
-    "ntk_map": (linear_network, (D,)),
     "DegenerateNormal": (degenerate_normal, (2,)),
     **{
         f"natural.{family.__name__}": (

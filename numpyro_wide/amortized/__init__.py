@@ -7,11 +7,4 @@ from numpyro_wide.amortized._state import AmortizedState as AmortizedState
 from numpyro_wide.amortized._state import HeldOut as HeldOut
 from numpyro_wide.amortized._trainer import AmortizedForwardKL as AmortizedForwardKL
 
-__all__ = [
-    "AmortizedForwardKL",
-    "AmortizedRunResult",
-    "AmortizedState",
-    "HeldOut",
-    "ImportanceSample",
-    "importance_sample",
-]
+__all__ = ["AmortizedForwardKL", "importance_sample"]

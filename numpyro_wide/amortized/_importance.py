@@ -10,9 +10,10 @@ import numpyro.distributions as dist
 from jax import Array, random
 from numpyro.infer.util import log_density as model_log_density
 
-from numpyro_wide._checks import whole_number
-from numpyro_wide._pareto import pareto_smoothed
-from numpyro_wide._simulation import (
+from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide._checks import check_key, check_no_nan, listing, whole_number
+from numpyro_wide._traces import Sites, run_model, unwrap
+from numpyro_wide.amortized._simulation import (
     Draws,
     check_guide,
     check_params,
@@ -21,31 +22,33 @@ from numpyro_wide._simulation import (
     latent_names,
     site_names,
 )
-from numpyro_wide._traces import Sites, run_model, unwrap
 
 
 class ImportanceSample(NamedTuple):
-    """Draws of a guide, weighted to the posterior."""
+    """Draws of a guide, weighted to the posterior.
+
+    Attributes:
+        samples: draws of the latents by site, (draws, ...).
+        log_weights: logarithms of the weights, Pareto-smoothed and normalised to sum to one, (draws,).
+        pareto_k: shape of the tail of the raw weights: below 0.7 the sample can be relied on.
+        effective_sample_size: 1 / Σ w², between 1 and the number of draws.
+    """
 
     samples: Draws
-    """Draws of the latents, with a leading axis for the draws."""
     log_weights: Array
-    """Logarithms of the weights, Pareto-smoothed and normalised to sum to one, (draws,)."""
     pareto_k: float
-    """Shape of the tail of the raw weights: below 0.7 the sample can be relied on."""
     effective_sample_size: float
-    """1 / Σ w², between 1 and the number of draws."""
 
 
 def importance_sample(
     rng_key: Array,
+    num_samples: int,
     model: Callable,
     guide: Callable,
     params: Mapping[str, Any],
-    *args: Any,
     observed_values: Mapping[str, Any],
-    num_samples: int,
-    **kwargs: Any,
+    *model_args: Any,
+    **model_kwargs: Any,
 ) -> ImportanceSample:
     """Draw from a guide given one observation, and weigh the draws to the posterior.
 
@@ -54,13 +57,13 @@ def importance_sample(
 
     Args:
         rng_key: a PRNG key.
-        model: ``model(*args, **kwargs)``, called without data, simulates every site.
-        guide: ``guide(observed_values, *args, **kwargs)``, written for one data set.
-        params: values at the guide's param and mutable sites, as a trainer's run returns them; {} if it has none.
-        *args: arguments of both.
-        observed_values: values of the observed sites, by name, one data set.
         num_samples: number of draws.
-        **kwargs: keyword arguments of both.
+        model: ``model(*model_args, **model_kwargs)``, called without data, simulates every site.
+        guide: ``guide(observed_values, *model_args, **model_kwargs)``, written for one data set.
+        params: values of the guide's param and mutable sites, as a trainer's run returns them; {} if it has none.
+        observed_values: values of the observed sites of one data set, by name.
+        *model_args: arguments of model and guide.
+        **model_kwargs: keyword arguments of model and guide.
 
     Returns:
         Draws, log weights, the Pareto shape of the weights, and their effective sample size.
@@ -79,35 +82,40 @@ def importance_sample(
         ...     numpyro.sample("y", dist.Normal(numpyro.sample("z", dist.Normal(0, 1)), 1))
         >>> def guide(observed_values):
         ...     numpyro.sample("z", dist.Normal(0.4 * observed_values["y"], 1.0))
-        >>> found = importance_sample(
-        ...     jax.random.key(0), model, guide, {}, observed_values={"y": 1.0}, num_samples=2000
-        ... )
+        >>> found = importance_sample(jax.random.key(0), 2000, model, guide, {}, {"y": 1.0})
         >>> mean = float((jax.numpy.exp(found.log_weights) * found.samples["z"]).sum())
         >>> abs(mean - 0.5) < 0.08, found.pareto_k < 0.7  # exact: 1/2
         (True, True)
     """
-    num_samples = whole_number("num_samples", num_samples)
+    order = "(rng_key, num_samples, model, guide, params, observed_values)"
+    check_key("rng_key", rng_key, order)
+    num_samples = whole_number("num_samples", num_samples, order=order)
     check_observed_values(observed_values)
     observed = site_names(tuple(observed_values))
     values = {name: jnp.asarray(value) for name, value in observed_values.items()}
-    model_sites = run_model(model, args, kwargs, rng_key=rng_key)
+    for name, value in values.items():
+        check_no_nan(f"observed_values[{name!r}]", value)
+    model_sites = run_model(model, model_args, model_kwargs, rng_key=rng_key)
     check_simulator(model_sites, observed)
     # At simulated data, so that wrong shapes of the observed values are met by their own check.
     simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
-    guide_sites = check_params(guide, rng_key, params, simulated, args, kwargs)
+    guide_sites = check_params(guide, rng_key, params, simulated, model_args, model_kwargs)
     check_guide(guide_sites, model_sites, observed)
     _check_tractable(model_sites, guide_sites, observed)
     _check_shapes(values, simulated)
 
     def single(key: Array) -> tuple[Draws, Array]:
-        draws, log_q = draw_from_guide(guide, key, params, values, args, kwargs)
-        log_joint, _ = model_log_density(model, args, kwargs, {**draws, **values})
+        draws, log_q = draw_from_guide(guide, key, params, values, model_args, model_kwargs)
+        log_joint, _ = model_log_density(model, model_args, model_kwargs, {**draws, **values})
         return draws, log_joint - log_q
 
     samples, log_ratios = jax.jit(jax.vmap(single))(random.split(rng_key, num_samples))
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
-        raise FloatingPointError("no draw of the guide has a positive finite weight: check the observed values.")
+        raise FloatingPointError(
+            "expected draws of positive weight, but no draw of the guide has a positive finite weight: compare the "
+            "observed values with what the model simulates."
+        )
     # A draw outside of the posterior's support weighs nothing, and one that gave NaN is not to be used.
     log_weights, pareto_k = pareto_smoothed(np.where(np.isnan(log_ratios), -np.inf, log_ratios))
     effective = float(np.exp(-np.logaddexp.reduce(2 * log_weights)))
@@ -115,8 +123,8 @@ def importance_sample(
 
 
 def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None = None) -> None:
-    """Refuse anything but a dictionary, with these keys if they are known."""
-    keys = "names of the observed sites as its keys" if observed is None else f"the keys {list(observed)}"
+    """Refuse anything but a dictionary, with the names of the observed sites as its keys if they are known."""
+    keys = "names of the observed sites as its keys" if observed is None else f"the keys {listing(observed)}"
     if not isinstance(observed_values, Mapping):
         first = "site" if observed is None else observed[0]
         raise TypeError(
@@ -124,7 +132,7 @@ def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None
             f"{{{first!r}: ...}}."
         )
     if observed is not None and set(observed_values) != set(observed):
-        raise ValueError(f"observed_values must have {keys}, but has {list(observed_values)}.")
+        raise ValueError(f"observed_values must have {keys}, but has {listing(observed_values)}.")
 
 
 def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
@@ -141,8 +149,8 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     left_out = [name for name in latent_names(model_sites, observed) if name not in guide_sites]
     if left_out:
         raise ValueError(
-            f"importance weights need the likelihood of what the guide draws, but the guide marginalises {left_out}, "
-            "and their integral is not known. Add these sites to the guide."
+            "importance weights need the likelihood of what the guide draws, but the guide marginalises "
+            f"{listing(left_out)}, and their integral is not known. Add these sites to the guide."
         )
     implicit = [
         name
@@ -151,6 +159,6 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     ]
     if implicit:
         raise ValueError(
-            f"importance weights need a likelihood, but the observed sites {implicit} are functions of the latents "
-            "(deterministic, or Delta). Judge such a guide by its calibration."
+            f"importance weights need a likelihood, but the observed sites {listing(implicit)} are functions of the "
+            "latents (deterministic, or Delta). Judge such a guide by its calibration."
         )

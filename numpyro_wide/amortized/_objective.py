@@ -1,5 +1,6 @@
-"""The objective: simulations of each step, the guide's density of them, and one step of the optimiser."""
+"""Objective of the training: simulations of a step, the guide's density of them, and steps of the optimiser."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -11,29 +12,42 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import transform_fn
 from numpyro.optim import _NumPyroOptim
 
-from numpyro_wide._simulation import Draws
+from numpyro_wide.amortized._loop import held_out_loss, train
 from numpyro_wide.amortized._pair import FirstRun, ModelAndGuide
+from numpyro_wide.amortized._simulation import Draws
 from numpyro_wide.amortized._state import AmortizedState
-
-# Numbers that the simulations of a block of steps may hold; and the longest block.
-_BLOCK_NUMBERS = 2**20
-_LONGEST_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The expected forward KL divergence of one model and guide, and its optimiser."""
+    """Expected forward KL divergence of one model and guide, with its optimiser.
+
+    Attributes:
+        pair: model, guide and names of the observed sites.
+        batch_size: number of simulations in a step.
+        optim: optimiser of the unconstrained parameters.
+        latents: names of the latents that the guide covers.
+        supports: constraints of the guide's param sites, by name.
+    """
 
     pair: ModelAndGuide
     batch_size: int
     optim: _NumPyroOptim
     latents: tuple[str, ...]
-    """Names of the latents that the guide covers."""
     supports: dict[str, Any]
-    """Constraints of the guide's param sites."""
+
+    @cached_property
+    def train(self) -> Callable:
+        """Compiled :func:`~numpyro_wide.amortized._loop.train`; a static argument that changes compiles it anew."""
+        return jax.jit(partial(train, self), static_argnames=("static", "capacity", "stable"))
+
+    @cached_property
+    def held_out_loss(self) -> Callable:
+        """Compiled :func:`~numpyro_wide.amortized._loop.held_out_loss`."""
+        return jax.jit(partial(held_out_loss, self), static_argnames=("static", "num_simulations"))
 
     def is_like(self, other: "Objective | None") -> bool:
-        """Whether what is compiled for the other serves for this one."""
+        """Tell whether the programs that are compiled for the other objective serve for this one."""
         try:
             return self == other
         except jax.errors.JAXTypeError:  # bounds of a support that are being traced
@@ -41,43 +55,39 @@ class Objective:
 
     @cached_property
     def transforms(self) -> dict[str, Any]:
-        """From unconstrained numbers to the values of each param site."""
+        """Maps from unconstrained numbers to the values of each param site, by name."""
         return {name: biject_to(support) for name, support in self.supports.items()}
 
     def start(self, rng_key: Array, first: FirstRun) -> AmortizedState:
-        """The state before the first step, from values at the guide's param and mutable sites."""
+        """Make the state before the first step, from the values that the guide's param and mutable sites start from."""
         if not first.params:
-            raise ValueError("the guide has no param site, and so nothing to train; see numpyro.param, flax_module.")
+            raise ValueError(
+                "the guide must have a param site, but has none, and so nothing to train; add numpyro.param or "
+                "flax_module."
+            )
         params = {name: self.transforms[name].inv(value) for name, value in first.params.items()}
         params, mutable = jax.tree.map(_strongly_typed, (params, first.mutable))
         zero = jnp.zeros((), jnp.int32)
         return AmortizedState(self.optim.init(params), mutable or None, rng_key, zero, zero)
 
     def constrain(self, unconstrained: dict[str, Any]) -> dict[str, Any]:
-        """Values at the guide's param sites."""
+        """Map unconstrained numbers to the values of the guide's param sites."""
         return transform_fn(self.transforms, unconstrained)
 
     def get_params(self, state: AmortizedState) -> dict[str, Any]:
-        """Values at the guide's param and mutable sites."""
+        """Read the values of the guide's param and mutable sites off a state."""
         return {**self.constrain(self.optim.get_params(state.optim_state)), **(state.mutable_state or {})}
 
     def simulate_step(self, rng_key: Array, step: Array, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
-        """The simulations of a step that the guide is trained on, and a key for the guide beside each."""
+        """Draw the simulations of one step, and a key for the guide beside each."""
         keys = jax.vmap(random.split)(random.split(random.fold_in(rng_key, step), self.batch_size))
         draws = self.pair.simulate(keys[:, 0], args, kwargs)
         return {name: draws[name] for name in (*self.latents, *self.pair.observed)}, keys[:, 1]
 
-    def block_length(self, rng_key: Array, args: tuple, kwargs: dict) -> int:
-        """Number of steps whose simulations are drawn at once, from the largest array that a step's make."""
-        step = jnp.zeros((), jnp.int32)
-        jaxpr = jax.make_jaxpr(lambda: self.simulate_step(rng_key, step, args, kwargs))()
-        largest = max(variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars)
-        return int(max(1, min(_LONGEST_BLOCK, _BLOCK_NUMBERS // largest)))
-
     def loss(
         self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple, args: tuple, kwargs: dict
     ) -> tuple[Array, dict[str, Any] | None]:
-        """The negative mean log density, and the mutable state that is left."""
+        """Return the negative mean log density of a batch, and the mutable state that the guide leaves."""
         params = {**self.constrain(unconstrained), **(mutable or {})}
         draws, keys = batch
         log_q, mutable = self.pair.log_prob(params, draws, keys, args, kwargs)
@@ -108,5 +118,5 @@ class Objective:
 
 
 def _strongly_typed(leaf: Any) -> Array:
-    """What is weakly typed at first would be compiled a second time."""
+    # A weakly typed state would be compiled again after the first step, which leaves strong types.
     return lax.convert_element_type(leaf, jnp.result_type(leaf))

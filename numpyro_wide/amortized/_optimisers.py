@@ -1,4 +1,4 @@
-"""Optimisers of every library as NumPyro's."""
+"""Optimisers of NumPyro, optax and JAX as optimisers of NumPyro."""
 
 from typing import Any
 
@@ -7,14 +7,18 @@ from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 
 
 def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
-    """The optimiser as one of ``numpyro.optim``; refuses what is none, or needs a loss without noise."""
+    """Return the optimiser as one of ``numpyro.optim``.
+
+    Raises:
+        TypeError: if it is no optimiser, or one that needs a loss without noise.
+    """
     if isinstance(optim, Minimize):
         raise TypeError("Minimize needs a loss that is not random; pass a stochastic optimiser, such as optim.Adam.")
     if isinstance(optim, _NumPyroOptim):
         return optim
     if isinstance(optim, optimizers.Optimizer):
         return _NumPyroOptim(lambda *functions: functions, *optim)
-    import optax  # heavy, and needed here alone
+    import optax  # NumPyro runs without it
 
     if isinstance(optim, optax.GradientTransformation):
         return optax_to_numpyro(optim)

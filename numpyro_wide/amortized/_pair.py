@@ -1,4 +1,4 @@
-"""A model and a guide: simulations of the one, and what the other says of them."""
+"""Model and guide over a batch: simulations of the model, and the guide's log density of each."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,8 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from numpyro_wide._simulation import (
+from numpyro_wide._traces import run_model
+from numpyro_wide.amortized._simulation import (
     Draws,
     check_guide,
     check_params,
@@ -19,26 +20,34 @@ from numpyro_wide._simulation import (
     simulate,
     values_of_type,
 )
-from numpyro_wide._traces import run_model
 
 AXIS_NAME = "simulations"
 
 
 class FirstRun(NamedTuple):
-    """What a guide's first run says of it."""
+    """Sites of a guide, read off its first run.
+
+    Attributes:
+        latents: names of the latents that the guide covers.
+        supports: constraints of its param sites, by name.
+        params: constrained values that its param sites start from, by name.
+        mutable: values that its mutable sites start from, by name.
+    """
 
     latents: tuple[str, ...]
-    """Names of the latents that it covers."""
     supports: dict[str, Any]
-    """Constraints of its param sites."""
     params: dict[str, Any]
-    """Values that they start from, constrained."""
     mutable: dict[str, Any]
-    """Likewise, of its mutable sites."""
 
 
 class ModelAndGuide(NamedTuple):
-    """A model that simulates, a guide that scores, and the names of the sites that are data to it."""
+    """Model that simulates and guide that scores.
+
+    Attributes:
+        model: ``model(*args, **kwargs)``.
+        guide: ``guide(observed_values, *args, **kwargs)`` for one data set.
+        observed: names of the sites that are data to the guide.
+    """
 
     model: Callable
     guide: Callable
@@ -47,7 +56,7 @@ class ModelAndGuide(NamedTuple):
     def first_run(
         self, model_key: Array, guide_key: Array, params: Mapping[str, Any], args: tuple, kwargs: dict
     ) -> FirstRun:
-        """Run both once, check that they fit, and read off the guide what training is to know of it.
+        """Run both once, check that they fit, and read the guide's sites off its run.
 
         The guide runs on one simulation, as a batch of it, for it may ask for the batch's axis.
         """
@@ -72,11 +81,11 @@ class ModelAndGuide(NamedTuple):
         return FirstRun(tuple(latents), supports, initial, mutable)
 
     def simulate(self, keys: Array, args: tuple, kwargs: dict) -> Draws:
-        """One simulation for each key."""
+        """Simulate once for each key, (n,); the values have a leading axis (n,)."""
         return jax.vmap(lambda key: simulate(self.model, key, self.observed, args, kwargs))(keys)
 
     def held_out(self, rng_key: Array, num_simulations: int, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
-        """Simulations that no step is trained on, and a key for the guide beside each."""
+        """Simulate what no step is trained on, with a key for the guide beside each."""
         # Steps fold in their numbers, which do not come as far as this one.
         keys = random.split(random.fold_in(rng_key, 2**32 - 1), (num_simulations, 2))
         return self.simulate(keys[:, 0], args, kwargs), keys[:, 1]
@@ -84,7 +93,18 @@ class ModelAndGuide(NamedTuple):
     def log_prob(
         self, params: Mapping[str, Any], draws: Draws, keys: Array, args: tuple, kwargs: dict
     ) -> tuple[Array, dict[str, Any]]:
-        """The guide's log density of each simulation's latents, (n,), and the mutable state that is left."""
+        """Score the latents of each simulation.
+
+        Args:
+            params: values of the guide's param and mutable sites, by name.
+            draws: values of the latents and of the observed sites, by name, with a leading axis (n,).
+            keys: PRNG keys for the guide, (n,).
+            args: further arguments of the guide.
+            kwargs: keyword arguments of the guide.
+
+        Returns:
+            The guide's log density of each simulation's latents, (n,), and the mutable state that it leaves.
+        """
         observed_values = {name: draws[name] for name in self.observed}
         latents = {name: value for name, value in draws.items() if name not in self.observed}
 
@@ -96,7 +116,7 @@ class ModelAndGuide(NamedTuple):
         return log_q, jax.tree.map(_merge, mutable)
 
     def check_params(self, params: Mapping[str, Any], draws: Draws, args: tuple, kwargs: dict) -> None:
-        """Refuse parameters that are not all of the guide's."""
+        """Refuse parameters that lack one of the guide's sites."""
         first = {name: draws[name][:1] for name in self.observed}
 
         def single(observed_values: Draws) -> None:
@@ -106,7 +126,7 @@ class ModelAndGuide(NamedTuple):
 
 
 class _InitialState(Messenger):
-    """Notes what mutable sites hold before the guide writes into them."""
+    """Recorder of what mutable sites hold before the guide writes into them."""
 
     def __init__(self, fn: Callable):
         super().__init__(fn)
@@ -118,6 +138,6 @@ class _InitialState(Messenger):
 
 
 def _merge(leaf: Array) -> Array:
-    """One state of the states that the simulations of a batch leave, strongly typed as the first one."""
+    """Merge the states (n, ...) that the simulations of a batch leave into one, strongly typed as the first one."""
     merged = leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0]
     return lax.convert_element_type(merged, leaf.dtype)

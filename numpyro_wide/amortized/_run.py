@@ -1,92 +1,119 @@
-"""A run: stretches of compiled steps, and between them the progress bar, held-out losses and checkpoints."""
+"""Runs: stretches of compiled steps, and between them the progress bar, held-out losses and checkpoints."""
 
 import math
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.util import not_jax_tracer
 from tqdm.auto import tqdm
 
-from numpyro_wide import _checkpoint
+from numpyro_wide import _resume
 from numpyro_wide._checks import whole_number
 from numpyro_wide._programs import partition
-from numpyro_wide.amortized._fingerprint import fingerprint, refuse_other_runs
-from numpyro_wide.amortized._loop import Programs
+from numpyro_wide.amortized._fingerprint import PROGRAMS, fingerprint
+from numpyro_wide.amortized._objective import Objective
 from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState, HeldOut
 
 
-class Options(NamedTuple):
-    """Options of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`, checked and completed."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`, described there.
+
+    Raises:
+        ValueError: if a number is out of range, or an option needs another one that is missing.
+    """
 
     num_steps: int
     progress_bar: bool
     stable_update: bool
     held_out: int
-    evaluate_every: int
+    evaluate_every: int | None
     patience: int | None
-    checkpoint: Path | None
-    checkpoint_every: int
+    checkpoint: str | Path | None
+    checkpoint_every: int | None
 
+    def __post_init__(self) -> None:
+        """Check the numbers, and hold them as Python's."""
+        for name, least in (("num_steps", 1), ("held_out", 0)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least))
+        for name in ("evaluate_every", "patience", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if not self.held_out and (self.evaluate_every is not None or self.patience is not None):
+            raise ValueError(
+                "evaluate_every and patience are about held-out simulations; pass their number, held_out=1000."
+            )
+        if self.checkpoint is None and self.checkpoint_every is not None:
+            raise ValueError("checkpoint_every needs a file to write to; pass checkpoint=path.")
 
-def checked_options(
-    num_steps: int,
-    progress_bar: bool,
-    stable_update: bool,
-    held_out: int,
-    evaluate_every: int | None,
-    patience: int | None,
-    checkpoint: str | Path | None,
-    checkpoint_every: int | None,
-) -> Options:
-    """Fill in defaults, after checks."""
-    num_steps = whole_number("num_steps", num_steps)
-    held_out = whole_number("held_out", held_out, least=0)
-    evaluate_every = _whole_or_none("evaluate_every", evaluate_every)
-    patience = _whole_or_none("patience", patience)
-    checkpoint_every = _whole_or_none("checkpoint_every", checkpoint_every)
-    if not held_out and (evaluate_every is not None or patience is not None):
-        raise ValueError(
-            "evaluate_every and patience are about held-out simulations; pass their number, held_out=1000."
-        )
-    if checkpoint is None and checkpoint_every is not None:
-        raise ValueError("checkpoint_every needs a file to write to; pass checkpoint=path.")
-    often = max(num_steps // 20, 1)
-    path = None if checkpoint is None else Path(checkpoint)
-    evaluate_every, checkpoint_every = evaluate_every or often, checkpoint_every or often
-    return Options(num_steps, progress_bar, stable_update, held_out, evaluate_every, patience, path, checkpoint_every)
+    @property
+    def report_every(self) -> int:
+        """Steps between two updates of the progress bar, a twentieth of the run."""
+        return max(self.num_steps // 20, 1)
 
+    @property
+    def intervals(self) -> tuple[int | None, int | None]:
+        """Steps between two evaluations of held-out simulations and between two checkpoints; None where there are none.
 
-def _whole_or_none(name: str, value: int | None) -> int | None:
-    return None if value is None else whole_number(name, value)
+        Both are a twentieth of the run where the user does not say.
+        """
+        evaluate = self.evaluate_every or self.report_every
+        save = self.checkpoint_every or self.report_every
+        return evaluate if self.held_out else None, save if self.checkpoint is not None else None
 
 
 class Run:
-    """One call of ``run``."""
+    """One call of ``run``: an objective, the options, and the arguments of model and guide."""
 
-    def __init__(self, programs: Programs, options: Options, args: tuple, kwargs: dict):
-        self.objective, self.programs, self.options = programs.objective, programs, options
-        self.arrays, self.static = partition((args, kwargs), jax.Array)
+    def __init__(self, objective: Objective, options: Options, args: tuple, kwargs: dict):
+        self.objective, self.options = objective, options
+        self.arrays, self.static = partition((args, kwargs), Array)
+        self.own_fingerprint = ""
 
-    def __call__(self, state: AmortizedState) -> AmortizedRunResult:
-        """Take the steps from ``state`` on, less those that a checkpoint already has."""
-        options, before = self.options, state
-        is_looked_at = options.progress_bar or options.held_out or options.checkpoint
-        params, state, losses = self._in_stretches(before) if is_looked_at else self._at_once(before)
-        if not_jax_tracer(losses):
-            _warn_of_skipped(int(state.num_skipped - before.num_skipped), len(losses))
-        return AmortizedRunResult(params, state, losses)
+    def resumed(self, state: AmortizedState) -> tuple[AmortizedState, np.ndarray]:
+        """Read how far the checkpoint is, if there is one.
 
-    def _at_once(self, state: AmortizedState) -> AmortizedRunResult:
-        state, losses = self._train(state, self.options.num_steps, self.options.num_steps)
-        return AmortizedRunResult(self.objective.get_params(state), state, losses)
+        Args:
+            state: state before the first step.
+
+        Returns:
+            The state to go on from, and the losses of the steps that are done.
+        """
+        losses = np.zeros(0, jnp.zeros(0).dtype)
+        if self.options.held_out and state.held_out is None:
+            state = state._replace(held_out=self._nothing_seen(state))
+        if self.options.checkpoint is None:
+            return state, losses
+        path = Path(self.options.checkpoint)
+        self.own_fingerprint = fingerprint(self.objective, state, self.arrays, self.static, self.options.held_out)
+        if not path.exists():
+            return state, losses
+        stored = _resume.read(path)
+        _resume.refuse_another_run(
+            f"the checkpoint {path}", str(stored["['run']"]), self.own_fingerprint, kind="path", programs=PROGRAMS
+        )
+        record = _resume.restore(path, stored, self._record(state, losses))
+        return record["state"], np.asarray(record["losses"])
+
+    def finish(self, state: AmortizedState, losses: np.ndarray) -> AmortizedRunResult:
+        """Take the steps that are left.
+
+        Args:
+            state: state to go on from.
+            losses: losses of the steps that are done, (done,).
+        """
+        if self.options.progress_bar or self.options.intervals != (None, None):
+            return self._in_stretches(state, losses)
+        # Nothing to look at in between: a single program, which a caller may vmap.
+        state, new_losses = self._train(state, self.options.num_steps, self.options.num_steps)
+        return AmortizedRunResult(self.objective.get_params(state), state, new_losses)
 
     def _train(self, state: AmortizedState, num_steps: int, capacity: int) -> tuple[AmortizedState, Array]:
-        new, losses = self.programs.train(
+        new, losses = self.objective.train(
             state._replace(held_out=None),
             jnp.asarray(num_steps, jnp.int32),
             self.arrays,
@@ -96,40 +123,38 @@ class Run:
         )
         return new._replace(held_out=state.held_out), losses[:num_steps]
 
-    def _in_stretches(self, state: AmortizedState) -> AmortizedRunResult:
-        options, num_steps = self.options, self.options.num_steps
-        origin = int(state.step)
-        if options.held_out and state.held_out is None:
-            state = state._replace(held_out=self._nothing_seen(state))
-        state, losses, own = self._resumed(state)
-        done = int(state.step) - origin
-        with tqdm(total=num_steps, initial=done, disable=not options.progress_bar) as bar:
+    def _in_stretches(self, state: AmortizedState, losses: np.ndarray) -> AmortizedRunResult:
+        num_steps, window = self.options.num_steps, self.options.report_every
+        evaluate_every, save_every = self.options.intervals
+        done = len(losses)
+        origin = int(state.step) - done
+        with tqdm(total=num_steps, initial=done, disable=not self.options.progress_bar) as bar:
             while done < num_steps and not self._is_patience_lost(state):
-                length, capacity = self._stretch(done, origin, num_steps)
+                length, capacity = self._stretch(done, origin)
                 state, new_losses = self._train(state, length, capacity)
                 losses = np.concatenate([losses, np.asarray(new_losses)])
                 done += length
-                if state.held_out is not None and options.held_out and (origin + done) % options.evaluate_every == 0:
+                if evaluate_every and state.held_out is not None and (origin + done) % evaluate_every == 0:
                     state = state._replace(held_out=self._look(state, state.held_out))
                 is_last = done == num_steps or self._is_patience_lost(state)
-                if options.checkpoint and (is_last or done % options.checkpoint_every == 0):
-                    _checkpoint.save(options.checkpoint, self._record(state, losses, own))
-                bar.set_postfix_str(_postfix(state, losses, max(num_steps // 20, 1)), refresh=False)
+                if save_every and self.options.checkpoint and (is_last or done % save_every == 0):
+                    _resume.save(Path(self.options.checkpoint), self._record(state, losses))
+                bar.set_postfix_str(_postfix(state, losses, window), refresh=False)
                 bar.update(length)
         params = self.objective.get_params(state)
-        if options.held_out and state.held_out is not None and state.held_out.steps.size:
+        if evaluate_every and state.held_out is not None and state.held_out.steps.size:
             params = state.held_out.best_params
         return AmortizedRunResult(params, state, jnp.asarray(losses))
 
-    def _stretch(self, done: int, origin: int, num_steps: int) -> tuple[int, int]:
-        """Number of steps to the next stop, and an upper bound of it that is the same in the whole run."""
-        options = self.options
+    def _stretch(self, done: int, origin: int) -> tuple[int, int]:
+        """Count the steps to the next stop, and an upper bound of them that is the same in the whole run."""
+        evaluate_every, save_every = self.options.intervals
         # Held-out losses come at multiples of the step itself, so that a resumed run sees the same ones.
-        stops = [(max(num_steps // 20, 1), done)]
-        stops += [(options.evaluate_every, origin + done)] if options.held_out else []
-        stops += [(options.checkpoint_every, done)] if options.checkpoint else []
-        length = min(num_steps - done, *(every - position % every for every, position in stops), num_steps)
-        return length, min(num_steps, *(every for every, _ in stops), num_steps)
+        stops = [(self.options.report_every, done), (evaluate_every, origin + done), (save_every, done)]
+        lengths = [(every, every - position % every) for every, position in stops if every is not None]
+        num_steps = self.options.num_steps
+        length = min(num_steps - done, *(length for _, length in lengths))
+        return length, min(num_steps, *(every for every, _ in lengths))
 
     def _nothing_seen(self, state: AmortizedState) -> HeldOut:
         none = jnp.zeros(0, jnp.int32)
@@ -138,7 +163,7 @@ class Run:
     def _look(self, state: AmortizedState, before: HeldOut) -> HeldOut:
         """Evaluate the held-out simulations."""
         params = self.objective.get_params(state)
-        loss = self.programs.held_out_loss(
+        loss = self.objective.held_out_loss(
             params, state.rng_key, self.arrays, static=self.static, num_simulations=self.options.held_out
         )
         # By NumPy: JAX would compile a program for every length that they have.
@@ -152,21 +177,8 @@ class Run:
             return False
         return bool(np.sum(np.asarray(state.held_out.steps) > int(state.held_out.best_step)) >= self.options.patience)
 
-    def _record(self, state: AmortizedState, losses: np.ndarray, fingerprint: str) -> dict[str, Any]:
-        return {"state": state, "losses": losses, "run": fingerprint}
-
-    def _resumed(self, state: AmortizedState) -> tuple[AmortizedState, np.ndarray, str]:
-        """What the checkpoint holds, if there is one, and the fingerprint for the next ones."""
-        path, losses = self.options.checkpoint, np.zeros(0, jnp.zeros(0).dtype)
-        if path is None:
-            return state, losses, ""
-        own = fingerprint(self.objective, state, self.arrays, self.static, self.options.held_out)
-        if not path.exists():
-            return state, losses, own
-        stored = _checkpoint.read(path)
-        refuse_other_runs(path, str(stored["['run']"]), own)
-        record = _checkpoint.restore(path, stored, self._record(state, losses, own))
-        return record["state"], np.asarray(record["losses"]), own
+    def _record(self, state: AmortizedState, losses: np.ndarray) -> dict[str, Any]:
+        return {"state": state, "losses": losses, "run": self.own_fingerprint}
 
 
 def _postfix(state: AmortizedState, losses: np.ndarray, window: int) -> str:
@@ -178,10 +190,19 @@ def _postfix(state: AmortizedState, losses: np.ndarray, window: int) -> str:
     return text + (f", skipped: {state.num_skipped}" if state.num_skipped else "")
 
 
-def _warn_of_skipped(num_skipped: int, num_steps: int) -> None:
-    if 2 * num_skipped > num_steps:
-        warnings.warn(
-            f"{num_skipped} of {num_steps} steps were skipped, as the loss or its gradient was not finite. Perhaps the "
-            "guide gives simulated latents no density (compare its support with the model's), or simulations overflow.",
-            stacklevel=4,
-        )
+def skipped_note(before: AmortizedState, result: AmortizedRunResult) -> str | None:
+    """Write the text of a warning if most steps of a run were skipped.
+
+    Args:
+        before: state before the run.
+        result: result of the run.
+    """
+    if not not_jax_tracer(result.losses):
+        return None
+    num_skipped, num_steps = int(result.state.num_skipped - before.num_skipped), len(result.losses)
+    if 2 * num_skipped <= num_steps:
+        return None
+    return (
+        f"{num_skipped} of {num_steps} steps were skipped, as the loss or its gradient was not finite. Perhaps the "
+        "guide gives simulated latents no density (compare its support with the model's), or simulations overflow."
+    )

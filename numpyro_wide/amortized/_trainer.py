@@ -1,26 +1,26 @@
-"""The trainer."""
+"""Trainer of amortised guides."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jax import Array, random
 
-from numpyro_wide._checks import whole_number
-from numpyro_wide._simulation import Draws, site_names
+from numpyro_wide._checks import check_key, whole_number
 from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
-from numpyro_wide.amortized._loop import Programs, compile_programs
 from numpyro_wide.amortized._objective import Objective
 from numpyro_wide.amortized._optimisers import as_numpyro_optim
 from numpyro_wide.amortized._pair import FirstRun, ModelAndGuide
-from numpyro_wide.amortized._run import Run, checked_options
+from numpyro_wide.amortized._run import Options, Run, skipped_note
+from numpyro_wide.amortized._simulation import Draws, site_names
 from numpyro_wide.amortized._state import AmortizedRunResult, AmortizedState
 
 
 class AmortizedForwardKL:
-    r"""Trains a guide for every possible observation at once, on simulations of the model alone.
+    r"""Trainer of one guide for every possible observation, on simulations of the model alone.
 
-    Minimises the expected forward KL divergence (McNamara 2025, eq. 1; Mathematics, :eq:`forward`)
+    It minimises the expected forward KL divergence (McNamara 2025, eq. 1; Mathematics, :eq:`forward`)
 
     .. math:: E_{p(x)} \mathrm{KL}(p(\theta|x) \,\|\, q_\phi(\theta|x))
               = -E_{p(\theta, x)} \log q_\phi(\theta|x) + \mathrm{const}.
@@ -86,12 +86,15 @@ class AmortizedForwardKL:
         batch_size: int = 16,
     ):
         if not callable(model) or not callable(guide):
-            raise TypeError(f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}.")
+            raise TypeError(
+                f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}; the order is "
+                "AmortizedForwardKL(model, guide, optim, observed=...)."
+            )
         self.model, self.guide, self.observed = model, guide, site_names(observed)
         self.batch_size = whole_number("batch_size", batch_size)
         self.optim = as_numpyro_optim(optim)
         self._pair = ModelAndGuide(self.model, self.guide, self.observed)
-        self._programs: Programs | None = None
+        self._objective: Objective | None = None
 
     def init(
         self, rng_key: Array, *args: Any, init_params: Mapping[str, Any] | None = None, **kwargs: Any
@@ -101,23 +104,25 @@ class AmortizedForwardKL:
         Args:
             rng_key: a PRNG key, that of the initial parameters and of all simulations.
             *args: arguments of model and guide.
-            init_params: values to start param and mutable sites from, instead of the guide's own.
+            init_params: values to start param and mutable sites from, instead of the guide's own, by name.
             **kwargs: keyword arguments of model and guide.
 
         Returns:
             The state.
 
         Raises:
+            TypeError: if ``rng_key`` is no PRNG key.
             ValueError: if model and guide are not as the class asks.
         """
-        programs, first = self._begin(rng_key, init_params or {}, args, kwargs)
-        return programs.objective.start(random.split(rng_key, 3)[2], first)
+        check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
+        objective, first = self._begin(rng_key, init_params or {}, args, kwargs)
+        return objective.start(random.split(rng_key, 3)[2], first)
 
     def get_params(self, state: AmortizedState) -> dict[str, Any]:
         """Read the parameters off a state.
 
         Args:
-            state: the trainer's state.
+            state: any state of the trainer.
 
         Returns:
             Values at the guide's param sites, constrained, and at its mutable sites: what ``Predictive`` needs.
@@ -125,15 +130,15 @@ class AmortizedForwardKL:
         Raises:
             ValueError: if neither :meth:`init` nor :meth:`run` has been called.
         """
-        if self._programs is None:
+        if self._objective is None:
             raise ValueError("the guide's parameters are not known yet; call init or run first.")
-        return self._programs.objective.get_params(state)
+        return self._objective.get_params(state)
 
     def update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step on fresh simulations.
 
         Args:
-            state: the trainer's state.
+            state: state before the step.
             *args: arguments of model and guide.
             **kwargs: keyword arguments of model and guide.
 
@@ -146,7 +151,7 @@ class AmortizedForwardKL:
         """Take one step as :meth:`update` does, unless the loss or its gradient is not finite.
 
         Args:
-            state: the trainer's state.
+            state: state before the step.
             *args: arguments of model and guide.
             **kwargs: keyword arguments of model and guide.
 
@@ -156,17 +161,17 @@ class AmortizedForwardKL:
         return self._step(state, args, kwargs, stable=True)
 
     def evaluate(self, state: AmortizedState, *args: Any, **kwargs: Any) -> Array:
-        """Loss of the step that :meth:`update` would take next.
+        """Evaluate the loss of the step that :meth:`update` would take next.
 
         Args:
-            state: the trainer's state.
+            state: state before the step.
             *args: arguments of model and guide.
             **kwargs: keyword arguments of model and guide.
 
         Returns:
             The negative log density, averaged over the batch: a scalar.
         """
-        objective = self._programs_for(state, args, kwargs).objective
+        objective = self._objective_for(state, args, kwargs)
         batch = objective.simulate_step(state.rng_key, state.step, args, kwargs)
         return objective.loss(self.optim.get_params(state.optim_state), state.mutable_state, batch, args, kwargs)[0]
 
@@ -180,7 +185,7 @@ class AmortizedForwardKL:
             **kwargs: keyword arguments of the model.
 
         Returns:
-            Values of all sample sites and of the observed ones, with a leading axis of length ``num_samples``.
+            Values of all sample sites and of the observed ones, with a leading axis (num_samples,).
         """
         return self._pair.simulate(random.split(rng_key, whole_number("num_samples", num_samples)), args, kwargs)
 
@@ -188,13 +193,13 @@ class AmortizedForwardKL:
         """Simulate what :meth:`run` with ``held_out=num_simulations`` evaluates, and never trains on.
 
         Args:
-            state: any state of the run.
+            state: any state of the run, whose key decides the simulations.
             num_simulations: number of simulations.
             *args: arguments of the model.
             **kwargs: keyword arguments of the model.
 
         Returns:
-            As :meth:`simulate`.
+            Values of all sample sites and of the observed ones, with a leading axis (num_simulations,).
         """
         num_simulations = whole_number("num_simulations", num_simulations)
         return self._pair.held_out(state.rng_key, num_simulations, args, kwargs)[0]
@@ -203,8 +208,9 @@ class AmortizedForwardKL:
         """Score simulations; minus the mean over many is the negative log-likelihood of McNamara 2025, Figure 1.
 
         Args:
-            params: what :meth:`get_params` or :meth:`run` gave.
-            draws: what :meth:`simulate` gave.
+            params: values of the guide's param and mutable sites, as :meth:`get_params` or :meth:`run` gave them.
+            draws: values of all sample and observed sites, with a leading axis (num_samples,), as :meth:`simulate`
+                gave them.
             *args: arguments of the guide.
             **kwargs: keyword arguments of the guide.
 
@@ -222,41 +228,32 @@ class AmortizedForwardKL:
     def importance_sample(
         self,
         rng_key: Array,
+        num_samples: int,
         params: Mapping[str, Any],
         observed_values: Draws,
-        num_samples: int,
         *args: Any,
         **kwargs: Any,
     ) -> ImportanceSample:
         """Draw from the guide given one observation, and weigh the draws to the posterior.
 
-        As :func:`numpyro_wide.amortized.importance_sample`, with this model and guide.
+        This is :func:`numpyro_wide.amortized.importance_sample` of the trainer's model and guide.
 
         Args:
             rng_key: a PRNG key.
-            params: what :meth:`get_params` or :meth:`run` gave.
-            observed_values: values of the observed sites, one data set.
             num_samples: number of draws.
+            params: values of the guide's param and mutable sites, as :meth:`get_params` or :meth:`run` gave them.
+            observed_values: values of the observed sites of one data set, by name.
             *args: arguments of model and guide.
             **kwargs: keyword arguments of model and guide.
 
         Returns:
-            As the function.
+            Draws, log weights, the Pareto shape of the weights, and their effective sample size.
 
         Raises:
-            ValueError: as the function does; if ``observed_values`` has other keys than ``observed``.
+            ValueError: if ``observed_values`` has other keys than ``observed``, or as the function does.
         """
         check_observed_values(observed_values, self.observed)
-        return importance_sample(
-            rng_key,
-            self.model,
-            self.guide,
-            params,
-            *args,
-            observed_values=observed_values,
-            num_samples=num_samples,
-            **kwargs,
-        )
+        return importance_sample(rng_key, num_samples, self.model, self.guide, params, observed_values, *args, **kwargs)
 
     def run(
         self,
@@ -289,13 +286,13 @@ class AmortizedForwardKL:
             stable_update: whether to skip steps whose loss or gradient is not finite; they are counted in the state's
                 ``num_skipped``.
             init_state: state to go on from, that of an earlier run.
-            init_params: as for :meth:`init`.
+            init_params: values to start param and mutable sites from, instead of the guide's own, by name.
             held_out: number of simulations that are set apart; their loss is kept in ``state.held_out``, and the
                 parameters that are returned are those where it was smallest.
             evaluate_every: steps between two evaluations of the held-out simulations; by default num_steps / 20.
-            patience: stop after this many evaluations without improvement.
-            checkpoint: a file to save the run in, and to resume it from if it exists: NumPy's npz format, without
-                pickled objects. It holds digests of the model, the guide, the optimiser and the arguments.
+            patience: number of evaluations without improvement after which to stop; None to take all steps.
+            checkpoint: path of a file to save the run in, and to resume it from if it exists: NumPy's npz format,
+                without pickled objects. It holds digests of the model, the guide, the optimiser and the arguments.
             checkpoint_every: steps between two checkpoints; by default num_steps / 20.
             **kwargs: keyword arguments of model and guide.
 
@@ -303,32 +300,45 @@ class AmortizedForwardKL:
             Parameters, the last state, and the loss of each step; fewer than ``num_steps`` if patience was lost.
 
         Raises:
-            ValueError: as :meth:`init` does; if an option is out of range, or the checkpoint cannot be read or is of a
-                run with another model, guide, optimiser, rng_key, batch_size, held_out, or other arguments.
+            ValueError: if model and guide are not as the class asks, an option is out of range, or the checkpoint
+                cannot be read or is of a run with another model, guide, optimiser, rng_key, batch_size, held_out, or
+                other arguments.
         """
-        options = checked_options(
-            num_steps, progress_bar, stable_update, held_out, evaluate_every, patience, checkpoint, checkpoint_every
+        options = Options(
+            num_steps=num_steps,
+            progress_bar=progress_bar,
+            stable_update=stable_update,
+            held_out=held_out,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
         )
         if init_state is None:
             init_state = self.init(rng_key, *args, init_params=init_params, **kwargs)
-        return Run(self._programs_for(init_state, args, kwargs), options, args, kwargs)(init_state)
+        run = Run(self._objective_for(init_state, args, kwargs), options, args, kwargs)
+        state, losses = run.resumed(init_state)
+        result = run.finish(state, losses)
+        if skipped := skipped_note(init_state, result):
+            warnings.warn(skipped, stacklevel=2)
+        return result
 
     def _step(self, state: AmortizedState, args: tuple, kwargs: dict, *, stable: bool) -> tuple[AmortizedState, Array]:
-        objective = self._programs_for(state, args, kwargs).objective
+        objective = self._objective_for(state, args, kwargs)
         batch = objective.simulate_step(state.rng_key, state.step, args, kwargs)
         return objective.step(state, batch, args, kwargs, stable=stable)
 
-    def _programs_for(self, state: AmortizedState, args: tuple, kwargs: dict) -> Programs:
-        """Those of the latest start; if a state of another trainer is gone on from, of a start with its key."""
-        return self._programs or self._begin(state.rng_key, {}, args, kwargs)[0]
+    def _objective_for(self, state: AmortizedState, args: tuple, kwargs: dict) -> Objective:
+        """Return that of the latest start, or, for the state of another trainer, of a start with its key."""
+        return self._objective or self._begin(state.rng_key, {}, args, kwargs)[0]
 
     def _begin(
         self, rng_key: Array, init_params: Mapping[str, Any], args: tuple, kwargs: dict
-    ) -> tuple[Programs, FirstRun]:
+    ) -> tuple[Objective, FirstRun]:
         """Run model and guide once, and make the objective; what is compiled already is kept where it serves."""
         model_key, guide_key, _ = random.split(rng_key, 3)
         first = self._pair.first_run(model_key, guide_key, init_params, args, kwargs)
         objective = Objective(self._pair, self.batch_size, self.optim, first.latents, first.supports)
-        if self._programs is None or not objective.is_like(self._programs.objective):
-            self._programs = compile_programs(objective)
-        return self._programs, first
+        if self._objective is None or not objective.is_like(self._objective):
+            self._objective = objective
+        return self._objective, first

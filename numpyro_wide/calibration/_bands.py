@@ -6,6 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import whole_number
+from numpyro_wide.calibration._simulations import real_array
 
 NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage points at level 0.95
 
@@ -13,17 +14,17 @@ NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage po
 def uniformity_band(
     probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95, cumulative: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Simultaneous band for the proportions of independent simulations at given nominal probabilities.
+    """Make a simultaneous band for the proportions of independent simulations at given nominal probabilities.
 
     The pointwise level is lowered until a whole curve of an exact posterior stays inside with probability
     ``level`` (Säilynoja 2022, Section 3.2; by simulation of the null, seeded).
 
     Args:
         probabilities: nominal probabilities (m,) in [0, 1]: increasing values of a distribution function, or, if not
-            ``cumulative``, the masses of the bins of a histogram, with sum 1.
+            ``cumulative``, masses of the bins of a histogram, with sum 1.
         num_simulations: number of independent simulations.
-        level: probability that the whole curve of an exact posterior is inside.
-        cumulative: what the probabilities are.
+        level: probability that the whole curve of an exact posterior is inside, in (0, 1).
+        cumulative: whether the probabilities are values of a distribution function; False for masses of bins.
 
     Returns:
         Lower and upper proportions, each (m,).
@@ -32,7 +33,7 @@ def uniformity_band(
         ValueError: for a level outside (0, 1) or probabilities that are none.
 
     Example:
-        >>> from numpyro_wide.calibration import uniformity_band
+        >>> from numpyro_wide.calibration.internal import uniformity_band
         >>> low, high = uniformity_band([0.25, 0.5, 0.75], num_simulations=400)
         >>> low.round(2).tolist(), high.round(2).tolist()
         ([0.2, 0.44, 0.7], [0.3, 0.56, 0.8])
@@ -47,17 +48,18 @@ def uniformity_band(
 
 
 def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
-    """p-value of the test whose acceptance region is the simultaneous band of the ranks' distribution function.
+    """Test whether ranks are uniform, by the simultaneous band of their distribution function.
 
     Args:
-        ranks: (num_simulations, ...), whole numbers in 0, ..., num_draws, as :func:`sbc_ranks` returns them.
+        ranks: whole numbers in 0, ..., num_draws, (num_simulations, ...), as :func:`sbc_ranks` returns them.
         num_draws: number of posterior draws that they are ranks among.
 
     Returns:
         p-values (...), one for each scalar component, at least 1/1001. Of several, divide the level by their number.
 
     Raises:
-        ValueError: for no ranks, or ranks outside 0, ..., num_draws or NaN.
+        TypeError: if the ranks are no real numbers.
+        ValueError: for no ranks, or ranks that are not whole numbers in 0, ..., num_draws.
 
     Example:
         >>> import numpy as np
@@ -67,11 +69,12 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
         (True, True)
     """
     num_draws = whole_number("num_draws", num_draws)
-    ranks = np.asarray(ranks)
-    if ranks.ndim == 0 or len(ranks) == 0 or not np.all((ranks >= 0) & (ranks <= num_draws)):
+    ranks = real_array("ranks", ranks)
+    is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.rint(ranks))
+    if ranks.ndim == 0 or len(ranks) == 0 or not np.all(is_rank):
         raise ValueError(
-            f"ranks must be an array (num_simulations, ...) of numbers in 0, ..., num_draws = {num_draws}, but got "
-            f"shape {ranks.shape}"
+            f"ranks must be an array (num_simulations, ...) of whole numbers in 0, ..., num_draws = {num_draws}, but "
+            f"got shape {ranks.shape}"
             + (f" with values {ranks.min()}, ..., {ranks.max()}." if ranks.ndim and ranks.size else ".")
         )
     points = rank_grid(num_draws)
@@ -81,12 +84,12 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
-    """Whole numbers in 1, ..., num_draws, at most ``max_points`` of them, evenly spread."""
+    """Spread whole numbers over 1, ..., num_draws evenly, at most ``max_points`` of them."""
     return np.unique(np.linspace(1, num_draws, min(num_draws, max_points)).round().astype(int))
 
 
 def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
-    """p-values (...) of curves ``empirical`` (..., m) whose expectations are ``nominal`` (m,), increasing."""
+    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,), increasing, for p-values (...)."""
     null = _null_tails(nominal, num_simulations, cumulative=True)
     counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
     observed = _smallest_tail(counts, _tails(nominal, num_simulations))
@@ -94,7 +97,7 @@ def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -
 
 
 def _null_tails(probabilities: np.ndarray, num_simulations: int, cumulative: bool) -> np.ndarray:
-    """The smallest pointwise p-value of each of many simulated curves of an exact posterior."""
+    """Simulate curves of an exact posterior, and find the smallest pointwise p-value of each."""
     rng = np.random.default_rng(0)
     masses = np.diff(probabilities, prepend=0, append=1) if cumulative else probabilities
     counts = rng.multinomial(num_simulations, np.maximum(masses, 0), size=NUM_NULL)
@@ -104,7 +107,7 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int, cumulative: boo
 
 
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Two-sided p-values (num_simulations + 1, m) of each count at each probability."""
+    """Compute two-sided p-values (num_simulations + 1, m) of each count at each probability."""
     counts = np.arange(num_simulations + 1)[:, None]
     lower = _binomial().cdf(counts, num_simulations, probabilities)
     upper = _binomial().sf(counts - 1, num_simulations, probabilities)
@@ -112,7 +115,7 @@ def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 
 
 def _binomial() -> Any:
-    import scipy.stats  # slow to import, and needed here alone
+    import scipy.stats  # slow to import: not with the package
 
     return scipy.stats.binom
 

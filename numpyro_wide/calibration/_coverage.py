@@ -1,34 +1,38 @@
-"""Expected coverage: how often credible regions hold the truth."""
+"""Expected coverage: the proportion of simulations whose credible regions hold the truth."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import check_one_of
 from numpyro_wide.calibration._bands import p_values, rank_grid
 from numpyro_wide.calibration._ranks import hpd_ranks, sbc_ranks, tarp_ranks
 from numpyro_wide.calibration._simulations import Simulations
 
 
 class Coverage(NamedTuple):
-    """Nominal and empirical probability that credible regions hold the truth."""
+    """Nominal and empirical probability that credible regions hold the truth.
+
+    Attributes:
+        nominal: credibility levels (m,), increasing.
+        empirical: proportion of simulations whose truth is inside, (..., m), the latent's own axes first.
+        num_simulations: number of simulations.
+        p_value: p-value of the simultaneous test that both agree, (...).
+    """
 
     nominal: np.ndarray
-    """Credibility levels (m,), increasing."""
     empirical: np.ndarray
-    """The proportion of simulations whose truth is inside, (..., m), the latent's own axes first."""
     num_simulations: int
-    """How many simulations there are."""
     p_value: np.ndarray
-    """Of the simultaneous test that both agree, (...)."""
 
 
 def expected_coverage(
-    simulations: Simulations, *, region: str = "central", rng_key: jax.Array | None = None
+    simulations: Simulations, *, region: str = "central", rng_key: Array | None = None
 ) -> dict[str, Coverage]:
-    """Coverage of credible regions, averaged over the model's own data (Hermans 2022, eq. 7).
+    """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, eq. 7).
 
     Central intervals run between order statistics of the draws, and highest-density regions are where the density
     under test exceeds that of a draw, so that the coverage of the exact posterior is the nominal one for any number
@@ -37,10 +41,10 @@ def expected_coverage(
     Args:
         simulations: truths and draws; with log densities for ``region="hpd"``.
         region: "central" for intervals of each scalar component, "hpd" for the region of all latents together.
-        rng_key: breaks ties at random (discrete latents); a fixed key if None.
+        rng_key: a PRNG key that breaks ties (of discrete latents) at random; a fixed key if None.
 
     Returns:
-        name -> :class:`Coverage`; for "hpd" the one name is "joint".
+        :class:`~numpyro_wide.calibration.Coverage` by name; for "hpd" the one name is "joint".
 
     Raises:
         ValueError: for another region, "hpd" without log densities, or "central" with a single draw each.
@@ -56,10 +60,9 @@ def expected_coverage(
         ([0.2, 0.9], True)
     """
     num_draws = simulations.num_draws
+    check_one_of("region", region, ("central", "hpd"))
     if region == "hpd":
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
-    if region != "central":
-        raise ValueError(f"region must be 'central' or 'hpd', but got {region!r}.")
     if num_draws < 2:
         raise ValueError(
             "central intervals run between two draws, but there is one draw for each simulation; make more draws, or "
@@ -69,20 +72,20 @@ def expected_coverage(
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
 
 
-def tarp(rng_key: jax.Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
-    """Tests of accuracy with random points: coverage of balls around reference points (Lemos 2023).
+def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
+    """Test accuracy with random points: the coverage of balls around reference points (Lemos 2023).
 
     A ball around the reference that holds a fraction α of the draws holds the truth with probability α. It sees
     all latents at once, and with them wrong correlations, which no scalar rank does.
 
     Args:
-        rng_key: for the references, and for ties.
+        rng_key: a PRNG key for the references, and for ties.
         simulations: truths and draws.
-        references: name -> reference points (num_simulations, ...), such as functions of the data; None for uniform
-            points in the box of the truths. See :func:`tarp_ranks`.
+        references: reference points by name, (num_simulations, ...), such as functions of the data; None for uniform
+            points in the box of the truths, each latent scaled by the range of its truths.
 
     Returns:
-        One :class:`Coverage` of all latents together.
+        One :class:`~numpyro_wide.calibration.Coverage` of all latents together.
 
     Raises:
         ValueError: if the references' names or shapes are not those of the truths.
@@ -99,14 +102,14 @@ def tarp(rng_key: jax.Array, simulations: Simulations, references: Mapping[str, 
 
 
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Coverage of the regions that grow with the rank."""
+    """Estimate the coverage of the regions that grow with the rank."""
     points = rank_grid(num_draws)
     inside = [np.mean(ranks < point, axis=0) for point in points]
     return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Coverage of the intervals between the k-th draws from both ends, k ≤ rank ≤ num_draws − k."""
+    """Estimate the coverage of the intervals between the k-th draws from both ends, k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
     inside = [np.mean((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]

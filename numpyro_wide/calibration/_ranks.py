@@ -4,13 +4,17 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide.calibration._simulations import Simulations
+from numpyro_wide._checks import check_key, listing
+from numpyro_wide.calibration._simulations import Simulations, check_simulations, real_array
+
+_TARP = "(rng_key, simulations, references=None)"
 
 
-def sbc_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> dict[str, np.ndarray]:
-    """Ranks of simulation-based calibration: how many draws lie below the truth (Talts 2018, Theorem 1).
+def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
+    """Count the draws that lie below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
     For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A histogram that bulges in
     the middle tells of posteriors that are too wide, one with horns of posteriors too narrow, a slope of bias. A
@@ -18,10 +22,10 @@ def sbc_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> 
 
     Args:
         simulations: truths and draws.
-        rng_key: breaks ties at random (discrete latents); a fixed key if None.
+        rng_key: a PRNG key that breaks ties (of discrete latents) at random; a fixed key if None.
 
     Returns:
-        name -> ranks (num_simulations, ...), one for each scalar component.
+        Ranks by name, (num_simulations, ...), one for each scalar component.
 
     Example:
         >>> import numpy as np
@@ -30,6 +34,7 @@ def sbc_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> 
         >>> sbc_ranks(Simulations({"z": np.array([-1.0, 3.5, 99.0])}, {"z": draws}))["z"].tolist()
         [0, 4, 9]
     """
+    check_simulations(simulations, "sbc_ranks(simulations, rng_key=...)")
     rng = _generator(rng_key)
     return {
         name: _rank(np.asarray(values), np.asarray(simulations.draws[name]), rng)
@@ -37,12 +42,12 @@ def sbc_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> 
     }
 
 
-def hpd_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> np.ndarray:
-    """How many draws have a higher density than the truth: ranks of highest-density regions (Hermans 2022).
+def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.ndarray:
+    """Count the draws that have a higher density than the truth: ranks of highest-density regions (Hermans 2022).
 
     Args:
-        simulations: with ``log_density_truth`` and ``log_density_draws``.
-        rng_key: breaks ties at random; a fixed key if None.
+        simulations: truths and draws, with ``log_density_truth`` and ``log_density_draws``.
+        rng_key: a PRNG key that breaks ties at random; a fixed key if None.
 
     Returns:
         Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
@@ -50,6 +55,7 @@ def hpd_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> 
     Raises:
         ValueError: if the simulations hold no log densities.
     """
+    check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
         raise ValueError(
             "highest-density regions need log_density_truth and log_density_draws, which from_guide computes. "
@@ -60,25 +66,28 @@ def hpd_ranks(simulations: Simulations, *, rng_key: jax.Array | None = None) -> 
 
 
 def tarp_ranks(
-    rng_key: jax.Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
+    rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
 ) -> np.ndarray:
-    """How many draws are nearer to a reference point than the truth is (Lemos 2023, Theorem 3).
+    """Count the draws that are nearer to a reference point than the truth is (Lemos 2023, Theorem 3).
 
     All latents are seen at once, each scaled to the unit interval by the range of its truths. Where the references
     are drawn independently of the data, a posterior that returns the prior passes as it does in :func:`sbc_ranks`;
     with references that depend on the data, uniform ranks for all of them are sufficient for the exact posterior.
 
     Args:
-        rng_key: for the references, and for ties.
+        rng_key: a PRNG key for the references, and for ties.
         simulations: truths and draws.
-        references: name -> reference points (num_simulations, ...); None for uniform points in the box of truths.
+        references: reference points by name, (num_simulations, ...); None for uniform points in the box of truths.
 
     Returns:
         Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
 
     Raises:
+        TypeError: if an argument is of another kind.
         ValueError: if the references' names or shapes are not those of the truths, or one of either is not finite.
     """
+    check_key("rng_key", rng_key, _TARP)
+    check_simulations(simulations, _TARP)
     rng = _generator(rng_key)
     for name, values in simulations.truth.items():
         _check_finite("truth", name, values)
@@ -92,6 +101,12 @@ def tarp_ranks(
 
 
 def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulations) -> np.ndarray:
+    if not isinstance(references, Mapping):
+        raise TypeError(
+            f"references must be a dictionary of arrays by name, but is a {type(references).__name__}; the names are "
+            f"{listing(simulations.truth)}."
+        )
+    references = {name: real_array(f"references[{name!r}]", values) for name, values in references.items()}
     expected = {name: np.shape(values) for name, values in simulations.truth.items()}
     got = {name: np.shape(values) for name, values in references.items()}
     if got != expected:
@@ -110,12 +125,13 @@ def _check_finite(group: str, name: str, values: ArrayLike) -> None:
         )
 
 
-def _generator(rng_key: jax.Array | None) -> np.random.Generator:
+def _generator(rng_key: Array | None) -> np.random.Generator:
     key = jax.random.key(0) if rng_key is None else rng_key
+    check_key("rng_key", key, "rng_key=jax.random.key(0)")
     return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), "uint32")))
 
 
 def _rank(truth: np.ndarray, draws: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Rank of ``truth`` (S, ...) among ``draws`` (S, L, ...), ties at random."""
+    """Rank ``truth`` (S, ...) among ``draws`` (S, L, ...), with ties broken at random."""
     below = np.sum(draws < truth[:, None], axis=1)
     return below + rng.integers(0, np.sum(draws == truth[:, None], axis=1), endpoint=True)

@@ -1,4 +1,4 @@
-"""Simulate from a model, and draw from a guide or by MCMC given what was simulated."""
+"""Simulations of a model, with draws of a guide or by MCMC given what was simulated."""
 
 import math
 import warnings
@@ -13,8 +13,10 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from tqdm.auto import tqdm
 
-from numpyro_wide._checks import whole_number
-from numpyro_wide._simulation import (
+from numpyro_wide._arviz import effective_sample_size
+from numpyro_wide._checks import check_key, check_names_known, listing, whole_number
+from numpyro_wide._traces import Sites, run_model, sample_sites
+from numpyro_wide.amortized.internal import (
     Draws,
     check_guide,
     check_params,
@@ -26,7 +28,6 @@ from numpyro_wide._simulation import (
     simulate,
     site_names,
 )
-from numpyro_wide._traces import Sites, run_model, sample_sites
 from numpyro_wide.calibration._simulations import Simulations
 
 Model = Callable[..., Any]
@@ -54,10 +55,11 @@ def from_guide(
         guide: ``guide(observed_values, *model_args)``, given a dictionary of the observed sites of *one* simulated data
             set, samples latents of the model.
         params: values of the guide's param and mutable sites, as a trainer returns them; {} if it has none.
-        *model_args: arguments of both.
-        observed: the name, or names, of the sample or deterministic sites that are data at inference time.
+        *model_args: arguments of model and guide.
+        observed: name, or names, of the sample or deterministic sites that are data at inference time.
         num_simulations: number of simulated data sets.
-        num_draws: draws from the guide for each; num_draws + 1 with many divisors makes for even histograms.
+        num_draws: number of draws from the guide for each data set; num_draws + 1 with many divisors makes for even
+            histograms.
         batch_size: number of data sets whose draws are made at a time.
 
     Returns:
@@ -80,6 +82,7 @@ def from_guide(
         >>> sbc_ranks(simulations)["z"].shape
         (20,)
     """
+    check_key("rng_key", rng_key, "from_guide(rng_key, model, guide, params, x, observed=...)")
     num_simulations = whole_number("num_simulations", num_simulations)
     num_draws, batch_size = whole_number("num_draws", num_draws), whole_number("batch_size", batch_size)
     simulate_key, guide_key = random.split(rng_key)
@@ -128,15 +131,16 @@ def from_mcmc(
     Args:
         rng_key: a PRNG key.
         model: ``model(*model_args)``, called without data, samples every site.
-        make_kernel: makes a kernel of a model, such as ``NUTS`` or ``partial(NUTS, target_accept_prob=0.9)``.
+        make_kernel: function from a model to a kernel, such as ``NUTS`` or ``partial(NUTS, target_accept_prob=0.9)``.
         *model_args: arguments of the model.
-        observed: the name, or names, of the sample sites that are data at inference time.
+        observed: name, or names, of the sample sites that are data at inference time.
         num_simulations: number of simulated data sets.
-        num_draws: draws that are kept of each chain; num_draws + 1 with many divisors makes for even histograms.
-        num_warmup: steps of warmup of each chain.
-        thinning: steps from one draw that is kept to the next.
-        sites: latents to look at; None for all that the model samples.
-        progress_bar: show the number of chains that have run.
+        num_draws: number of draws that are kept of each chain; num_draws + 1 with many divisors makes for even
+            histograms.
+        num_warmup: number of warmup steps of each chain.
+        thinning: number of steps from one draw that is kept to the next.
+        sites: names of the latents to look at; None for all that the model samples.
+        progress_bar: whether to show the number of chains that have run.
 
     Returns:
         :class:`Simulations` with ``ess``.
@@ -145,6 +149,7 @@ def from_mcmc(
         ValueError: if the model does not simulate, as for :func:`from_guide`, or does not sample a site of the given
             names.
     """
+    check_key("rng_key", rng_key, "from_mcmc(rng_key, model, make_kernel, x, observed=...)")
     num_simulations, num_draws = whole_number("num_simulations", num_simulations), whole_number("num_draws", num_draws)
     num_warmup, thinning = whole_number("num_warmup", num_warmup, least=0), whole_number("thinning", thinning)
     simulate_key, chain_key = random.split(rng_key)
@@ -153,7 +158,9 @@ def from_mcmc(
     _check_have_densities(model_sites, names)
     latents = sorted(latent_names(model_sites, names))
     wanted = latents if sites is None else list(sites)
-    _check_latents(wanted, latents)
+    check_names_known("sites", wanted, latents, kind="latent site")
+    if not wanted:
+        raise ValueError(f"sites must name some of the model's latent sites, {listing(latents)}, but names none.")
     joint = _simulate(simulate_key, model, model_args, names, num_simulations)
     data = {name: joint[name] for name in names}
 
@@ -192,7 +199,7 @@ def _checked_run(model: Model, model_args: tuple[Any, ...], observed: tuple[str,
 def _simulate(
     rng_key: Array, model: Model, model_args: tuple[Any, ...], observed: tuple[str, ...], num_simulations: int
 ) -> Draws:
-    """Values of all sample sites and of the observed ones, (num_simulations, ...), one simulation after another."""
+    """Simulate, one data set after another, all sample sites and the observed ones, (num_simulations, ...)."""
     keys = random.split(rng_key, num_simulations)
     return lax.map(lambda key: simulate(model, key, observed, model_args, {}), keys)
 
@@ -201,24 +208,16 @@ def _check_have_densities(model_sites: Sites, observed: tuple[str, ...]) -> None
     without = [name for name in observed if model_sites[name]["type"] != "sample"]
     if without:
         raise ValueError(
-            f"a chain needs the density of what is observed, but {without} are functions of the latents; name sample "
-            "sites as observed, or see from_guide, which needs none."
+            f"a chain needs the density of what is observed, but {listing(without)} are functions of the latents; name "
+            "sample sites as observed, or see from_guide, which needs none."
         )
 
 
-def _check_latents(names: Sequence[str], latents: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in latents]
-    if unknown or not names:
-        raise ValueError(f"sites must name latents of the model, {list(latents)}, but got {list(names)}.")
-
-
 def _effective_sample_sizes(draws: np.ndarray) -> np.ndarray:
-    """ArviZ's effective sample sizes (num_simulations, ...) of single chains (num_simulations, num_draws, ...)."""
-    import arviz  # heavy, and needed here alone
-
+    """Estimate the effective sample sizes (num_simulations, ...) of single chains (num_simulations, num_draws, ...)."""
     columns = draws.reshape(draws.shape[0], draws.shape[1], -1)
     chains = np.moveaxis(columns, 0, 1)[None].astype(float)  # simulations as components of one chain
-    return np.asarray(arviz.ess({"x": chains})["x"]).reshape(draws.shape[:1] + draws.shape[2:])
+    return effective_sample_size(chains).reshape(draws.shape[:1] + draws.shape[2:])
 
 
 def _warn_of_correlation(ess: dict[str, np.ndarray], num_draws: int, thinning: int) -> None:

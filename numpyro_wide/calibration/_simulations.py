@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -15,16 +16,19 @@ class Simulations:
     Latents that the posterior does not cover are marginalised: leave them out. A test quantity, such as the log
     likelihood (Modrák 2023), joins as one more name in both dictionaries.
 
+    The arrays are copied: what is done to the caller's later changes nothing here.
+
     Args:
-        truth: name -> latents of each simulation, (num_simulations, ...).
-        draws: name -> posterior draws for each simulation, (num_simulations, num_draws, ...).
-        observed: name -> the simulated data, (num_simulations, ...), if they are to be kept.
+        truth: latents of each simulation by name, (num_simulations, ...).
+        draws: posterior draws for each simulation by name, (num_simulations, num_draws, ...).
+        observed: simulated data by name, (num_simulations, ...), if they are to be kept.
         log_density_truth: log density of the posterior under test, up to a constant for each simulation, at the
             truth, (num_simulations,), -inf outside of its support; needed for highest-density regions alone.
-        log_density_draws: the same at the draws, (num_simulations, num_draws).
-        ess: name -> effective sample sizes of draws by MCMC, (num_simulations, ...).
+        log_density_draws: log density of the posterior under test at the draws, (num_simulations, num_draws).
+        ess: effective sample sizes of draws by MCMC, by name, (num_simulations, ...).
 
     Raises:
+        TypeError: if the arrays do not hold real numbers.
         ValueError: if names or shapes do not fit, or a value is NaN.
 
     Example:
@@ -43,14 +47,19 @@ class Simulations:
     ess: Mapping[str, ArrayLike] | None = None
 
     def __post_init__(self) -> None:
-        """Hold NumPy arrays, after checks."""
+        """Check the arrays, and hold copies."""
         for name in ("truth", "draws", "observed", "ess"):
             group = getattr(self, name)
             if group is not None:
-                object.__setattr__(self, name, {site: np.asarray(values) for site, values in group.items()})
+                if not isinstance(group, Mapping):
+                    raise TypeError(
+                        f"{name} must be a dictionary of arrays by name, but is a {type(group).__name__}; write "
+                        f"{name}={{'theta': ...}}."
+                    )
+                object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
         for name in ("log_density_truth", "log_density_draws"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, np.asarray(getattr(self, name)))
+                object.__setattr__(self, name, real_array(name, getattr(self, name)))
         _check_names_and_shapes(self.truth, self.draws)
         _check_densities(self)
 
@@ -65,7 +74,7 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """All scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P).
+        """Lay all scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P).
 
         Both hold floats, whatever the latents are.
         """
@@ -73,6 +82,38 @@ class Simulations:
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
         return _as_floats(np.concatenate(truth, axis=-1)), _as_floats(np.concatenate(draws, axis=-1))
+
+
+def check_simulations(value: Any, order: str) -> None:
+    """Refuse anything but simulations.
+
+    Args:
+        value: argument that came.
+        order: order of the arguments, for the message.
+
+    Raises:
+        TypeError: if it is something else.
+    """
+    if not isinstance(value, Simulations):
+        raise TypeError(f"simulations must be Simulations, but got a {type(value).__name__}; the order is {order}.")
+
+
+def real_array(name: str, values: ArrayLike) -> np.ndarray:
+    """Copy real numbers into a NumPy array.
+
+    Args:
+        name: name of the array, for messages.
+        values: numbers, truth values, or what NumPy makes an array of them from.
+
+    Raises:
+        TypeError: if they are complex, or no numbers.
+    """
+    array = np.array(values)
+    if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(
+            f"{name} must hold real numbers, but has the type {array.dtype}; take real parts, or functions."
+        )
+    return array
 
 
 def _as_floats(values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ the numbers as they are in the files; :class:`Standardiser` (by the training row
 from numpyro_wide.datasets._cifar import cifar10 as cifar10
 from numpyro_wide.datasets._idx import fashion_mnist as fashion_mnist
 from numpyro_wide.datasets._idx import mnist as mnist
-from numpyro_wide.datasets._idx import read_idx as read_idx
 from numpyro_wide.datasets._preparation import Dataset as Dataset
 from numpyro_wide.datasets._preparation import Standardiser as Standardiser
 from numpyro_wide.datasets._preparation import centred_one_hot as centred_one_hot
@@ -21,7 +20,6 @@ from numpyro_wide.datasets._tables import marathon as marathon
 from numpyro_wide.datasets._uci import uci as uci
 
 __all__ = [
-    "Dataset",
     "Standardiser",
     "centred_one_hot",
     "cifar10",
@@ -31,7 +29,6 @@ __all__ = [
     "fashion_mnist",
     "marathon",
     "mnist",
-    "read_idx",
     "split",
     "subset",
     "uci",

@@ -22,8 +22,8 @@ def cifar10(folder: Folder) -> tuple[Dataset, Dataset]:
     """Read CIFAR-10 from its python or binary version, unpacked or as the archive that is published.
 
     Args:
-        folder: that holds ``cifar-10-python.tar.gz`` or ``cifar-10-binary.tar.gz``, or what is in them:
-            ``cifar-10-batches-py`` or ``cifar-10-batches-bin``; or one of the latter two itself.
+        folder: path of the folder that holds ``cifar-10-python.tar.gz`` or ``cifar-10-binary.tar.gz``, or what is in
+            them: ``cifar-10-batches-py`` or ``cifar-10-batches-bin``; or one of the latter two itself.
 
     Returns:
         Training and test examples: images (n, 32, 32, 3) as bytes, and labels (n,) from 0 to 9. As published, 50,000
@@ -66,7 +66,7 @@ def _examples(contents: dict[Path, bytes], version: str) -> tuple[Dataset, Datas
 
 
 def _parse_binary(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Records of a byte for the label and 3072 for the pixels."""
+    """Split the file into its records: a byte for the label, and 3072 for the pixels."""
     if not content or len(content) % (1 + NUM_PIXELS):
         raise damaged(path, f"its length must be a multiple of {1 + NUM_PIXELS} bytes, but is {len(content)}")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + NUM_PIXELS)
@@ -74,7 +74,7 @@ def _parse_binary(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parse_pickle(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled dictionary with an array of pixels and a list of labels."""
+    """Unpack a pickled dictionary with an array of pixels and a list of labels."""
     try:
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
@@ -94,7 +94,7 @@ def _checked_labels(path: Path, labels: np.ndarray) -> np.ndarray:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Loads NumPy arrays and plain containers, and runs nothing else that a file might ask for."""
+    """Unpickler of NumPy arrays and plain containers, which runs nothing else that a file might ask for."""
 
     def find_class(self, module: str, name: str) -> Any:
         # NumPy has moved its modules since the files were written; the names have stayed.

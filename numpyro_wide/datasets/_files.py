@@ -1,4 +1,4 @@
-"""Finding and opening published files."""
+"""Files as published: where they are looked for, how they are opened, and what is raised if they are missing."""
 
 import gzip
 import tarfile
@@ -11,7 +11,15 @@ Folder = str | PathLike[str]
 
 
 def read_gzipped_or_not(folder: Folder, name: str, source: str) -> tuple[bytes, Path]:
-    """The contents of the file ``name`` or ``name.gz`` in a folder, and where they were.
+    """Read the file ``name`` or ``name.gz`` in a folder.
+
+    Args:
+        folder: path of the folder.
+        name: name of the file, not compressed.
+        source: address where the file is had, for messages.
+
+    Returns:
+        The contents, and the path that they were read from.
 
     Raises:
         FileNotFoundError: if neither is there.
@@ -24,7 +32,7 @@ def read_gzipped_or_not(folder: Folder, name: str, source: str) -> tuple[bytes, 
 
 
 def decompressed(path: Path) -> bytes:
-    """What is in a file, gzipped or not."""
+    """Read a file, gzipped or not."""
     contents = path.read_bytes()
     if not contents.startswith(b"\x1f\x8b"):
         return contents
@@ -35,10 +43,17 @@ def decompressed(path: Path) -> bytes:
 
 
 def read_members(archive: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Files of an archive by their names without folders.
+    """Read files of an archive.
+
+    Args:
+        archive: path of the archive.
+        names: names of the files, without folders.
+
+    Returns:
+        The contents by name.
 
     Raises:
-        ValueError: if the archive is damaged or lacks one.
+        ValueError: if the archive is damaged or lacks a file.
     """
     wanted = list(names)
     contents: dict[str, bytes] = {}
@@ -58,7 +73,7 @@ def read_members(archive: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def missing(folder: Folder, names: Iterable[str], source: str) -> FileNotFoundError:
-    """What to raise where a file is not there."""
+    """Make the error for a file that is not there."""
     there = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else None
     state = "does not exist" if there is None else f"holds {', '.join(there[:20]) or 'nothing'}"
     return FileNotFoundError(
@@ -68,5 +83,5 @@ def missing(folder: Folder, names: Iterable[str], source: str) -> FileNotFoundEr
 
 
 def damaged(path: Path, what: str) -> ValueError:
-    """What to raise where a file is not as published."""
+    """Make the error for a file that is not as published."""
     return ValueError(f"{path} is not as published: {what}. Fetch it again.")

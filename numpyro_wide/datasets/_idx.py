@@ -1,4 +1,4 @@
-"""MNIST and what has come in its format."""
+"""MNIST, and Fashion-MNIST in the same format."""
 
 import math
 import struct
@@ -19,8 +19,8 @@ def mnist(folder: Folder) -> tuple[Dataset, Dataset]:
     """Read MNIST from its four IDX files, gzipped or not.
 
     Args:
-        folder: that holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
-            ``t10k-labels-idx1-ubyte``, each as it is or with ``.gz``.
+        folder: path of the folder that holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``,
+            ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``, each as it is or with ``.gz``.
 
     Returns:
         Training and test examples: images (n, 28, 28) as bytes, and labels (n,) from 0 to 9. As published, 60,000 and
@@ -38,13 +38,13 @@ def mnist(folder: Folder) -> tuple[Dataset, Dataset]:
 
 
 def fashion_mnist(folder: Folder) -> tuple[Dataset, Dataset]:
-    """Read Fashion-MNIST, whose files are called and made as MNIST's.
+    """Read Fashion-MNIST from four IDX files with the names of MNIST's, gzipped or not.
 
     Args:
-        folder: as for :func:`mnist`; the two need folders of their own.
+        folder: path of the folder that holds the four files, named as MNIST's: another folder than MNIST's own.
 
     Returns:
-        As :func:`mnist`.
+        Training and test examples: images (n, 28, 28) as bytes, and labels (n,) from 0 to 9.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -61,17 +61,17 @@ def read_idx(path: Folder) -> np.ndarray:
     """Read one file in the IDX format, gzipped or not.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
-        The array it holds, in the machine's byte order.
+        The array that it holds, in the machine's byte order.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not in that format, or cut short.
 
     Example:
-        >>> from numpyro_wide.datasets import read_idx
+        >>> from numpyro_wide.datasets.internal import read_idx
         >>> images = read_idx("data/mnist/train-images-idx3-ubyte.gz")  # doctest: +SKIP
     """
     return _parse(Path(path), decompressed(Path(path)))
@@ -92,7 +92,7 @@ def _images_and_labels(folder: Folder, part: str, source: str) -> Dataset:
 
 
 def _parse(path: Path, content: bytes) -> np.ndarray:
-    """Two zero bytes, type, number of axes, their lengths as big-endian integers, numbers."""
+    """Parse two zero bytes, the type, the number of axes, their lengths as big-endian integers, and the numbers."""
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES:
         raise damaged(path, f"an IDX file begins with two zero bytes and a known type, but it with {content[:4]!r}")
     num_axes = content[3]

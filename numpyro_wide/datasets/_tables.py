@@ -19,9 +19,9 @@ def csv_table(
     r"""Read a table of numbers, one of whose columns is the target.
 
     Args:
-        path: of the file.
-        target: name of the target's column, or its number, from 0; negative ones count from the end.
-        delimiter: the character that stands between the columns; by default a comma if the first line has one, else a
+        path: path of the file.
+        target: name of the target's column, or its number from 0; negative ones count from the end.
+        delimiter: character that stands between the columns; by default a comma if the first line has one, else a
             semicolon if it has one, else any amount of white space.
         has_header: whether the first line names the columns; by default it is taken to, unless it holds a number: then
             you are asked to say.
@@ -53,7 +53,7 @@ def csv_table(
 
 
 def digits() -> Dataset:
-    """1797 handwritten digits of 8 × 8 pixels, from scikit-learn: images (n, 8, 8) from 0 to 16, labels from 0 to 9.
+    """Load 1797 handwritten digits from scikit-learn: images (n, 8, 8) from 0 to 16, labels from 0 to 9.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -68,7 +68,7 @@ def digits() -> Dataset:
 
 
 def diabetes() -> Dataset:
-    """442 patients with 10 measurements in their own units, and the disease's progress, from scikit-learn.
+    """Load 442 patients with 10 measurements in their own units, and the disease's progress, from scikit-learn.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -83,7 +83,7 @@ def diabetes() -> Dataset:
 
 
 def marathon() -> Dataset:
-    """Winning paces of the Olympic marathon, men: years (n, 1) and min/km (n,).
+    """Load the winning paces of the Olympic marathon, men: years (n, 1) and min/km (n,).
 
     Example:
         >>> from numpyro_wide.datasets import marathon
@@ -96,7 +96,7 @@ def marathon() -> Dataset:
 
 
 def _delimiter(lines: list[str]) -> str | None:
-    """What the first line that is not blank is separated by; None for white space."""
+    """Find the character that separates the first line that is not blank; None for white space."""
     first = next((line for line in lines if line.strip()), "")
     return next((character for character in ",;" if character in first), None)
 
@@ -129,7 +129,7 @@ def _fields(lines: list[str], delimiter: str | None) -> Iterable[list[str]]:
 
 
 def _check_names(path: Path, fields: list[str]) -> None:
-    """A table without a header would lose its first row without a word."""
+    """Refuse a first line that might be a row of data, which would be lost without a word."""
     numbers = [field for field in fields if _is_number(field)]
     if numbers:
         raise ValueError(

@@ -18,9 +18,9 @@ def uci(folder: Folder, name: str, split: int = 0) -> tuple[Dataset, Dataset]:
     """Read one split of a regression set, such as those of Hernández-Lobato & Adams 2015, from a NumPy archive.
 
     Args:
-        folder: that holds ``<name>.npz``, with the arrays ``inputs`` (n, d), ``targets`` (n,) and ``is_test``
-            (splits, n), of which each row says by True or False which rows of the set are for testing.
-        name: of the set.
+        folder: path of the folder that holds ``<name>.npz``, with the arrays ``inputs`` (n, d), ``targets`` (n,) and
+            ``is_test`` (splits, n), each row of which is True where a row of the set is for testing.
+        name: name of the set.
         split: number of the split, from 0.
 
     Returns:

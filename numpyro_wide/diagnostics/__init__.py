@@ -1,11 +1,9 @@
-"""Is the result to be trusted: convergence over many weights, on top of ArviZ, and scores of predictions."""
+"""Evidence on whether a result is to be trusted: convergence over many weights, and scores of predictions."""
 
-from numpyro_wide.diagnostics._arviz import to_arviz as to_arviz
-from numpyro_wide.diagnostics._chains import autocorrelation as autocorrelation
 from numpyro_wide.diagnostics._chains import effective_sample_size as effective_sample_size
 from numpyro_wide.diagnostics._chains import rhat_squared as rhat_squared
 from numpyro_wide.diagnostics._classification import accuracy as accuracy
-from numpyro_wide.diagnostics._classification import confidence as confidence
+from numpyro_wide.diagnostics._classification import classification_scores as classification_scores
 from numpyro_wide.diagnostics._classification import expected_calibration_error as expected_calibration_error
 from numpyro_wide.diagnostics._classification import negative_log_likelihood as negative_log_likelihood
 from numpyro_wide.diagnostics._classification import predictive_entropy as predictive_entropy
@@ -23,18 +21,18 @@ from numpyro_wide.diagnostics._regression import regression_scores as regression
 from numpyro_wide.diagnostics._regression import rmse as rmse
 from numpyro_wide.diagnostics._slices import PosteriorSlice as PosteriorSlice
 from numpyro_wide.diagnostics._slices import posterior_slice as posterior_slice
-from numpyro_wide.diagnostics._width import WidthReport as WidthReport
-from numpyro_wide.diagnostics._width import WidthRow as WidthRow
+from numpyro_wide.diagnostics._summary import FunctionSummary as FunctionSummary
+from numpyro_wide.diagnostics._summary import RunSummary as RunSummary
+from numpyro_wide.diagnostics._summary import SiteSummary as SiteSummary
+from numpyro_wide.diagnostics._summary import summary as summary
+from numpyro_wide.diagnostics._to_arviz import to_arviz as to_arviz
 from numpyro_wide.diagnostics._width import wide_enough as wide_enough
+from numpyro_wide.diagnostics._width_report import WidthReport as WidthReport
+from numpyro_wide.diagnostics._width_report import WidthRow as WidthRow
 
 __all__ = [
-    "PoolingReport",
-    "PosteriorSlice",
-    "WidthReport",
-    "WidthRow",
     "accuracy",
-    "autocorrelation",
-    "confidence",
+    "classification_scores",
     "crps",
     "effective_sample_size",
     "expected_calibration_error",
@@ -52,6 +50,7 @@ __all__ = [
     "regression_scores",
     "rhat_squared",
     "rmse",
+    "summary",
     "to_arviz",
     "wide_enough",
 ]

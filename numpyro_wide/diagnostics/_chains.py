@@ -10,7 +10,7 @@ _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
-    r"""Effective sample size of every dimension (Hron 2022, eq. 7; Mathematics, :eq:`ess`).
+    r"""Estimate the effective sample size of every dimension (Hron 2022, eq. 7; Mathematics, :eq:`ess`).
 
     With $M$ chains of $S$ draws and the autocorrelations $\hat\rho_k$ about the mean of all chains,
 
@@ -22,14 +22,15 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     autocorrelations, which only ArviZ's counts as a gain.
 
     Args:
-        draws: (chain, draw, ...), at least two draws.
-        per_step: divide by the number of draws, $M S$; multiply ``thinning`` in for thinned draws.
-        num_grad: gradients that the draws took, to give the effective sample size of one gradient: their total, or an
-            array that is summed, such as the extra field ``num_grad`` of this package's kernels, and ``num_steps`` of
-            NUTS. With thinning, the extra fields hold only the kept steps.
+        draws: draws of chains, (chain, draw, ...), at least two draws.
+        per_step: whether to divide by the number of draws, $M S$; for thinned draws, divide by ``thinning`` too.
+        num_grad: number of gradients that the draws took, to give the effective sample size of one gradient: their
+            total, or an array that is summed, such as the extra field ``num_grad`` of this package's kernels, and
+            ``num_steps`` of NUTS. With thinning, the extra fields hold only the kept steps.
 
     Returns:
-        Shape (...), from 1 / (number of lags) of a chain that hardly moves to $M S$; NaN where all draws are equal.
+        The size, of shape (...), from 1 / (number of lags) of a chain that hardly moves to $M S$; NaN where all draws
+        are equal.
 
     Raises:
         ValueError: if the draws do not have axes for chains and draws, or both normalisations are asked for.
@@ -62,7 +63,7 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 
 
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
-    r"""$\hat R^2$ of every dimension (Hron 2022, eq. 6): all variance over the mean variance within a chain.
+    r"""Compute $\hat R^2$ of every dimension (Hron 2022, eq. 6): all variance over the mean variance within a chain.
 
     1 where the chains agree; the variances are those of the draws at hand, without a correction for their number
     (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$ (ArviZ's
@@ -70,10 +71,10 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
 
     Args:
-        draws: (chain, draw, ...), at least two draws.
+        draws: draws of chains, (chain, draw, ...), at least two draws.
 
     Returns:
-        Shape (...). NaN where all draws are equal, inf where chains differ that do not move.
+        The ratio, of shape (...): NaN where all draws are equal, inf where chains differ that do not move.
 
     Raises:
         ValueError: if the draws do not have axes for chains and draws.
@@ -94,24 +95,24 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
 
 def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarray:
-    r"""Autocorrelations $\hat\rho_k$ of every dimension, pooled over chains (Hron 2022, above eq. 7).
+    r"""Estimate the autocorrelations $\hat\rho_k$ of every dimension, pooled over chains (Hron 2022, above eq. 7).
 
     Products of deviations from the mean of all chains, averaged over the $M (S - k)$ pairs at lag $k$ and divided by
     the variance of all draws.
 
     Args:
-        draws: (chain, draw, ...), at least two draws.
+        draws: draws of chains, (chain, draw, ...), at least two draws.
         max_lag: largest lag; by default the number of draws less one.
 
     Returns:
-        (max_lag + 1, ...), 1 at lag 0; NaN where all draws are equal.
+        The autocorrelations, (max_lag + 1, ...), 1 at lag 0; NaN where all draws are equal.
 
     Raises:
         ValueError: if the draws do not have axes for chains and draws, or ``max_lag`` is negative.
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_wide.diagnostics import autocorrelation
+        >>> from numpyro_wide.diagnostics.internal import autocorrelation
         >>> autocorrelation(np.array([[-1.0, 1.0, -1.0, 1.0]])).tolist()
         [1.0, -1.0, 1.0, -1.0]
     """
@@ -132,7 +133,7 @@ def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarr
 
 
 def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
-    """The denominator of equation 7, of each column of (chain, draw, column)."""
+    """Compute the denominator of equation 7, of each column of (chain, draw, column)."""
     correlation = autocorrelation(draws)[1:]
     num_draws = draws.shape[1]
     weights = 1.0 - np.arange(1, num_draws)[:, None] / num_draws

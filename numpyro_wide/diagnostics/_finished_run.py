@@ -1,86 +1,135 @@
-"""A finished run of MCMC, and the model as it was before it was wrapped."""
+"""Finished runs of MCMC, and the models as they were before they were wrapped."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import seed, substitute, uncondition
 from numpyro.infer import MCMC, Predictive, init_to_sample
 
 from numpyro_wide._checks import listing
 from numpyro_wide._programs import combine, partition, run_compiled
-from numpyro_wide._traces import latent_sites, run_model, sample_sites
+from numpyro_wide._traces import (
+    abstract_sites,
+    independent_factors,
+    latent_sites,
+    log_prob_by_observation,
+    observed_sites,
+    run_model,
+)
 from numpyro_wide.diagnostics._stored import by_blocks
-from numpyro_wide.readout import CollapsedModel, ReadoutPredictive, RepriorisedModel, readout_transform
+from numpyro_wide.readout.internal import ReadoutModel, SiteNames, base_name, base_transforms
 
 Draws = dict[str, Array]
 Arguments = tuple[tuple, Mapping[str, Any]]
 
 
 class _Sites(NamedTuple):
-    """What one run of the unwrapped model shows."""
+    """Sites that one run of the unwrapped model shows.
 
-    latent: list[str]
+    Attributes:
+        latent: shapes of the sites that are neither observed nor deterministic.
+        observed: observations by site.
+        joint: names of the observed sites each of which is a single event that is not a product over rows.
+        plates: names of the dimensions of each site, None where no plate is.
+        shapes: shapes of all sites that have values.
+    """
+
+    latent: dict[str, tuple[int, ...]]
     observed: dict[str, ArrayLike]
-    joint: list[str]  # observed sites, each a single event that is not a product over rows
-    bases: set[str]
+    joint: list[str]
     plates: dict[str, list[str | None]]
-    names: list[str]
+    shapes: dict[str, tuple[int, ...]]
 
 
 class FinishedRun:
-    """A finished MCMC, and the unwrapped model that its draws belong to."""
+    """A finished MCMC, and the unwrapped model that its draws belong to.
+
+    Args:
+        mcmc: an MCMC after its run.
+        model: the model that was sampled, or the one that it wraps.
+        args: arguments of the model that it was fitted on.
+        kwargs: keyword arguments of the model that it was fitted on.
+
+    Attributes:
+        plain: the unwrapped model.
+        wrapped: the wrapped models around it, outermost first; none where it was sampled as it was.
+        stored: the stored draws by site, (chain, draw, ...).
+        sites: the sites of the unwrapped model.
+        internal: names of the sites that are there for the sampler alone.
+    """
 
     def __init__(self, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any]):
-        wrappers = _wrappers(model) + _wrappers(getattr(mcmc.sampler, "model", None))
-        self.plain = model
-        while isinstance(self.plain, RepriorisedModel | CollapsedModel):
-            self.plain = self.plain.fn
+        wrapped, self.plain = _unwrapped(model)
+        self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments = args, kwargs
-        self.collapsed = next((wrapper for wrapper in wrappers if isinstance(wrapper, CollapsedModel)), None)
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
         self.sites = _sites_of(self.plain, args, kwargs)
-        wrapped_bases = {f"{w.readout}_base" for w in wrappers if isinstance(w, RepriorisedModel)}
-        self.bases = self.sites.bases | wrapped_bases
-        self.internal = self.bases | {wrapper.features for wrapper in wrappers}
+        # Asked of the model as it was sampled, which has a base site, or a readout less.
+        sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
+        self._sampled = latent_sites(abstract_sites(sampled, args, kwargs))
+        unseen = {form.base for form in self.wrapped} - self.sites.shapes.keys()
+        self._bases = set(base_transforms(self._sampled)) | unseen
+        self.internal = self._bases | {form.features for form in self.wrapped}
+
+    @property
+    def conjugate_sites(self) -> SiteNames | None:
+        """Names of the sites with which the readout can be integrated out; None if it cannot be, or there is none."""
+        return self.wrapped[0].conjugate_sites(*self.arguments) if len(self.wrapped) == 1 else None
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the latent sites whose draws are neither stored nor to be had from those that are."""
+        restored = {form.readout for form in self.wrapped}
+        expected = [*self._sampled, *(name for name in self.sites.latent if name not in restored)]
+        present = {*self.stored, *(base_name(name) for name in self.stored if base_name(name) in self._bases)}
+        return [name for name in dict.fromkeys(expected) if name not in present]
 
     def with_readout(self, rng_key: Array, is_needed: bool) -> Draws:
-        """The stored draws, with a readout that was integrated out."""
-        expected = [name for name in self.sites.latent if self.collapsed is None or name != self.collapsed.readout]
-        missing = [name for name in expected if name not in self.stored]
-        is_unobserved = self.collapsed is not None and self.collapsed.observed in missing
-        if is_unobserved or (missing and is_needed and not self.sites.observed):
-            raise ValueError(
-                f"with these arguments {listing(missing)} is not observed, and the run holds no draws of it; pass what "
-                "mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
-            )
+        """Return the stored draws, with a readout that was integrated out."""
+        to_restore = [form for form in self.wrapped if form.readout not in self.stored]
+        missing = self.missing
+        if not self.sites.observed and (is_needed or to_restore):
+            unobserved = [name for name in missing if name not in {form.readout for form in to_restore}]
+            if unobserved:
+                raise ValueError(
+                    f"with these arguments {listing(unobserved)} is not observed, and the run holds no draws of it; "
+                    "pass what mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
+                )
         if missing and is_needed:
             raise ValueError(
                 f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "
                 f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False and ask for "
                 "no predictions, or store the weights."
             )
-        if missing or self.collapsed is None or self.collapsed.readout in self.stored:
+        if missing:
             return self.stored
-        shape = np.shape(self.stored[expected[0]])[:2]
-        flat = {name: self.stored[name].reshape(-1, *self.stored[name].shape[2:]) for name in expected}
-        readouts = ReadoutPredictive(self.collapsed, flat, *self.arguments).readout(rng_key)
-        return {**self.stored, self.collapsed.readout: readouts.reshape(*shape, *readouts.shape[1:])}
+        draws = dict(self.stored)
+        for form, key in zip(to_restore, random.split(rng_key, max(1, len(to_restore))), strict=False):
+            draws = self._weights(form, key, draws)
+        return draws
+
+    def _weights(self, form: ReadoutModel, rng_key: Array, draws: Draws) -> Draws:
+        """Return draws with the readout of one wrapped model besides."""
+        shape = np.shape(next(iter(draws.values())))[:2]
+        flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in self.latent(draws).items()}
+        readout = form.weights(rng_key, flat, *self.arguments)[form.readout]
+        return {**draws, form.readout: readout.reshape(*shape, *readout.shape[1:])}
 
     def latent(self, draws: Draws) -> Draws:
-        """Draws that the unwrapped model can be run at: deterministic sites would override what it computes."""
-        readouts = {base.removesuffix("_base") for base in self.sites.bases}
-        return {name: draws[name] for name in draws if name in {*self.sites.latent, *readouts}}
+        """Select what the unwrapped model can be run at: deterministic sites would override what it computes."""
+        return {
+            name: draws[name]
+            for name in draws
+            if name in self.sites.latent or name in self._sampled or base_name(name) in self._bases
+        }
 
     def log_likelihood(self, draws: Draws) -> Draws:
-        """Log-likelihood of every observation, (chain, draw, ...), without factors."""
+        """Compute the log-likelihood of every observation, (chain, draw, ...), without factors."""
         for name in self.sites.joint:
             warnings.warn(
                 f"observed site {name!r} is one event of shape {np.shape(self.sites.observed[name])}, whose density is "
@@ -99,39 +148,38 @@ class FinishedRun:
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
     ) -> Draws:
-        """Draws of the observed sites, or of those that are named; unless ``is_observed``, data are drawn anew."""
+        """Draw the observed sites, or those that are named; unless ``is_observed``, data are drawn anew."""
         sites = list(self.sites.observed) if sites is None else sites
         data, rest = partition(arguments)
         static = tuple(sites), is_observed, rest
 
         def run(block: Draws, start: int) -> Draws:
-            key = random.fold_in(rng_key, start) if start else rng_key
-            return run_compiled(_predictions, self.plain, static, key, block, data)
+            return run_compiled(_predictions, self.plain, static, random.fold_in(rng_key, start), block, data)
 
         values = by_blocks(run, self.latent(draws))
         unknown = [name for name in sites if name not in values]
         if unknown:
             raise ValueError(
                 f"return_sites names {listing(unknown)}, which the model does not have; its sites are "
-                f"{listing(self.sites.names)}."
+                f"{listing(self.sites.shapes)}."
             )
         return {name: values[name] for name in sites}
 
     def evaluate(self, draws: Draws, names: list[str]) -> Draws:
-        """Deterministic sites at the inputs of the fit."""
-        self._refuse_unknown("include", [name for name in names if name not in self.sites.names])
+        """Compute deterministic sites at the inputs of the fit."""
+        self._refuse_unknown("include", [name for name in names if name not in self.sites.shapes])
         return self.predict(random.key(0), draws, names, self.arguments)
 
     def check_names(self, role: str, names: Iterable[str]) -> None:
         """Refuse names that are neither of stored draws nor of sites."""
-        known = {*self.stored, *self.sites.names, *self.internal}
+        known = {*self.stored, *self.sites.shapes, *self.internal}
         self._refuse_unknown(role, [name for name in names if name not in known])
 
     def _refuse_unknown(self, role: str, unknown: list[str]) -> None:
         if unknown:
             raise ValueError(
                 f"{role} names {listing(unknown)}, which is neither stored nor a site of the model; the stored sites "
-                f"are {listing(self.stored)}, those of the model {listing(self.sites.names)}."
+                f"are {listing(self.stored)}, those of the model {listing(self.sites.shapes)}."
             )
 
 
@@ -142,9 +190,9 @@ def _log_likelihoods(model: Callable, static: tuple[tuple[str, ...], Any], draws
     def single(draw: Draws) -> Draws:
         # Next to the model, where a readout that is repriorised inside of it is overridden as well.
         sites = run_model(model, args, kwargs, inside=(substitute(data=draw),))
-        return {name: _by_observation(sites[name]) for name in names}
+        return {name: log_prob_by_observation(sites[name]) for name in names}
 
-    return _for_each_draw(single, draws)
+    return for_each_draw(single, draws)
 
 
 def _predictions(
@@ -156,65 +204,45 @@ def _predictions(
     return Predictive(model, draws, batch_ndims=2, return_sites=list(sites))(rng_key, *args, **kwargs)
 
 
-def _for_each_draw(single: Callable[[Draws], Draws], draws: Draws) -> Draws:
-    """What ``single`` gives for draws (chain, draw, ...), one after the other, with these two axes."""
+def for_each_draw(single: Callable[[Draws], Draws], draws: Draws) -> Draws:
+    """Map ``single`` over draws (chain, draw, ...), one after the other, and keep these two axes in front."""
     shape = next(iter(draws.values())).shape[:2]
     flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in draws.items()}
     return {name: values.reshape(*shape, *values.shape[1:]) for name, values in jax.lax.map(single, flat).items()}
 
 
-def _by_observation(site: dict) -> Array:
-    """Log density of an observed site by entry of its batch; without one, by row of its event."""
-    if site["fn"].batch_shape or site["fn"].event_dim == 0:
-        return site["fn"].log_prob(site["value"])
-    fn, mask = _factors(site["fn"])
-    log_prob = scale_and_mask(fn.log_prob(site["value"]), mask=mask)
-    return jnp.sum(log_prob, axis=tuple(range(1, log_prob.ndim)))
-
-
-def _factors(fn: dist.Distribution) -> tuple[dist.Distribution, Any]:
-    """The distribution of the independent entries of an event, and whether the event as a whole is masked."""
-    mask: Any = True
-    while not fn.batch_shape and isinstance(fn, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        if isinstance(fn, dist.MaskedDistribution):
-            mask = jnp.logical_and(mask, fn._mask)
-        fn = fn.base_dist
-    return fn, None if mask is True else mask
-
-
-def _wrappers(model: Any) -> list[RepriorisedModel | CollapsedModel]:
+def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
+    """Return the wrapped models around a model, outermost first, and the model."""
     found = []
-    while isinstance(model, RepriorisedModel | CollapsedModel):
+    while isinstance(model, ReadoutModel):
         found.append(model)
         model = model.fn
-    return found
+    return found, model
 
 
 def _sites_of(model: Callable, args: tuple, kwargs: dict[str, Any]) -> _Sites:
     # Of a prior that cannot be sampled, NumPyro finds a value to start from.
     sites = run_model(substitute(seed(model, random.key(0)), substitute_fn=init_to_sample), args, kwargs)
-    latent = latent_sites(sites)
-    observed = {
-        name: site
-        for name, site in sample_sites(sites).items()
-        if site["is_observed"] and not isinstance(site["fn"], dist.Unit)  # a factor observes nothing
-    }
-    joint = [name for name, site in observed.items() if _is_joint(site)]
-    values = {name: site["value"] for name, site in observed.items()}
-    bases = {name for name, site in latent.items() if readout_transform(site) is not None}
-    named = {name: _plate_names(site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-    return _Sites(list(latent), values, joint, bases, named, list(sites))
+    observed = observed_sites(sites)
+    valued = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
+    return _Sites(
+        latent={name: np.shape(site["value"]) for name, site in latent_sites(sites).items()},
+        observed={name: site["value"] for name, site in observed.items()},
+        joint=[name for name, site in observed.items() if _is_joint(site)],
+        plates={name: _plate_names(site) for name, site in valued.items()},
+        shapes={name: np.shape(site["value"]) for name, site in valued.items()},
+    )
 
 
 def _is_joint(site: dict) -> bool:
-    """Whether a site is one event of several entries that are not independent."""
-    fn, _ = _factors(site["fn"])
+    """Tell whether a site is one event of several entries that are not independent."""
+    fn, _ = independent_factors(site["fn"])
     is_one_event = not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"])
     return is_one_event and np.size(site["value"]) > 1
 
 
 def _plate_names(site: dict) -> list[str | None]:
-    """Names of a site's plates at the axes where they are, and None elsewhere."""
+    """Name the axes of a site by its plates, None where there is none."""
     shape = np.shape(site["value"])
     num_batch = len(site["fn"].batch_shape) if site["type"] == "sample" else len(shape)
     names: list[str | None] = [None] * len(shape)

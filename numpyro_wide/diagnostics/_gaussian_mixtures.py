@@ -11,7 +11,7 @@ BLOCK = 2**18
 
 
 def log_density(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Logarithm of the mixture's density, (m,)."""
+    """Compute the logarithm of the mixture's density, (m,)."""
     z = (y - mean) / scale
     # By log-sum-exp: far from every draw the density underflows, its logarithm does not.
     by_draw = -0.5 * z**2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
@@ -19,23 +19,23 @@ def log_density(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarra
 
 
 def distribution_function(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The mixture's distribution function, (m,)."""
+    """Compute the mixture's distribution function, (m,)."""
     # The mean of numbers that are 1 may be rounded to a little more.
     return np.minimum(ndtr((y - mean) / scale).mean(axis=0), 1.0)
 
 
 def crps(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """E|X − y| − ½ E|X − X'| for X and X' from the mixture, (m,) (Gneiting & Raftery 2007; Grimit 2006)."""
+    """Compute E|X − y| − ½ E|X − X'| for X, X' from the mixture, (m,) (Gneiting & Raftery 2007; Grimit 2006)."""
     return absolute_error(y, mean, scale) - spread(mean, scale)
 
 
 def absolute_error(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """E|X − y|, (m,)."""
+    """Compute E|X − y|, (m,)."""
     return _mean_modulus(y - mean, scale).mean(axis=0)
 
 
 def spread(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """½ E|X − X'|, (m,): by pairs of draws, or by the integral where that needs fewer evaluations."""
+    """Compute ½ E|X − X'|, (m,): by pairs of draws, or by the integral where that needs fewer evaluations."""
     num_points = _num_points(mean, scale)
     by_integral = num_points < len(mean) / 2
     found = np.empty(mean.shape[1])
@@ -45,7 +45,7 @@ def spread(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def spread_by_pairs(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """½ E|X − X'| in closed form, summed over all pairs of draws (Grimit 2006)."""
+    """Compute ½ E|X − X'| in closed form, summed over all pairs of draws (Grimit 2006)."""
     num_draws = len(mean)
     variance = scale**2
     total = _mean_modulus(np.zeros_like(mean), np.sqrt(2) * scale).sum(axis=0)
@@ -56,7 +56,7 @@ def spread_by_pairs(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """½ E|X − X'| = ∫ F (1 − F) by the trapezoidal rule, which costs draws times points and not draws².
+    """Compute ½ E|X − X'| = ∫ F (1 − F) by the trapezoidal rule, which costs draws times points and not draws².
 
     Its error falls exponentially in 1/step, as the integrand is analytic (Trefethen & Weideman 2014): the Fourier
     transform of F (1 − F) falls as exp(−s² ω² / 4), s the smallest of the draws' standard deviations, and is 1e-17 at
@@ -77,18 +77,18 @@ def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _mean_modulus(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """E|Z| for Z ~ N(mean, scale²)."""
+    """Compute E|Z| for Z ~ N(mean, scale²)."""
     z = mean / scale
     return scale * (np.sqrt(2 / np.pi) * np.exp(-0.5 * z**2) + z * erf(z / np.sqrt(2)))
 
 
 def _ends(mean: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight deviations beyond every draw, where F is 1e-15 from 0 or 1."""
+    """Return the points eight deviations beyond every draw, where F is 1e-15 from 0 or 1."""
     return (mean - 8 * scale).min(axis=0), (mean + 8 * scale).max(axis=0)
 
 
 def _num_points(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """As many as make the step half of the smallest deviation, or a little less."""
+    """Count the points that make the step half of the smallest deviation, or a little less."""
     low, high = _ends(mean, scale)
     # Far more than anyone would take, since a whole number has an end and a ratio of deviations has none.
     return np.minimum(np.ceil(2 * (high - low) / scale.min(axis=0)) + 1, 2**53).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Groups of named arrays as ArviZ's data, of its generation 0.x or 1.x."""
+"""Groups of named arrays, and their assembly as ArviZ's data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +8,19 @@ import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 
+from numpyro_wide._arviz import from_datasets
 from numpyro_wide._checks import listing
 
 
 class Group(NamedTuple):
-    """One group: arrays by name, names of their dimensions after ``sample_dims``, coordinates by dimension."""
+    """One group of ArviZ's data.
+
+    Attributes:
+        values: arrays by name, with the axes of ``sample_dims`` in front.
+        dims: names of the dimensions after ``sample_dims`` by name of the array, None where there is no name.
+        coords: coordinates by name of the dimension.
+        sample_dims: names of the leading dimensions that all arrays share.
+    """
 
     values: Mapping[str, ArrayLike]
     dims: Mapping[str, Sequence[str | None]]
@@ -21,15 +29,18 @@ class Group(NamedTuple):
 
 
 def assemble(groups: Mapping[str, Group]) -> Any:
-    """An ``InferenceData``, or with ArviZ 1.x a ``DataTree``.
+    """Assemble an ``InferenceData``, or with ArviZ 1.x a ``DataTree``.
+
+    Args:
+        groups: groups by name.
+
+    Returns:
+        The data, with each group as a data set of its own.
 
     Raises:
         ValueError: if dimensions do not fit an array, coordinates belong to no dimension, or two names differ
             in "/" and "." alone.
     """
-    import arviz as az  # heavy, and needed here alone
-    import xarray as xr
-
     datasets = {name: _dataset(group) for name, group in groups.items()}
     known = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
     unknown = {dim for group in groups.values() for dim in group.coords or {} if dim not in known}
@@ -38,13 +49,11 @@ def assemble(groups: Mapping[str, Group]) -> Any:
             f"coords names {listing(sorted(unknown))}, which is no dimension; the dimensions are "
             f"{listing(sorted(known))}."
         )
-    if int(az.__version__.split(".")[0]) >= 1:
-        return xr.DataTree.from_dict(datasets)
-    return az.InferenceData(**datasets)
+    return from_datasets(datasets)
 
 
 def _dataset(group: Group) -> Any:
-    import xarray as xr
+    import xarray as xr  # as heavy as ArviZ, which brings it
 
     variables: dict[str, tuple[list[str], np.ndarray]] = {}
     for site, value in group.values.items():

@@ -1,4 +1,4 @@
-"""Is what several chains predict together a posterior, an ensemble, or neither?"""
+"""Reports on whether several chains are one posterior, an ensemble, or neither, by what they predict."""
 
 from itertools import combinations
 from math import comb
@@ -11,12 +11,12 @@ from scipy.special import logsumexp
 from numpyro_wide.diagnostics._chains import rhat_squared
 from numpyro_wide.diagnostics._regression import log_predictive_density
 
-_LEVEL = 0.9  # of the quantile over predictions: the largest of hundreds is noise
-_MOST_SUBSETS = 100  # of the chains, of each size
+_LEVEL = 0.9  # the level of the quantile over predictions: the largest of hundreds is noise
+_MOST_SUBSETS = 100  # the most subsets of the chains that are averaged over, for each size
 
 
 class PoolingReport(NamedTuple):
-    r"""What :func:`pooling` found. Printing it gives a table.
+    r"""Findings of :func:`pooling`. Printing them gives a table.
 
     Attributes:
         within: for each chain, $\hat R$ of the predictions between its first and its second half, (chains,); infinite
@@ -25,7 +25,7 @@ class PoolingReport(NamedTuple):
         largest: the largest of any entry of y between the chains; ``between`` is what nine tenths of them are below.
         by_chain: mean log predictive density of each chain alone, (chains,).
         by_number: mean log predictive density of the pool of 1, 2, ... chains, averaged over which ones, (chains,).
-        limit: of $\hat R$, above which draws disagree.
+        limit: largest $\hat R$ of draws that agree.
     """
 
     within: np.ndarray
@@ -42,7 +42,7 @@ class PoolingReport(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the pool of all chains may be called."""
+        """Advice on what the pool of all chains may be called."""
         if self.unsettled:
             return f"not settled: chains {self.unsettled} still move, or never did; run longer, and judge the pool then"
         if self.between <= self.limit:
@@ -62,22 +62,22 @@ class PoolingReport(NamedTuple):
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
     r"""Tell whether chains may be pooled, by what they predict, numbers with Gaussian noise.
 
-    Weights cannot agree where hidden units trade places; predictions can. Chains that each have settled, and disagree,
-    sit in modes of their own: their equal-weight mixture is an ensemble, often with better scores than any of its
-    members, but its weights are not the posterior's, and its spread is no posterior's either. A chain that has not
-    settled belongs to neither.
+    $\hat R$ is taken of the function and the noise at the rows that are predicted, and not of the weights, which cannot
+    agree where hidden units trade places. Chains that each have settled, and disagree, sit in modes of their own: their
+    equal-weight mixture is an ensemble, often with better scores than any of its members, but its weights are not the
+    posterior's, and its spread is no posterior's either. A chain that has not settled belongs to neither.
 
     $\hat R$ is the classical one, of the means and of the logarithms of the variances; over entries of y that is taken
     which nine tenths are below. Chains of few independent draws, fewer than some fifty, look unsettled by chance.
 
     Args:
-        y: what was observed at the rows that are predicted, (n,), or (n, k) for k outputs.
+        y: observations at the rows that are predicted, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (chains, draws, n) or (chains, draws, n, k).
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        rhat_limit: above which draws disagree, more than 1.
+        rhat_limit: largest $\hat R$ of draws that agree, more than 1.
 
     Returns:
-        A report, to print, with ``advice``.
+        A :class:`PoolingReport`, to print, with ``advice``.
 
     Raises:
         TypeError: for what does not hold numbers.
@@ -126,9 +126,9 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
 
 def _rhats(draws: np.ndarray) -> np.ndarray:
-    """By entry of y, the classical one of the worse of its two moments; 1 of what no draw moves, and chains share."""
+    """Return R-hat by entry of y: the classical one, of the worse of its two moments; 1 where no draw moves it."""
     num_chains, num_draws = draws.shape[:2]
-    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # see there
+    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # the relation in rhat_squared's docstring
     squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
     return np.sqrt(squared).max(axis=-1).ravel()
 
@@ -138,7 +138,7 @@ def _quantile(rhats: np.ndarray) -> float:
 
 
 def _of_pools(densities: np.ndarray, number: int) -> float:
-    """Mean over pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
+    """Average over pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
     num_chains = len(densities)
     if comb(num_chains, number) <= _MOST_SUBSETS:
         pools = [list(pool) for pool in combinations(range(num_chains), number)]

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
+from numpyro_wide import _arviz
 from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide.diagnostics._chains import effective_sample_size
 
@@ -18,12 +19,12 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
     r"""Project draws of the flattened weights onto random unit directions.
 
     Args:
-        samples: draws of sites, each (chain, draw, ...); ``mcmc.get_samples(group_by_chain=True)``, or a part of it.
+        samples: draws by site, each (chain, draw, ...); ``mcmc.get_samples(group_by_chain=True)``, or a part of it.
         rng_key: a PRNG key. The same key and sites give the same directions.
         num_projections: number of directions.
 
     Returns:
-        Projections, (chain, draw, num_projections).
+        The projections, (chain, draw, num_projections).
 
     Raises:
         ValueError: if there are no sites or no weights, or the sites' numbers of chains and draws differ.
@@ -46,9 +47,10 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
 def random_projections(
     rng_key: Array, sites: Iterable[str], *, num_projections: int = 100
 ) -> Callable[[Mapping[str, Array]], Array]:
-    """Projections of one draw onto the directions that :func:`project` takes for the same key and sites.
+    """Make a function that projects one draw onto the directions that :func:`project` takes for the same key and sites.
 
-    For :func:`reduced`. The directions, one number for every weight and projection, are made once and kept.
+    It is one for :func:`~numpyro_wide.runs.reduced`. The directions, one number for every weight and projection, are
+    made once and kept.
 
     Args:
         rng_key: a PRNG key.
@@ -77,14 +79,17 @@ def random_projections(
 def projected_ess(
     samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100, method: str = "bulk"
 ) -> dict[str, float]:
-    """Effective sample size of random projections of the flattened weights (Hron 2022, §4).
+    """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
+
+    It counts the draws of the weights. Where hidden units trade places, the function that the weights parametrise may
+    have many more: :func:`function_ess` counts those.
 
     Args:
-        samples: draws of sites, each (chain, draw, ...).
+        samples: draws by site, each (chain, draw, ...).
         rng_key: a PRNG key.
         num_projections: number of random unit directions.
-        method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or a method of ArviZ's ``ess``, "bulk"
-            or "mean" say.
+        method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or the name of a method of ArviZ's
+            ``ess``, "bulk" or "mean" say.
 
     Returns:
         "mean", "min" and "max" of the effective sample size over the projections.
@@ -116,18 +121,23 @@ def function_ess(
     method: str = "bulk",
     batch_size: int = 1,
 ) -> dict[str, float]:
-    """Effective sample size of random projections of function values, at test inputs say (Hron 2022, §4).
+    """Estimate the effective sample size of random projections of function values, at test inputs say (Hron 2022, §4).
 
-    The values are projected draw by draw, and never held for all draws.
+    It counts the draws of the function that is given, at the inputs that it holds: with :func:`site_function` the
+    value of a site with the readout of each draw, with :func:`readout_function` the function's mean given the hidden
+    weights, the readout integrated out. Readouts that are put back into the draws of a collapsed model are independent
+    given the rest, and their spread hides how the hidden weights move: the first then counts more draws than the
+    second, which :func:`summary` takes. The values are projected draw by draw, and never held for all draws.
 
     Args:
-        function: takes one draw, a dictionary of sites, to the function's values, an array of any shape;
+        function: function from one draw, a dictionary of sites, to the values that are counted, an array of any shape;
             :func:`site_function` and :func:`readout_function` make one from a model. It is compiled.
-        samples: draws of sites, each (chain, draw, ...); for a model whose readout was integrated out and a
+        samples: draws by site, each (chain, draw, ...); for a model whose readout was integrated out and a
             :func:`site_function`, with the readout put back by :class:`~numpyro_wide.ReadoutPredictive`.
         rng_key: a PRNG key, for the directions.
         num_projections: number of random unit directions.
-        method: as :func:`projected_ess` takes it.
+        method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or the name of a method of ArviZ's
+            ``ess``, "bulk" or "mean" say.
         batch_size: number of draws whose function values are computed at once.
 
     Returns:
@@ -161,7 +171,7 @@ def function_ess(
 
 
 class _RandomProjections:
-    """What :func:`random_projections` gives."""
+    """Function of a draw that :func:`random_projections` gives."""
 
     def __init__(self, rng_key: Array, names: tuple[str, ...], num_projections: int):
         self.rng_key = rng_key
@@ -194,12 +204,12 @@ class _RandomProjections:
 
 
 def _directions(rng_key: Array, index: int, size: int, num_projections: int, dtype: Any) -> Array:
-    """One site's part of the directions, not yet of unit length."""
+    """Draw one site's part of the directions, not yet of unit length."""
     return random.normal(random.fold_in(rng_key, index), (size, num_projections), dtype)
 
 
 def _project(samples: Mapping[str, ArrayLike], rng_key: Array, num_projections: int) -> Array:
-    """What :func:`project` gives, of samples that are checked."""
+    """Project samples that are checked already."""
     total: Array = jnp.zeros(())
     squared_norm: Array = jnp.zeros(())
     num_weights = 0
@@ -221,7 +231,7 @@ def _check_not_empty(num_weights: int) -> None:
 
 
 def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Numbers of chains and draws, with a word to the caller's caller where they look like one another."""
+    """Return the numbers of chains and draws, and warn the caller's caller where one looks like the other."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
     if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
         raise ValueError(
@@ -241,10 +251,5 @@ def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
 
 def _summary(projections: Array, method: str) -> dict[str, float]:
     values = np.asarray(jax.device_get(projections))
-    if method == "autocorrelation":
-        ess = effective_sample_size(values)
-    else:
-        import arviz as az  # heavy, and needed here alone
-
-        ess = np.asarray(az.ess({"projection": values}, method=method)["projection"])
+    ess = effective_sample_size(values) if method == "autocorrelation" else _arviz.effective_sample_size(values, method)
     return {"mean": float(ess.mean()), "min": float(ess.min()), "max": float(ess.max())}

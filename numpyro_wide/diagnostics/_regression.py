@@ -1,4 +1,4 @@
-"""Are predicted numbers right, and as sure as they should be? Scores of equal-weight mixtures of Gaussians.
+"""Scores of predicted numbers, whose predictions are equal-weight mixtures of Gaussians.
 
 Computed by NumPy in float64, whatever JAX is set to: differences of numbers that are nearly equal enter all of them.
 """
@@ -10,17 +10,18 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_no_nan
 from numpyro_wide.diagnostics import _gaussian_mixtures as mixtures
+from numpyro_wide.diagnostics._standard_error import standard_error
 
 Score = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
-    r"""Root mean squared error of the mean over draws, in the units of y.
+    r"""Compute the root mean squared error of the mean over draws, in the units of y.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: not used; taken so that all scores have the same arguments.
+        variance: the other scores' third argument, which this one does not use.
 
     Returns:
         $\sqrt{\frac1n \sum_i (y_i - \bar\mu_i)^2}$, over all entries of y.
@@ -42,12 +43,12 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
 def log_predictive_density(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False
 ) -> float | np.ndarray:
-    r"""Mean log density of y under the mixture of the draws' Gaussians, in nats: the higher the better.
+    r"""Compute the mean log density of y under the mixture of the draws' Gaussians, in nats: the higher the better.
 
     Every entry of y is scored by itself: of several outputs, these are the marginal densities.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
         pointwise: whether to return the log density of every entry and not their mean.
@@ -71,7 +72,7 @@ def log_predictive_density(
 
 
 def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False) -> float | np.ndarray:
-    r"""Continuous ranked probability score of the mixture, in the units of y: the lower the better.
+    r"""Compute the continuous ranked probability score of the mixture, in the units of y: the lower the better.
 
     $\int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \frac12 E|X - X'|$ (Gneiting & Raftery 2007) for X and X' from the
     mixture, of which both terms have closed forms (Grimit 2006). For one draw without variance it would be $|y - \mu|$.
@@ -81,7 +82,7 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
     draws that share the noise, it is some thirty times as fast. Memory stays bounded: entries go by blocks.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
         pointwise: whether to return the score of every entry and not their mean.
@@ -103,10 +104,10 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
 
 
 def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> np.ndarray:
-    """The mixture's distribution function at y: uniform on [0, 1] where predictions are calibrated.
+    """Compute the mixture's distribution function at y: uniform on [0, 1] where predictions are calibrated.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
 
@@ -128,10 +129,10 @@ def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: Arra
 
 
 def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level: float = 0.9) -> float:
-    """Share of y inside the mixture's central interval, whose ends cut off (1 − level)/2 on either side.
+    """Compute the share of y inside the mixture's central interval, whose ends cut off (1 − level)/2 on either side.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
         level: probability of the interval, which the share should be near to.
@@ -158,13 +159,13 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
 def regression_scores(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, scale: ArrayLike = 1.0
 ) -> dict[str, float]:
-    """All scores with their standard errors, in the units of y times ``scale``.
+    """Compute all scores with their standard errors, in the units of y times ``scale``.
 
     Args:
-        y: what was observed, (n,), or (n, k) for k outputs.
+        y: observations, (n,), or (n, k) for k outputs.
         mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
         variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        scale: what standardised targets were divided by, so that scores are in the units before: a number, or (k,).
+        scale: number that standardised targets were divided by, or (k,) of them, for scores in the units before.
 
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs; and
@@ -196,11 +197,11 @@ def regression_scores(
     }
     scores = {"rmse": root} | {name: values.mean() for name, values in by_entry.items()}
     errors = {
-        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
-        "log_predictive_density_se": _standard_error(by_entry["log_predictive_density"]),
-        "crps_se": _standard_error(by_entry["crps"]),
+        "rmse_se": standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
+        "log_predictive_density_se": standard_error(by_entry["log_predictive_density"]),
+        "crps_se": standard_error(by_entry["crps"]),
         # Divided by n and not by n − 1, the variance of zeros and ones is the binomial p (1 − p).
-        "coverage_90_se": _standard_error(is_inside, degrees_lost=0),
+        "coverage_90_se": standard_error(is_inside, degrees_lost=0),
     }
     return {name: float(value) for name, value in (scores | errors).items()}
 
@@ -217,16 +218,8 @@ def _mean_unless(pointwise: bool, values: np.ndarray) -> float | np.ndarray:
     return values if pointwise else float(values.mean())
 
 
-def _standard_error(by_entry: np.ndarray, degrees_lost: int = 1) -> float:
-    """Of the mean over rows; a row's outputs, which depend on each other, are averaged first."""
-    by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
-    if len(by_row) <= degrees_lost:
-        return np.nan
-    return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
-
-
 def _by_entry(score: Score, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """A score of each entry of y, computed in float64 a block of entries at a time."""
+    """Compute a score of each entry of y in float64, a block of entries at a time."""
     flat_y, flat_mean, flat_variance = y.reshape(-1), mean.reshape(len(mean), -1), variance.reshape(len(mean), -1)
     found = np.empty(flat_y.shape)
     size = max(1, mixtures.BLOCK // len(mean))
@@ -240,7 +233,7 @@ def _by_entry(score: Score, y: np.ndarray, mean: np.ndarray, variance: np.ndarra
 
 
 def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All three as arrays, the latter two with an axis of draws."""
+    """Return all three as arrays, the latter two with an axis of draws."""
     y, mean, variance = np.asarray(y), np.asarray(mean), np.asarray(variance)
     for name, values in (("y", y), ("mean", mean), ("variance", variance)):
         check_no_nan(name, values)
@@ -278,7 +271,7 @@ def _shape_with_draws(y: np.ndarray) -> str:
 
 
 def _checked_scale(scale: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    """A number, or one for each output."""
+    """Return what y was divided by as an array: a number, or one for each output."""
     units = np.asarray(scale)
     check_no_nan("scale", units)
     allowed = [(), shape[1:]]

@@ -15,18 +15,19 @@ from numpyro.infer.util import potential_energy
 
 from numpyro_wide._checks import listing, whole_number
 from numpyro_wide._traces import latent_sites, run_model
-from numpyro_wide.readout import readout_transform
+from numpyro_wide.readout.internal import base_transforms, readout_of
 
 Draw = Mapping[str, ArrayLike]
 
 
 class PosteriorSlice(NamedTuple):
-    """A log density on a slice through three points.
+    """Log density on a slice through three points.
 
     Attributes:
         angles: coordinates of the grid, in radians from the first point along both axes, (resolution,) each.
-        log_density: (resolution, resolution), rows along the second axis; up to the posterior's constant.
-        points: where the three points are, (3, 2).
+        log_density: log density on the grid up to the posterior's constant, (resolution, resolution), rows along the
+            second axis.
+        points: coordinates of the three points, (3, 2).
         at_points: log density at the points, (3,).
     """
 
@@ -45,7 +46,7 @@ def posterior_slice(
     batch_size: int = 1,
     **model_kwargs: Any,
 ) -> PosteriorSlice:
-    r"""Log posterior on the two-dimensional slice through three settings of the weights, such as three modes.
+    r"""Compute the log posterior on the two-dimensional slice through three settings of the weights, say three modes.
 
     Directions are interpolated spherically, so that points between two draws of a high-dimensional Gaussian are as far
     from the origin as they are, and norms linearly (Hron 2022, Fig. 5). The slice's coordinates are angles
@@ -60,12 +61,12 @@ def posterior_slice(
         points: three draws, dictionaries of all latent sites with the readout in weights.
         *model_args: arguments of the model, observations included.
         resolution: number of grid points along each axis.
-        margin: how far the slice reaches beyond the points, as a share of their extent.
+        margin: distance that the slice reaches beyond the points, as a share of their extent.
         batch_size: number of grid points that are evaluated at once.
-        **model_kwargs: likewise arguments of the model.
+        **model_kwargs: keyword arguments of the model.
 
     Returns:
-        The slice, for :func:`~numpyro_wide.plots.plot_posterior_slice`.
+        A :class:`PosteriorSlice`, for :func:`~numpyro_wide.plots.plot_posterior_slice`.
 
     Raises:
         ValueError: if there are not three points, they lack a site, or they lie on one great circle.
@@ -101,14 +102,13 @@ def posterior_slice(
 
 
 def _coordinates(model: Callable, point: Draw, args: tuple, kwargs: dict[str, Any]) -> dict[str, Array]:
-    """Unconstrained values of the model's latent sites at these weights, φ in the place of a repriorised readout."""
+    """Return unconstrained values of the latent sites at these weights, φ in the place of a repriorised readout."""
     values = {}
-    for name, site in latent_sites(run_model(model, args, kwargs, values=point)).items():
-        transform = readout_transform(site)
-        if transform is None:
-            transform, given = biject_to(site["fn"].support), name
-        else:
-            given = name.removesuffix("_base")
+    latent = latent_sites(run_model(model, args, kwargs, values=point))
+    maps = base_transforms(latent)
+    for name, site in latent.items():
+        transform = maps.get(name) or biject_to(site["fn"].support)
+        given = readout_of(name) if name in maps else name
         if given not in point:
             raise ValueError(f"a point must hold all latent sites, but {given!r} is missing; it has {listing(point)}.")
         values[name] = transform.inv(jnp.asarray(point[given]))
@@ -116,7 +116,7 @@ def _coordinates(model: Callable, point: Draw, args: tuple, kwargs: dict[str, An
 
 
 def _great_circles(points: Sequence[np.ndarray]) -> tuple[Callable[[Array], Array], np.ndarray]:
-    """The map from angles (2,) to a point of the slice, and where the three points are, (3, 2)."""
+    """Return the map from angles (2,) to a point of the slice, and the coordinates of the three points, (3, 2)."""
     norms = np.array([np.linalg.norm(point) for point in points])
     first, *others = [point / norm for point, norm in zip(points, norms, strict=True)]
     tangents = [_towards(first, other) for other in others]
@@ -137,7 +137,7 @@ def _great_circles(points: Sequence[np.ndarray]) -> tuple[Callable[[Array], Arra
 
 
 def _towards(first: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The tangent at a unit vector of the great circle to another one, as long as the angle between them."""
+    """Return the tangent at a unit vector of the great circle to another one, as long as the angle between them."""
     cosine = np.clip(first @ other, -1.0, 1.0)
     across = other - cosine * first
     length = np.linalg.norm(across)

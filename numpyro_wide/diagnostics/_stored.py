@@ -1,4 +1,4 @@
-"""Draws of several chains, on disk, run through a model a block at a time."""
+"""Runs of a model at draws of several chains, a block at a time where the draws are on disk."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_wide._mapped import blocks_of, is_mapped
+from numpyro_wide._blocks import blocks_of, is_mapped
 
 
 def by_blocks(run: Callable[[dict[str, Any], int], Any], draws: Mapping[str, Any]) -> Any:
-    """What ``run`` gives for draws (chain, draw, ...), these two axes in front: all at once, unless some are mapped.
+    """Run a function at draws (chain, draw, ...): at all of them at once, unless some are memory-mapped.
 
     Of draws that are memory-mapped no more than a block is in memory at a time; results are on the host then.
 
     Args:
-        run: of draws and the number of the first of them.
-        draws: by site.
+        run: function of draws by site and the number of the first of them, whose results have the axes of chains and
+            draws in front.
+        draws: draws by site, each (chain, draw, ...).
+
+    Returns:
+        What ``run`` gives for all draws.
     """
     if not is_mapped(draws):
         return run(dict(draws), 0)

@@ -1,4 +1,4 @@
-"""How far a network is from its wide limit, by draws from that limit alone."""
+"""Distance of a network from its wide limit, by draws from that limit alone."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -9,93 +9,16 @@ import numpy as np
 from jax import Array, random
 from numpyro.handlers import substitute
 
+from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, listing, whole_number
-from numpyro_wide._pareto import pareto_smoothed
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import run_model, sample_sites
-from numpyro_wide.readout import CollapsedModel, StandardNormalBase, limit_log_evidence, log_weight
+from numpyro_wide.diagnostics._limit_evidence import limit_log_evidence
+from numpyro_wide.diagnostics._width_report import WidthReport, WidthRow
+from numpyro_wide.readout.internal import ReadoutModel, StandardNormalBase, log_weight
 
 _MIN_DRAWS = 100  # for a tail to be seen
 _NUM_GIVEN = 8  # draws of the hyperparameters
-
-
-class WidthRow(NamedTuple):
-    r"""How far one network is from the limit.
-
-    Attributes:
-        accept_prob: mean acceptance probability of independent N(0, I) proposals in a chain at its stationary
-            distribution; 1 in the limit.
-        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024): below 0.7 their averages
-            can be trusted; −inf where the weights are all equal.
-        gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$ and, with a Gaussian
-            likelihood, the log of the mean evidence less the mean log evidence; 0 in the limit.
-        gap_error: its Monte Carlo standard error.
-        log_evidence: $\log E[w]$, the log marginal likelihood of the data, as far as draws of the limit tell; where
-            they do not, :func:`~numpyro_wide.model_evidence` does, by chains.
-        log_evidence_error: its Monte Carlo standard error; not to be believed where ``pareto_k``, or
-            ``prior_pareto_k``, is above 0.7.
-        sample_size: effective number of draws after weighting, as a share of all of them.
-        num_draws: number of draws.
-        prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
-            ``log_evidence`` is from; NaN without hyperparameters.
-        limit_log_evidence: of the Gaussian process with the mean kernel of some prior draws, which is that of the
-            infinitely wide network if it has one hidden layer, and up to terms of order 1/width if it has more. NaN
-            with a latent noise, with hyperparameters, or if the model is not collapsed.
-    """
-
-    accept_prob: float
-    pareto_k: float
-    gap: float
-    gap_error: float
-    log_evidence: float
-    log_evidence_error: float
-    sample_size: float
-    num_draws: int
-    prior_pareto_k: float = float("nan")
-    limit_log_evidence: float = float("nan")
-
-    @property
-    def advice(self) -> str:
-        """What the distance from the limit means for sampling."""
-        if self.pareto_k >= _largest_shape(self.num_draws):
-            return "far: run a chain"
-        if self.prior_pareto_k >= 0.7:
-            return "near, but the hyperparameters are far from their prior: narrow it, or run a chain"
-        if self.accept_prob < 0.9:
-            return "near: weight independent draws, or run a chain"
-        return "at the limit: wide_limit_draws will do"
-
-
-class WidthReport(NamedTuple):
-    """What :func:`wide_enough` found: a row for each network. Printing it gives a table."""
-
-    rows: dict[Any, WidthRow]
-
-    @property
-    def slope(self) -> float:
-        """Slope of log gap against log width, near −1 for wide networks; NaN unless the keys are several widths."""
-        widths = [key for key in self.rows if isinstance(key, int | float)]
-        gaps = [self.rows[key].gap for key in widths]
-        if len(widths) < 2 or min(gaps) <= 0:
-            return float("nan")
-        return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
-
-    def __str__(self) -> str:
-        lines = ["   width  acceptance  Pareto k  gap, nats          share      log evidence  advice"]
-        for key, row in self.rows.items():
-            evidence = f"{row.log_evidence:.2f} ± {row.log_evidence_error:.1g}"
-            lines.append(
-                f"{key!s:>8s}  {row.accept_prob:10.3f}  {row.pareto_k:8.2f}  {row.gap:8.3g} ± {row.gap_error:<7.1g} "
-                f"{row.sample_size:5.2f}  {evidence:>16s}  {row.advice}"
-            )
-            if not np.isnan(row.prior_pareto_k):
-                lines.append(f"          Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
-        known = [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]
-        if known:
-            lines.append(f"log evidence of the infinitely wide network, by the last one's mean kernel: {known[-1]:.2f}")
-        if not np.isnan(self.slope):
-            lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
-        return "\n".join(lines)
 
 
 def wide_enough(
@@ -123,21 +46,23 @@ def wide_enough(
     :func:`~numpyro_wide.wide_limit_draws` does, from their prior by the evidence of each draw, and the report is the
     mean over eight of these draws of what weights are like given each.
 
-    A second call with the same model and data of the same shapes compiles nothing.
+    The models are looked at anew in every call: what a global, a closure or an object among the arguments holds may
+    change in between. A second call that computes the same from data of the same shapes compiles nothing.
 
     Args:
         rng_key: a PRNG key.
-        models: a model that is repriorised, collapsed or neither; or several, by width.
+        models: a model that is repriorised, collapsed or neither; or a dictionary of several by width.
         *model_args: arguments of the models, observations included.
         num_draws: number of draws, at least 100, for a tail to be seen.
         batch_size: number of draws that are evaluated at once.
         hyperparameters: latent sites that are learnt at any width, a name or several; for
             :func:`~numpyro_wide.nn.bnn`, "noise_base" and "w_std_base", say. Weights are looked at by a quarter as many
             draws, at least 100, given each of eight draws of them.
-        **model_kwargs: likewise arguments of the models.
+        **model_kwargs: keyword arguments of the models.
 
     Returns:
-        A report, to print, with the numbers in ``report.rows[width]``; the key of a single model is "model".
+        A :class:`WidthReport`, to print, with a :class:`WidthRow` of numbers in ``report.rows[width]``; the key of a
+        single model is "model".
 
     Raises:
         TypeError: if the key is none, a model is not callable, such as a kernel, or hyperparameters are no names.
@@ -176,11 +101,11 @@ def wide_enough(
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
         draws = _Draws(model, batch_size, model_args, model_kwargs, [])
-        model_key = random.fold_in(rng_key, index)
-        keys = random.split(model_key, num_draws)
-        rows[key] = _learnt_row(draws, model_key, keys, names) if names else _row(draws.log_weights(keys)[0])
-        if isinstance(model, CollapsedModel) and not names:
-            limit = limit_log_evidence(model_key, model, model_args, model_kwargs)
+        draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
+        keys = random.split(draws_key, num_draws)
+        rows[key] = _learnt_row(draws, learnt_key, keys, names) if names else _row(draws.log_weights(keys)[0])
+        if isinstance(model, ReadoutModel) and not names:
+            limit = limit_log_evidence(limit_key, model, model_args, model_kwargs)
             rows[key] = rows[key]._replace(limit_log_evidence=limit)
         if draws.lost:
             warnings.warn(
@@ -194,18 +119,26 @@ def wide_enough(
 
 
 class _Draws(NamedTuple):
-    """Where the draws are from, and what they are weighted by."""
+    """Source of the draws and of their weights.
+
+    Attributes:
+        model: a model in any form.
+        batch_size: number of draws that are evaluated at once.
+        args: arguments of the model.
+        kwargs: keyword arguments of the model.
+        lost: numbers of draws that were left out, one for each call that left some out.
+    """
 
     model: Callable
     batch_size: int
     args: tuple
     kwargs: dict[str, Any]
-    lost: list[int]  # how many draws were left out, by call
+    lost: list[int]
 
     def log_weights(
         self, keys: Array, names: tuple[str, ...] = (), given: dict[str, Array] | None = None
     ) -> tuple[np.ndarray, dict[str, Array]]:
-        """Log ratio of the posterior's density to that of the draws, (draws,), and their values of some sites.
+        """Return log ratios of the posterior's density to that of the draws, (draws,), and their values of some sites.
 
         Sites that are given keep their values. Draws whose ratio is not a number are left out.
         """
@@ -250,10 +183,10 @@ def _log_weight(
 
 
 def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ...]) -> WidthRow:
-    """The mean of rows given some draws of the posterior of the hyperparameters at the limit."""
+    """Average rows given some draws of the posterior of the hyperparameters at the limit."""
     log_weights, values = draws.log_weights(keys, names)
     whole = _row(log_weights)
-    choice_key, given_key = random.split(random.fold_in(rng_key, 1))
+    choice_key, given_key = random.split(rng_key)
     chosen = random.categorical(choice_key, log_weights, shape=(_NUM_GIVEN,))
     num_draws = max(len(keys) // 4, _MIN_DRAWS)
     rows = []
@@ -298,11 +231,6 @@ def _row(log_weights: np.ndarray) -> WidthRow:
         sample_size=float(mean**2 / np.mean(weights**2)),
         num_draws=num_draws,
     )
-
-
-def _largest_shape(num_draws: int) -> float:
-    """Above it, averages of so many draws are not to be trusted (Vehtari et al. 2024)."""
-    return float(min(1 - 1 / np.log10(num_draws), 0.7))
 
 
 def _pareto_k(log_weights: np.ndarray) -> float:

@@ -12,8 +12,8 @@ to its own region, so the branch that is not taken cannot send a NaN through the
 
 import math
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.scipy.special import erf
 
 _SMALL, _LARGE = 1.0, 30.0
@@ -24,7 +24,7 @@ _NUM_TAYLOR = 20
 _NUM_ASYMPTOTIC = 12
 
 
-def _horner(coefficients: list[float], x: jax.Array) -> jax.Array:
+def _horner(coefficients: list[float], x: Array) -> Array:
     total = jnp.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * x + coefficient
@@ -47,15 +47,15 @@ def _double_factorials() -> list[float]:
     return values
 
 
-def _regions(u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _regions(u: Array) -> tuple[Array, Array, Array]:
     return jnp.minimum(u, _SMALL), jnp.clip(u, _SMALL, _LARGE), jnp.maximum(u, _LARGE)
 
 
-def _select(u: jax.Array, small: jax.Array, middle: jax.Array, large: jax.Array) -> jax.Array:
+def _select(u: Array, small: Array, middle: Array, large: Array) -> Array:
     return jnp.where(u <= _SMALL, small, jnp.where(u <= _LARGE, middle, large))
 
 
-def dawson_ratio(u: jax.Array) -> jax.Array:
+def dawson_ratio(u: Array) -> Array:
     r"""Evaluate $D_+(\sqrt u)/\sqrt u$ for $u \ge 0$; it is 1 at 0, like $1/2u$ far out."""
     low, middle, high = _regions(u)
     x = jnp.sqrt(middle)
@@ -68,7 +68,7 @@ def dawson_ratio(u: jax.Array) -> jax.Array:
     return _select(u, _horner(_taylor_coefficients(), low), rybicki, inverse * _horner(_double_factorials(), inverse))
 
 
-def dawson_potential(u: jax.Array) -> jax.Array:
+def dawson_potential(u: Array) -> Array:
     """Evaluate F(u), whose derivative is ``dawson_ratio``; it is -(γ + log 2)/2 at 0."""
     low, middle, high = _regions(u)
     at_zero = -0.5 * (float(jnp.euler_gamma) + math.log(2.0))

@@ -1,19 +1,20 @@
-"""Bernoulli and Gaussian dropout of rows, as distributions."""
+"""Distributions of rows under Bernoulli and Gaussian dropout."""
 
 import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.scipy.special import xlog1py, xlogy
 from numpyro.distributions import constraints
 
-from numpyro_wide._checks import as_floats
+from numpyro_wide._checks import as_floats, check_positive
 from numpyro_wide.distributions._singular import SingularDistribution, check_vector
 from numpyro_wide.distributions._supports import is_close, linear_manifold, zero_or_row
 
 
-def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
+def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
     """Broadcast rows (..., D) against one number per row."""
     rows, parameter = as_floats(rows, parameter)
     check_vector("rows", rows, owner)
@@ -39,15 +40,15 @@ class BernoulliDropout(SingularDistribution):
     rows of event size D.
 
     Args:
-        rows: The row when it is kept, shape (..., D), not zero.
-        rate: Probability of dropping a row, in [0, 1], broadcast over the rows.
-        temperature: If given, draws stay exactly 0 or the row, while their derivative in ``rate`` is that
-            of the logistic relaxation at this temperature (a straight-through gradient, hence biased).
-            Without it, draws have no derivative in ``rate``.
-        validate_args: As for any NumPyro distribution.
+        rows: row when it is kept, (..., D), not zero.
+        rate: probability of dropping a row, in [0, 1], broadcast over the rows.
+        temperature: temperature of a logistic relaxation that gives draws their derivative in ``rate``, while
+            they stay exactly 0 or the row (a straight-through gradient, hence biased); None for draws without
+            such a derivative.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Raises:
-        ValueError: If ``rate`` does not broadcast over the rows.
+        ValueError: if ``rate`` does not broadcast over the rows, or ``temperature`` is not positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,15 +70,17 @@ class BernoulliDropout(SingularDistribution):
 
     def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
         self.rows, self.rate, batch_shape = _unit_event("BernoulliDropout", rows, rate)
+        if temperature is not None:
+            check_positive("temperature", temperature)
         self.temperature = temperature
         super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
-        """The two atoms."""
+        """Pair of atoms, 0 and the row."""
         return zero_or_row(self.rows)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw each row or zero, shape ``sample_shape + batch_shape + (D,)``."""
         shape = (*sample_shape, *self.batch_shape)
         if self.temperature is None:
@@ -91,29 +94,29 @@ class BernoulliDropout(SingularDistribution):
         keep = (logits > 0).astype(self.rows.dtype) + (relaxed - jax.lax.stop_gradient(relaxed))
         return keep[..., None] * self.rows
 
-    def log_prob(self, value: jax.Array, intermediates: Any = None) -> jax.Array:
-        """Log probability of an atom, minus infinity elsewhere; the atoms of a zero row coincide."""
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        """Evaluate the log probability of an atom, minus infinity elsewhere; the atoms of a zero row coincide."""
         dropped = jnp.all(value == 0, -1)
         kept = is_close(value, self.rows)
         mass = jnp.where(dropped, self.rate, 0.0) + jnp.where(kept, 1.0 - self.rate, 0.0)
         # A positive stand-in where there is no mass keeps the gradient of the other branch finite.
         return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
 
-    def entropy(self) -> jax.Array:
-        """Binary entropy of the rate, for a row that is not zero."""
+    def entropy(self) -> Array:
+        """Compute the binary entropy of the rate, for a row that is not zero."""
         return -xlogy(self.rate, self.rate) - xlog1py(1.0 - self.rate, -self.rate)
 
-    def covariance_factor(self) -> tuple[jax.Array, jax.Array]:
-        """Give the row as one column and p(1-p)."""
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return the row as one column and p(1-p)."""
         return self.rows[..., None], (self.rate * (1.0 - self.rate))[..., None]
 
     @property
-    def mean(self) -> jax.Array:
-        """The mean, (1 - rate) rows."""
+    def mean(self) -> Array:
+        """Mean, (1 - rate) rows."""
         return (1.0 - self.rate)[..., None] * self.rows
 
     @property
-    def variance(self) -> jax.Array:
+    def variance(self) -> Array:
         """Variance of each entry."""
         return (self.rate * (1.0 - self.rate))[..., None] * jnp.square(self.rows)
 
@@ -125,12 +128,12 @@ class GaussianDropout(SingularDistribution):
     \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; Mathematics, :eq:`gaussian-dropout`).
 
     Args:
-        rows: The row before the noise, shape (..., D), not zero.
-        alpha: Variance of the multiplier, positive, broadcast over the rows.
-        validate_args: As for any NumPyro distribution.
+        rows: row before the noise, (..., D), not zero.
+        alpha: variance of the multiplier, positive, broadcast over the rows.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Raises:
-        ValueError: If ``alpha`` does not broadcast over the rows.
+        ValueError: if ``alpha`` does not broadcast over the rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -152,16 +155,16 @@ class GaussianDropout(SingularDistribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
-        """The line through 0 and the row."""
+        """Line through 0 and the row."""
         return linear_manifold(jnp.zeros_like(self.rows), self.rows[..., None])
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw rows of shape ``sample_shape + batch_shape + (D,)``; differentiable in both parameters."""
         noise = jax.random.normal(key, (*sample_shape, *self.batch_shape), self.rows.dtype)
         return (1.0 + jnp.sqrt(self.alpha) * noise)[..., None] * self.rows
 
-    def log_prob(self, value: jax.Array, intermediates: Any = None) -> jax.Array:
-        """Log density on the line, minus infinity off it."""
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        """Evaluate the log density on the line, minus infinity off it."""
         squared_norm = jnp.sum(jnp.square(self.rows), -1)
         multiplier = jnp.sum(value * self.rows, -1) / squared_norm
         log_density = (
@@ -171,21 +174,21 @@ class GaussianDropout(SingularDistribution):
         )
         return jnp.where(is_close(value, multiplier[..., None] * self.rows), log_density, -jnp.inf)
 
-    def entropy(self) -> jax.Array:
-        """Entropy with respect to length along the line."""
+    def entropy(self) -> Array:
+        """Compute the entropy with respect to length along the line."""
         squared_norm = jnp.sum(jnp.square(self.rows), -1)
         return 0.5 * (1.0 + jnp.log(2 * math.pi * self.alpha) + jnp.log(squared_norm))
 
-    def covariance_factor(self) -> tuple[jax.Array, jax.Array]:
-        """Give the row as one column and the multiplier's variance."""
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return the row as one column and the multiplier's variance."""
         return self.rows[..., None], self.alpha[..., None]
 
     @property
-    def mean(self) -> jax.Array:
-        """The mean, which is the row."""
+    def mean(self) -> Array:
+        """Mean, which is the row."""
         return self.rows
 
     @property
-    def variance(self) -> jax.Array:
+    def variance(self) -> Array:
         """Variance of each entry."""
         return self.alpha[..., None] * jnp.square(self.rows)

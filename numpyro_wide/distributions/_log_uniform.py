@@ -1,13 +1,14 @@
-"""The log-uniform prior, which is improper and says so, and the penalty that it amounts to."""
+"""Improper log-uniform prior, which refuses to be sampled or scored, and its penalty for Normal guides."""
 
 from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.distributions import constraints
 
-from numpyro_wide._checks import as_floats
+from numpyro_wide._checks import as_floats, check_positive
 from numpyro_wide.distributions._dawson import dawson_potential, dawson_ratio
 
 _REASON = (
@@ -18,18 +19,18 @@ _REASON = (
 
 
 class ImproperLogUniform(dist.Distribution):
-    r"""The improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
+    r"""Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
 
     It is no probability distribution: it cannot be sampled, and with a likelihood that is positive at 0
     its posterior has infinite mass (Hron 2018, Prop. 1). NUTS, MAP and the ordinary ELBOs ask for its
     ``log_prob``, which refuses. What remains is penalised maximum likelihood: a Normal guide and the loss
     :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`, whose penalty is
-    :func:`~numpyro_wide.distributions.log_uniform_kl`. Build an automatic guide on
+    :func:`~numpyro_wide.log_uniform_kl`. Build an automatic guide on
     :func:`~numpyro_wide.autoguide.flat_prototype` of the model.
 
     Args:
-        batch_shape: Shape of independent weights; ``expand`` works as well.
-        validate_args: As for any NumPyro distribution.
+        batch_shape: shape of independent weights, which ``expand`` may give as well.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Example:
         >>> from numpyro_wide.distributions import ImproperLogUniform
@@ -54,7 +55,7 @@ class ImproperLogUniform(dist.Distribution):
             "flat_prototype(model)), or choose a proper prior."
         )
 
-    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
         """Refuse, with the reason."""
         raise ValueError(
             f"{_REASON} Neither can the prior be sampled; give the values of this site, as draws of a guide "
@@ -62,8 +63,8 @@ class ImproperLogUniform(dist.Distribution):
         )
 
 
-def log_uniform_kl(loc: Any, scale: Any) -> jax.Array:
-    r"""KL of N(loc, scale²) from the improper prior $C/|w|$, without its constant (Hron 2018, Prop. 2).
+def log_uniform_kl(loc: Any, scale: Any) -> Array:
+    r"""Evaluate the KL of N(loc, scale²) from the improper prior $C/|w|$, without its constant (Hron 2018, Prop. 2).
 
     It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
     $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, 1 at u
@@ -71,11 +72,14 @@ def log_uniform_kl(loc: Any, scale: Any) -> jax.Array:
     mass to normalise, and what it yields is penalised maximum likelihood.
 
     Args:
-        loc: Mean, any shape.
-        scale: Standard deviation, positive, broadcast against ``loc``.
+        loc: mean of the guide, of any shape.
+        scale: standard deviation of the guide, positive, broadcast against ``loc``.
 
     Returns:
         The penalty, elementwise.
+
+    Raises:
+        ValueError: if ``scale`` is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -86,16 +90,17 @@ def log_uniform_kl(loc: Any, scale: Any) -> jax.Array:
         >>> round(float(slope), 4)
         0.64
     """
+    check_positive("scale", scale)
     loc, scale = as_floats(loc, scale)
     return _log_uniform_penalty(0.5 * jnp.square(loc / scale))
 
 
 @jax.custom_jvp
-def _log_uniform_penalty(u: jax.Array) -> jax.Array:
+def _log_uniform_penalty(u: Array) -> Array:
     return dawson_potential(u)
 
 
 @_log_uniform_penalty.defjvp
-def _log_uniform_penalty_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _log_uniform_penalty_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (u,), (du,) = primals, tangents
     return _log_uniform_penalty(u), dawson_ratio(u) * du

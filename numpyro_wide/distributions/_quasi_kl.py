@@ -1,4 +1,4 @@
-"""The quasi-KL divergence, which survives singular guides and improper priors."""
+"""Quasi-KL divergence, which is finite for singular guides and improper priors too."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from multipledispatch import Dispatcher
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
+from numpyro_wide._checks import check_key, whole_number
 from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions._dropout import BernoulliDropout
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform, log_uniform_kl
@@ -27,8 +29,8 @@ def register_quasi_kl(q_type: type, p_type: type) -> Callable:
     elementwise ``p`` (event dimension 0) is a product over the entries of the event.
 
     Args:
-        q_type: Type of the guide's distribution.
-        p_type: Type of the prior.
+        q_type: class of the guide's distribution.
+        p_type: class of the prior.
 
     Returns:
         The decorator.
@@ -46,10 +48,10 @@ def quasi_kl(
     q: dist.Distribution,
     p: dist.Distribution,
     *,
-    rng_key: jax.Array | None = None,
+    rng_key: Array | None = None,
     num_samples: int = 1000,
-) -> jax.Array:
-    r"""Quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9; Mathematics, :eq:`qkl`).
+) -> Array:
+    r"""Compute the quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, eq. 9; Mathematics, :eq:`qkl`).
 
     Here q is the density of Q with respect to the natural measure of its support S and p the Lebesgue
     density of P. Where Q has a Lebesgue density this is the KL divergence. Otherwise it is the limit of
@@ -64,16 +66,17 @@ def quasi_kl(
     together, is left out.
 
     Args:
-        q: The approximation.
-        p: The prior.
-        rng_key: Key of the draws where there is no closed form; a fixed key without it.
-        num_samples: Number of those draws.
+        q: distribution of the guide.
+        p: distribution of the prior.
+        rng_key: a PRNG key for draws where there is no closed form; a fixed key if None.
+        num_samples: number of draws where there is no closed form.
 
     Returns:
         The divergence, of the batch shape of q.
 
     Raises:
-        ValueError: If the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
+        TypeError: if q or p is no distribution, or ``rng_key`` no PRNG key.
+        ValueError: if the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
 
     Example:
         >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -82,6 +85,10 @@ def quasi_kl(
         >>> [round(float(x), 2) for x in quasi_kl(rows, dist.Normal(0.0, 1.0))]
         [17.91, 1.52]
     """
+    num_samples = whole_number("num_samples", num_samples)
+    if rng_key is not None:
+        check_key("rng_key", rng_key, "quasi_kl(q, p, rng_key=jax.random.key(0))")
+    _check_events(q, p)
     q, p, mask = _strip_masks(q, p)
     try:
         value = closed_quasi_kl(q, p)
@@ -94,19 +101,19 @@ def quasi_kl(
     return scale_and_mask(value, mask=mask)
 
 
-def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> jax.Array:
-    """Quasi-KL divergence where a closed form exists.
+def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
+    """Compute the quasi-KL divergence where a closed form exists.
 
     Args:
-        q: The approximation.
-        p: The prior.
+        q: distribution of the guide.
+        p: distribution of the prior.
 
     Returns:
         The divergence, of the batch shape of q.
 
     Raises:
-        NotImplementedError: If there is none.
-        ValueError: If the events do not fit.
+        NotImplementedError: if there is none.
+        ValueError: if the events do not fit.
     """
     _check_events(q, p)
     q, p, mask = _strip_masks(q, p)
@@ -121,6 +128,12 @@ def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> jax.Array:
 
 
 def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
+    for name, distribution in (("q", q), ("p", p)):
+        if not isinstance(distribution, dist.Distribution):
+            raise TypeError(
+                f"{name} must be a NumPyro distribution, but is a {type(distribution).__name__}; the order is "
+                "quasi_kl(guide, prior)."
+            )
     if p.event_dim > q.event_dim:
         raise ValueError(
             f"quasi_kl needs a prior whose event has no more dimensions than that of q: got p with event "
@@ -151,14 +164,14 @@ def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, 
 
 
 @register_quasi_kl(SingularDistribution, dist.Normal)
-def _singular_normal(q: SingularDistribution, p: dist.Normal) -> jax.Array:
+def _singular_normal(q: SingularDistribution, p: dist.Normal) -> Array:
     second_moment = jnp.square(q.mean - p.loc) + q.variance
     cross_entropy = 0.5 * second_moment / jnp.square(p.scale) + jnp.log(p.scale) + 0.5 * math.log(2 * math.pi)
     return jnp.sum(cross_entropy, -1) - q.entropy()
 
 
 @register_quasi_kl(SingularDistribution, dist.MultivariateNormal)
-def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> jax.Array:
+def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> Array:
     factor, weights = q.covariance_factor()
     batch_shape = jnp.broadcast_shapes(q.batch_shape, p.batch_shape)
     # Columns: the shift of the mean, then the directions of q's covariance.
@@ -174,7 +187,7 @@ def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateN
 
 
 @register_quasi_kl(BernoulliDropout, dist.Distribution)
-def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> jax.Array:
+def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> Array:
     # Two atoms: the expectation is a sum of two terms, whatever the prior.
     at_zero, at_row = (sum_rightmost(p.log_prob(atom), 1 - p.event_dim) for atom in (jnp.zeros_like(q.rows), q.rows))
     return -q.entropy() - q.rate * at_zero - (1.0 - q.rate) * at_row
@@ -186,5 +199,5 @@ register_quasi_kl(BernoulliDropout, dist.MultivariateNormal)(_singular_multivari
 
 
 @register_quasi_kl(dist.Normal, ImproperLogUniform)
-def _normal_log_uniform(q: dist.Normal, p: ImproperLogUniform) -> jax.Array:
+def _normal_log_uniform(q: dist.Normal, p: ImproperLogUniform) -> Array:
     return log_uniform_kl(q.loc, q.scale)

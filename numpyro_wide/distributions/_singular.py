@@ -1,4 +1,4 @@
-"""Distributions without a Lebesgue density, each with the density that its own support gives it."""
+"""Distributions on sets of Lebesgue measure zero, each with a density on its own support."""
 
 import math
 from typing import Any, ClassVar
@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_wide._checks import as_floats
@@ -13,24 +14,24 @@ from numpyro_wide.distributions._supports import coordinates, is_close, linear_m
 
 
 class SingularDistribution(dist.Distribution):
-    """A distribution of vectors of size D that lives on a set of Lebesgue measure zero.
+    """Distribution of vectors of size D that lives on a set of Lebesgue measure zero.
 
     ``log_prob`` and ``entropy`` refer to the natural measure of the support: counting measure for atoms,
     Lebesgue measure on the manifold for a line or a plane. ``quasi_kl`` compares such a distribution with
     a prior density.
     """
 
-    def covariance_factor(self) -> tuple[jax.Array, jax.Array]:
-        """Give F (..., D, r) and weights (..., r) with covariance F diag(weights) Fᵀ."""
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return F (..., D, r) and weights (..., r) with covariance F diag(weights) Fᵀ."""
         raise NotImplementedError
 
-    def entropy(self) -> jax.Array:
-        """Entropy with respect to the natural measure of the support, shape ``batch_shape``."""
+    def entropy(self) -> Array:
+        """Compute the entropy with respect to the natural measure of the support, of shape ``batch_shape``."""
         raise NotImplementedError
 
 
-def check_vector(name: str, value: jax.Array, owner: str) -> None:
-    """Check that ``value`` has an axis for the event."""
+def check_vector(name: str, value: Array, owner: str) -> None:
+    """Refuse a value without an axis for the event."""
     if value.ndim < 1:
         raise ValueError(
             f"{owner} needs `{name}` of shape (..., D), got a scalar; pass jnp.atleast_1d({name}) for D = 1."
@@ -45,13 +46,13 @@ class DegenerateNormal(SingularDistribution):
     extra term $-\tfrac12\log\det A^TA$, so that it does not depend on how the manifold is parametrised.
 
     Args:
-        loc: A point of the manifold and the mean, shape (..., D).
-        basis: Directions of the manifold, shape (..., D, K) with K ≤ D, linearly independent columns.
-        scale: Standard deviation along each column, positive, shape (..., K).
-        validate_args: As for any NumPyro distribution.
+        loc: mean, a point of the manifold, (..., D).
+        basis: directions of the manifold, (..., D, K) with K ≤ D, linearly independent columns.
+        scale: standard deviation along each column, positive, (..., K).
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Raises:
-        ValueError: If the shapes do not fit each other.
+        ValueError: if the shapes do not fit each other.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,7 +88,14 @@ class DegenerateNormal(SingularDistribution):
                 f"`basis`, got {scale.shape}."
             )
         scale_batch = scale.shape[:-1]
-        batch_shape = jnp.broadcast_shapes(loc.shape[:-1], basis.shape[:-2], scale_batch)
+        batches = {"loc": loc.shape[:-1], "basis": basis.shape[:-2], "scale": scale_batch}
+        try:
+            batch_shape = jnp.broadcast_shapes(*batches.values())
+        except ValueError as error:
+            raise ValueError(
+                f"DegenerateNormal needs batch axes of `loc`, `basis` and `scale` that broadcast, got {batches}; "
+                "insert axes of length 1 where one holds for a whole batch."
+            ) from error
         self.loc = jnp.broadcast_to(loc, (*batch_shape, dim))
         self.basis = jnp.broadcast_to(basis, (*batch_shape, dim, rank))
         self.scale = jnp.broadcast_to(scale, (*batch_shape, rank))
@@ -95,24 +103,24 @@ class DegenerateNormal(SingularDistribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
-        """The manifold."""
+        """Manifold b + span(A)."""
         return linear_manifold(self.loc, self.basis)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw vectors of shape ``sample_shape + batch_shape + (D,)``; differentiable in every parameter."""
         shape = (*sample_shape, *self.batch_shape, self.scale.shape[-1])
         noise = jax.random.normal(key, shape, self.scale.dtype)
         return self.loc + jnp.einsum("...dk,...k->...d", self.basis, self.scale * noise)
 
-    def _log_volume(self) -> jax.Array:
+    def _log_volume(self) -> Array:
         # log of the manifold's volume element, ½ log det AᵀA + Σ log s; it is Σ log s for orthonormal
         # columns.
         gram = jnp.swapaxes(self.basis, -1, -2) @ self.basis
         diagonal = jnp.diagonal(jnp.linalg.cholesky(gram), axis1=-2, axis2=-1)
         return jnp.sum(jnp.log(diagonal) + jnp.log(self.scale), -1)
 
-    def log_prob(self, value: jax.Array, intermediates: Any = None) -> jax.Array:
-        """Log density on the manifold, minus infinity off it."""
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        """Evaluate the log density on the manifold, minus infinity off it."""
         position = coordinates(self.basis, value - self.loc)
         standard = position / self.scale
         rank = standard.shape[-1]
@@ -120,20 +128,20 @@ class DegenerateNormal(SingularDistribution):
         nearest = self.loc + jnp.einsum("...dk,...k->...d", self.basis, position)
         return jnp.where(is_close(value, nearest), log_density, -jnp.inf)
 
-    def entropy(self) -> jax.Array:
-        """Entropy with respect to Lebesgue measure on the manifold."""
+    def entropy(self) -> Array:
+        """Compute the entropy with respect to Lebesgue measure on the manifold."""
         return 0.5 * self.scale.shape[-1] * (1.0 + math.log(2 * math.pi)) + self._log_volume()
 
-    def covariance_factor(self) -> tuple[jax.Array, jax.Array]:
-        """Give the basis and the squared scales."""
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return the basis and the squared scales."""
         return self.basis, jnp.square(self.scale)
 
     @property
-    def mean(self) -> jax.Array:
-        """The mean, shape ``batch_shape + (D,)``."""
+    def mean(self) -> Array:
+        """Mean, of shape ``batch_shape + (D,)``."""
         return self.loc
 
     @property
-    def variance(self) -> jax.Array:
-        """Variance of each coordinate of R^D."""
+    def variance(self) -> Array:
+        """Variance of each coordinate of R^D, of shape ``batch_shape + (D,)``."""
         return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)

@@ -4,11 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.distributions import constraints
 
 
-def coordinates(basis: jax.Array, offset: jax.Array) -> jax.Array:
-    """Least-squares coordinates (..., K) of ``offset`` (..., D) in the columns of ``basis`` (..., D, K)."""
+def coordinates(basis: Array, offset: Array) -> Array:
+    """Solve by least squares for coordinates (..., K) of ``offset`` (..., D) in columns of ``basis`` (..., D, K)."""
     gram = jnp.swapaxes(basis, -1, -2) @ basis
     right = jnp.einsum("...dk,...d->...k", basis, offset)
     factor = jnp.linalg.cholesky(gram)
@@ -16,21 +17,21 @@ def coordinates(basis: jax.Array, offset: jax.Array) -> jax.Array:
     return jax.scipy.linalg.cho_solve((factor, True), right[..., None])[..., 0]
 
 
-def is_close(x: jax.Array, target: jax.Array) -> jax.Array:
-    """Whether vectors (..., D) agree, up to the square root of machine precision times their size."""
+def is_close(x: Array, target: Array) -> Array:
+    """Tell whether vectors (..., D) agree, up to the square root of machine precision times their size."""
     tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
     size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
     return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
 
 
 class _ArrayConstraint(constraints.Constraint):
-    """A constraint on vectors that is described by arrays; equal when the arrays are."""
+    """Constraint on vectors that is described by arrays; equal when the arrays are."""
 
     event_dim = 1
     _fields: tuple[str, ...] = ()
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, dict[str, Any]]]:
-        """Give the arrays as leaves."""
+        """Return the arrays as leaves."""
         return tuple(getattr(self, name) for name in self._fields), (self._fields, {})
 
     def eq(self, other: object, static: bool = False) -> Any:
@@ -46,26 +47,26 @@ class _ArrayConstraint(constraints.Constraint):
 
 
 class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
-    """The manifold ``loc`` + span of the columns of ``basis``; ``loc`` (..., D), ``basis`` (..., D, K)."""
+    """Manifold ``loc`` + span of the columns of ``basis``; ``loc`` (..., D), ``basis`` (..., D, K)."""
 
     _fields = ("loc", "basis")
 
-    def __init__(self, loc: jax.Array, basis: jax.Array):
+    def __init__(self, loc: Array, basis: Array):
         self.loc = loc
         self.basis = basis
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Tell, for vectors (..., D), whether they lie on the manifold up to rounding."""
         inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
         return is_close(x, self.loc + inside)
 
-    def feasible_like(self, prototype: jax.Array) -> jax.Array:
-        """Give the manifold's reference point."""
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the point of the manifold that describes it, once for each vector."""
         return jnp.broadcast_to(self.loc, jnp.shape(prototype))
 
 
 class zero_or_row(_ArrayConstraint):  # noqa: N801
-    """The two atoms 0 and ``rows`` (..., D).
+    """Pair of atoms 0 and ``rows`` (..., D).
 
     It is not marked discrete: that word makes NumPyro look for sums over states, and these atoms move with
     the parameters, through which gradients flow.
@@ -73,13 +74,13 @@ class zero_or_row(_ArrayConstraint):  # noqa: N801
 
     _fields = ("rows",)
 
-    def __init__(self, rows: jax.Array):
+    def __init__(self, rows: Array):
         self.rows = rows
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Tell, for vectors (..., D), whether they are one of the atoms up to rounding."""
         return jnp.all(x == 0, -1) | is_close(x, self.rows)
 
-    def feasible_like(self, prototype: jax.Array) -> jax.Array:
-        """Give the row that was kept."""
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the row that is kept, once for each vector."""
         return jnp.broadcast_to(self.rows, jnp.shape(prototype))

@@ -1,4 +1,4 @@
-"""Losses for wide networks: a tempered ELBO, quasi-KL for singular guides, their terms, and what they must come to."""
+"""Losses for wide networks: a tempered ELBO, the quasi-KL for singular guides, their terms, a bound on them."""
 
 from numpyro_wide.elbo._certificate import mean_field_bound as mean_field_bound
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO
@@ -12,9 +12,6 @@ from numpyro_wide.elbo._trace_qkl import PenalizedMaximumLikelihood as Penalized
 from numpyro_wide.elbo._trace_qkl import TraceQKL as TraceQKL
 
 __all__ = [
-    "ELBOTerms",
-    "MonitoredRun",
-    "OnPriorWarning",
     "PenalizedMaximumLikelihood",
     "TemperedTraceMeanFieldELBO",
     "TraceQKL",

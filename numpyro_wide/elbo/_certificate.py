@@ -1,12 +1,13 @@
-"""A bound that says when a mean-field guide must ignore the data."""
+"""Bound on the predictions of a mean-field guide, small where the guide must ignore the data."""
 
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
-from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_positive
+from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_positive, is_known
 
 
 def mean_field_bound(
@@ -19,7 +20,7 @@ def mean_field_bound(
     weight_scale: Any = 1.0,
     bias_scale: Any = 1.0,
     readout_scale: Any = 1.0,
-) -> jax.Array:
+) -> Array:
     r"""Bound what the optimal mean-field guide of an erf network can predict (Coker 2021, Theorem 1).
 
     For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$,
@@ -36,21 +37,21 @@ def mean_field_bound(
     outputs C sums over all of them and the bound holds for each.
 
     Args:
-        inputs: Training inputs, (n, D).
-        targets: Training targets, (n,) or (n, k).
-        test_inputs: Where to bound, (n*, D).
-        num_neurons: The width K; an array adds leading axes to the result.
-        noise_scale: Standard deviation σ of the noise.
-        weight_scale: Prior standard deviation of the input weights.
-        bias_scale: Prior standard deviation of the hidden biases.
-        readout_scale: Prior standard deviation of a readout weight times √K.
+        inputs: training inputs, (n, D).
+        targets: training targets, (n,) or (n, k).
+        test_inputs: inputs to bound the predictions at, (n*, D).
+        num_neurons: width K; an array adds leading axes to the result.
+        noise_scale: standard deviation σ of the noise, in units of the targets.
+        weight_scale: prior standard deviation of the input weights.
+        bias_scale: prior standard deviation of the hidden biases.
+        readout_scale: prior standard deviation of a readout weight times √K.
 
     Returns:
         The bound at every test input, shape (..., n*).
 
     Raises:
-        ValueError: If the shapes do not fit, the noise or the width is not positive, another scale is negative, or data
-            hold NaN. Under jit, where numbers are not known, the bound is not finite then.
+        ValueError: if the shapes do not fit, the noise or the width is not positive, another scale is negative, or data
+            hold NaN or infinity. Under jit, where numbers are not known, the bound is not finite then.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,6 +68,10 @@ def mean_field_bound(
         )
     for name, data in (("inputs", x), ("targets", y), ("test_inputs", x_test)):
         check_no_nan(name, data)
+        if is_known(data) and np.isinf(data).any():
+            raise ValueError(
+                f"{name} must be finite, but hold {int(np.isinf(data).sum())} infinite entries; drop them."
+            )
     check_positive("noise_scale", noise_scale)
     check_positive("num_neurons", num_neurons)
     noise_scale, weight_scale, bias_scale, readout_scale, num_neurons = (
@@ -79,6 +84,14 @@ def mean_field_bound(
             ("num_neurons", num_neurons),
         )
     )
+    for name, scale in (
+        ("noise_scale", noise_scale),
+        ("weight_scale", weight_scale),
+        ("bias_scale", bias_scale),
+        ("readout_scale", readout_scale),
+    ):
+        if scale.ndim:
+            raise ValueError(f"{name} must be one number, but has shape {scale.shape}; call once for each scale.")
     y = y.reshape(len(x), -1)
     pre_activation = jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
     prior_variance = jnp.square(readout_scale) * _erf_second_moment(pre_activation)
@@ -92,6 +105,6 @@ def mean_field_bound(
     return readout_scale * jnp.sqrt(2.0 * kl_bound * saturation)
 
 
-def _erf_second_moment(variance: jax.Array) -> jax.Array:
+def _erf_second_moment(variance: Array) -> Array:
     # E erf(z)² for z ~ N(0, v) is (2/π) arcsin(2v / (1 + 2v)).
     return 2.0 / math.pi * jnp.arcsin(2.0 * variance / (1.0 + 2.0 * variance))

@@ -3,19 +3,19 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
+from jax import Array
 from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import is_known, listing
+from numpyro_wide._checks import is_known, listing, whole_number
 from numpyro_wide.elbo._pair import check_weight, run_pair
 
-Eta = float | jax.Array | Mapping[str, Any] | Callable[[str], Any]
+Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
 
 
 class _Temper(Messenger):
-    """Scale by η the log density of every latent site, and of every site of the guide."""
+    """Handler that scales by η the log density of every latent site, and of every site of the guide."""
 
     def __init__(self, fn: Callable, eta: Callable[[str, bool], Any], seen: set[str], *, is_guide: bool):
         super().__init__(fn)
@@ -49,19 +49,20 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     this is at η = 1.
 
     Args:
-        tau: Temperature τ > 0; goes with ``num_neurons``.
-        num_observations: p; by default the full size of the plates around the observed sites (sites that
-            share their plates count once, nested plates multiply: give p where a plate runs over outputs).
+        tau: temperature τ > 0, for use with ``num_neurons``.
+        num_observations: p, the number of observations; by default the full size of the plates around the observed
+            sites (sites that share their plates count once, nested plates multiply: give p where a plate runs over
+            outputs).
         num_neurons: N, the width. There is no default: only the user knows which layer counts.
-        eta: η itself instead of τ p/N: a positive number, a mapping from site names (the others keep η =
+        eta: η itself instead of τ p/N, a positive number, a mapping from site names (the others keep η =
             1), or a function of the site name.
-        num_particles: Draws of the guide for each evaluation.
-        vectorize_particles: Whether they are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
+        num_particles: number of draws of the guide for each evaluation.
+        vectorize_particles: whether the draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
             your own.
-        sum_sites: Whether to add up the sites, or to return a dictionary by site.
+        sum_sites: whether to add up the sites, or to return a dictionary by site.
 
     Raises:
-        ValueError: If η is not positive or over-determined, if N is missing, if p is neither given nor to
+        ValueError: if η is not positive or over-determined, if N is missing, if p is neither given nor to
             be read off plates, if ``eta`` names a site that does not exist, or if η differs between sites
             that the guide draws jointly.
 
@@ -118,20 +119,20 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         elif not callable(eta):
             check_weight("eta", eta)
         self.tau, self.num_observations, self.num_neurons, self.eta = tau, num_observations, num_neurons, eta
-        super().__init__(num_particles, vectorize_particles, sum_sites)
+        super().__init__(whole_number("num_particles", num_particles), vectorize_particles, sum_sites)
 
     def loss_with_mutable_state(
-        self, rng_key: jax.Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
         """Evaluate the negative tempered ELBO.
 
         Args:
-            rng_key: Key of the draws.
-            param_map: Values of the parameters, by site name.
-            model: The model.
-            guide: The guide.
-            *args: Arguments of both.
-            **kwargs: Keyword arguments of both.
+            rng_key: a PRNG key for the draws.
+            param_map: values of the parameters, by site name.
+            model: NumPyro model.
+            guide: guide of its latents.
+            *args: arguments of model and guide.
+            **kwargs: keyword arguments of model and guide.
 
         Returns:
             A dictionary with the ``loss`` and the ``mutable_state``.
@@ -154,7 +155,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         return result
 
     def untempered(self) -> "TemperedTraceMeanFieldELBO":
-        """The same loss with η = 1 everywhere."""
+        """Return this loss with η = 1 everywhere."""
         return TemperedTraceMeanFieldELBO(
             eta=1.0,
             num_particles=self.num_particles,
@@ -163,7 +164,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         )
 
     def _eta_by_site(
-        self, rng_key: jax.Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
+        self, rng_key: Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> Callable[[str, bool], Any]:
         eta = self.eta
         if eta is None and self.num_neurons is not None:
@@ -190,7 +191,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
 
 
 def _count_observations(model_trace: dict) -> int:
-    """The full size of the plates around the observed sites; sites within the same plates count once."""
+    """Multiply the full sizes of the plates around the observed sites; sites within the same plates count once."""
     if not any(site["type"] == "sample" and site["is_observed"] for site in model_trace.values()):
         raise ValueError(
             "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites, but "

@@ -1,4 +1,4 @@
-"""The likelihood and KL terms of an ELBO, site by site, while it is being trained, and what they say of the fit."""
+"""Likelihood and KL terms of an ELBO by site, during and after training, and the warning of a guide on its prior."""
 
 import copy
 import warnings
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from numpyro.primitives import Messenger
@@ -20,20 +21,20 @@ class ELBOTerms(NamedTuple):
     """Terms of an ELBO by site.
 
     Attributes:
-        log_likelihood: Expected log likelihood of every observed site, minibatches scaled to all data.
-        kl: Divergence of every latent site from its prior, not tempered.
-        tempered_kl: The same as it enters the loss, times η.
+        log_likelihood: expected log likelihood of every observed site, minibatches scaled to all data.
+        kl: divergence of every latent site from its prior, not tempered.
+        tempered_kl: divergence of every latent site as it enters the loss, times η.
         ratio: ``tempered_kl`` over the absolute value of the summed log likelihood. A site whose ratio
             dwarfs the others' or 1 is held by its prior; a ratio of 0 says that the prior plays no part.
-        total_ratio: The sum of the ratios: the balance of Huix 2022, Figures 5 and 6, upside down.
-        num_weights: Number of scalars of every latent site.
+        total_ratio: sum of the ratios: the balance of Huix 2022, Figures 5 and 6, upside down.
+        num_weights: number of scalars of every latent site.
     """
 
-    log_likelihood: dict[str, jax.Array]
-    kl: dict[str, jax.Array]
-    tempered_kl: dict[str, jax.Array]
-    ratio: dict[str, jax.Array]
-    total_ratio: jax.Array
+    log_likelihood: dict[str, Array]
+    kl: dict[str, Array]
+    tempered_kl: dict[str, Array]
+    ratio: dict[str, Array]
+    total_ratio: Array
     num_weights: dict[str, int]
 
 
@@ -41,26 +42,26 @@ class MonitoredRun(NamedTuple):
     """Result of :func:`run_monitored`.
 
     Attributes:
-        params: The fitted parameters, constrained.
-        state: The last state of SVI.
-        losses: The loss of every step.
-        steps: Steps after which the terms were looked at, shape (looks,).
+        params: fitted parameters by name, constrained.
+        state: last state of SVI.
+        losses: loss of every step, (steps,).
+        steps: numbers of the steps after which the terms were evaluated, (looks,).
         terms: :class:`ELBOTerms` with a leading axis (looks,).
     """
 
-    params: dict[str, jax.Array]
+    params: dict[str, Array]
     state: Any
-    losses: jax.Array
+    losses: Array
     steps: np.ndarray
     terms: ELBOTerms
 
 
 class OnPriorWarning(UserWarning):
-    """A fitted guide sits on its prior."""
+    """Warning of a fitted guide that sits on its prior."""
 
 
 class _Recorder(Messenger):
-    """Note the size of every latent site and the name of every observed one as the function runs."""
+    """Recorder of the size of every latent site and the name of every observed one as the function runs."""
 
     def __init__(self, fn: Callable, sizes: dict[str, int], observed: set[str] | None):
         super().__init__(fn)
@@ -83,17 +84,17 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
     from the guide, with the state's key, which it leaves unused.
 
     Args:
-        svi: The trainer.
-        svi_state: Its state, ``svi.run(...).state``.
-        *args: Arguments of model and guide.
-        **kwargs: Keyword arguments of model and guide.
+        svi: SVI of the model and guide.
+        svi_state: state of SVI, such as ``svi.run(...).state``.
+        *args: arguments of model and guide.
+        **kwargs: keyword arguments of model and guide.
 
     Returns:
-        The terms.
+        An :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Raises:
-        ValueError: If the loss cannot report sites.
-        TypeError: If the state is something else, such as the parameters.
+        ValueError: if the loss cannot report sites.
+        TypeError: if the state is something else, such as the parameters.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -138,8 +139,8 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
 
 
 def _evaluate(
-    loss: Any, svi: SVI, rng_key: jax.Array, params: dict, args: tuple, kwargs: dict
-) -> tuple[dict[str, jax.Array], dict[str, int], set[str]]:
+    loss: Any, svi: SVI, rng_key: Array, params: dict, args: tuple, kwargs: dict
+) -> tuple[dict[str, Array], dict[str, int], set[str]]:
     by_site_loss = copy.copy(loss)
     by_site_loss.sum_sites = False
     sizes: dict[str, int] = {}
@@ -157,24 +158,24 @@ def _evaluate(
 
 
 def run_monitored(
-    svi: SVI, rng_key: jax.Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
+    svi: SVI, rng_key: Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
 ) -> MonitoredRun:
-    """Train as ``svi.run`` does and look at the terms of the ELBO every so many steps.
+    """Train as ``svi.run`` does, and evaluate the terms of the ELBO at regular steps.
 
     Args:
-        svi: The trainer.
-        rng_key: Key of the run.
-        num_steps: Number of steps, a multiple of ``every``.
-        *args: Arguments of model and guide.
-        every: Steps between two looks.
-        **kwargs: Keyword arguments of model and guide.
+        svi: SVI of the model and guide.
+        rng_key: a PRNG key for the run.
+        num_steps: number of steps, a multiple of ``every``.
+        *args: arguments of model and guide.
+        every: number of steps between two evaluations of the terms.
+        **kwargs: keyword arguments of model and guide.
 
     Returns:
-        The fit and its history.
+        A :class:`~numpyro_wide.elbo.MonitoredRun`: the fit and its history.
 
     Raises:
-        TypeError: If ``rng_key`` is no PRNG key, or ``num_steps`` or ``every`` no number.
-        ValueError: If they are not positive whole numbers, or ``every`` does not divide ``num_steps``.
+        TypeError: if ``rng_key`` is no PRNG key, or ``num_steps`` or ``every`` no number.
+        ValueError: if they are not positive whole numbers, or ``every`` does not divide ``num_steps``.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -192,10 +193,13 @@ def run_monitored(
     check_key("rng_key", rng_key, order)
     num_steps, every = whole_number("num_steps", num_steps, order=order), whole_number("every", every, order=order)
     if num_steps % every:
-        raise ValueError(f"num_steps must be a multiple of `every`, but got {num_steps} and every={every}.")
+        raise ValueError(
+            f"num_steps must be a multiple of `every`, but got {num_steps} and every={every}; pass "
+            f"{num_steps + every - num_steps % every} steps."
+        )
 
     @jax.jit
-    def stretch(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[jax.Array, ELBOTerms]]:
+    def stretch(state: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple[Array, ELBOTerms]]:
         state, losses = jax.lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, length=every)
         return state, (losses, elbo_terms(svi, state, *args, **kwargs))
 
@@ -217,9 +221,9 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     limit of the posterior.
 
     Args:
-        terms: From :func:`~numpyro_wide.elbo.elbo_terms`, of the fitted guide; of the looks of
-            :func:`~numpyro_wide.elbo.run_monitored`, the last is taken.
-        tolerance: Nats per weight below which a site counts as being on its prior. A weight whose standard
+        terms: terms of the fitted guide, as :func:`~numpyro_wide.elbo.elbo_terms` or
+            :func:`~numpyro_wide.elbo.run_monitored` gave them; of several evaluations the last is taken.
+        tolerance: number of nats per weight below which a site counts as being on its prior. A weight whose standard
             deviation went from 1 to 0.87, or whose mean moved by 0.14 prior standard deviations, is worth
             0.01.
 
@@ -227,7 +231,7 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
         Nats per weight of every latent site.
 
     Raises:
-        ValueError: If the tolerance is not positive.
+        ValueError: if the tolerance is not positive.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist

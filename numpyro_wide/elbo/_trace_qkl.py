@@ -1,4 +1,4 @@
-"""The ELBO with quasi-KL divergences, and penalised maximum likelihood."""
+"""Losses with quasi-KL divergences: an ELBO, and penalised maximum likelihood."""
 
 import warnings
 from collections.abc import Callable
@@ -6,36 +6,39 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import Array, random
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
 from numpyro.util import check_model_guide_match
 
+from numpyro_wide._checks import whole_number
 from numpyro_wide._traces import unwrap
-from numpyro_wide.distributions import ImproperLogUniform, closed_quasi_kl
+from numpyro_wide.distributions import ImproperLogUniform
+from numpyro_wide.distributions.internal import closed_quasi_kl
 from numpyro_wide.elbo._pair import check_weight, log_density, run_pair
 
 
 class TraceQKL(ELBO):
-    r"""The negative ELBO with the quasi-KL divergence in place of the KL (Hron 2018, section 5).
+    r"""Negative ELBO with the quasi-KL divergence in place of the KL (Hron 2018, section 5).
 
     .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
 
     with the divergence of Mathematics, :eq:`qkl`. It is the loss for guides that live on points, lines or
     planes, such as ``AutoDropout``, and equals the mean-field ELBO for guides that have a density. Site by
-    site it uses the closed forms of :func:`~numpyro_wide.distributions.quasi_kl`, and the draw at hand where
+    site it uses the closed forms of :func:`~numpyro_wide.quasi_kl`, and the draw at hand where
     there is none. Its gradient follows the draws, so a discrete parameter such as a dropout rate needs a
     relaxed draw. As with any mean-field ELBO, the parents of a site in the model must not depend on it in
     the guide.
 
     Args:
-        num_particles: Draws of the guide for each evaluation.
-        vectorize_particles: Whether they are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
+        num_particles: number of draws of the guide for each evaluation.
+        vectorize_particles: whether the draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
             your own.
-        sum_sites: Whether to add up the sites, or to return a dictionary by site.
+        sum_sites: whether to add up the sites, or to return a dictionary by site.
 
     Raises:
-        ValueError: If a prior is improper; see :class:`PenalizedMaximumLikelihood`.
+        ValueError: if ``num_particles`` is not positive, or a prior is improper; see
+            :class:`PenalizedMaximumLikelihood`.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -55,14 +58,15 @@ class TraceQKL(ELBO):
 
     def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
         self.sum_sites = sum_sites
+        num_particles = whole_number("num_particles", num_particles)
         super().__init__(num_particles, vectorize_particles)
 
     def loss_with_mutable_state(
-        self, rng_key: jax.Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
         """Evaluate the loss; arguments and result as for any ELBO of NumPyro."""
 
-        def particle(key: jax.Array) -> tuple[Any, dict | None]:
+        def particle(key: Array) -> tuple[Any, dict | None]:
             guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
             check_model_guide_match(model_trace, guide_trace)
             terms = self._terms(model_trace, guide_trace)
@@ -79,8 +83,8 @@ class TraceQKL(ELBO):
             warnings.warn("Mutable state is not updated with more than one particle.", stacklevel=2)
         return {"loss": jax.tree.map(lambda x: jnp.mean(x, 0), losses), "mutable_state": None}
 
-    def _terms(self, model_trace: dict, guide_trace: dict) -> dict[str, jax.Array]:
-        """Contribution of every site to the loss."""
+    def _terms(self, model_trace: dict, guide_trace: dict) -> dict[str, Array]:
+        """Compute the contribution of every site to the loss, by name."""
         terms = {}
         for name, site in model_trace.items():
             if site["type"] == "sample":
@@ -90,7 +94,7 @@ class TraceQKL(ELBO):
                 terms[name] = log_density(site)
         return terms
 
-    def _quasi_kl(self, guide_site: dict, model_site: dict) -> jax.Array:
+    def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
         if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
             raise ValueError(
                 f"The prior of site {model_site['name']!r} is improper, so there is no posterior to "
@@ -113,13 +117,14 @@ class PenalizedMaximumLikelihood(TraceQKL):
     with another prior enter as in :class:`TraceQKL`.
 
     Args:
-        num_particles: Draws of the guide for each evaluation.
-        penalty_weight: c > 0, for the sites with an ``ImproperLogUniform`` prior.
-        vectorize_particles: As for ``TraceQKL``.
-        sum_sites: As for ``TraceQKL``.
+        num_particles: number of draws of the guide for each evaluation.
+        penalty_weight: weight c > 0 of the sites with an ``ImproperLogUniform`` prior.
+        vectorize_particles: whether the draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
+            your own.
+        sum_sites: whether to add up the sites, or to return a dictionary by site.
 
     Raises:
-        ValueError: If the weight is not positive.
+        ValueError: if the weight is not positive.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -150,7 +155,7 @@ class PenalizedMaximumLikelihood(TraceQKL):
         self.penalty_weight = penalty_weight
         super().__init__(num_particles, vectorize_particles=vectorize_particles, sum_sites=sum_sites)
 
-    def _quasi_kl(self, guide_site: dict, model_site: dict) -> jax.Array:
+    def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
         value = super()._quasi_kl(guide_site, model_site)
         if isinstance(unwrap(model_site["fn"]), ImproperLogUniform):
             return self.penalty_weight * value

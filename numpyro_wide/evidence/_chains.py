@@ -1,9 +1,10 @@
-"""Chains of SplitHMC on the path from what can be drawn to the posterior, many at a time, compiled once a model.
+"""Chains of SplitHMC on the path from what can be drawn to the posterior, many at a time, compiled once for a model.
 
 At the inverse temperature β the target is r(z) w(z)^β (:eq:`path`). States have two leading axes: one for the
 temperatures that run together, one for the chains of each.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,53 +14,89 @@ import numpy as np
 from jax import Array, random
 from tqdm.auto import tqdm
 
-from numpyro_wide._programs import Static, combine, run_compiled
+from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
 from numpyro_wide.evidence._density import Position, draw, log_density
-from numpyro_wide.mcmc import KernelState, Reference, SplitHMC
+from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.mcmc.internal import KernelState, Reference, chain_axes, share_schedule
 
 _CHUNK = 50  # steps between two looks at the progress bar
 _WARM, _FIT, _RECORD = 0, 1, 2
 
 
-class Target(NamedTuple):
-    """A model with its arguments, arrays apart.
+# Programs by what a model computes, the most recently used last. To trace them all takes some twenty times as long as
+# to trace the model. They hold the model's constants, such as data in a closure, and so are few.
+_TRACED: OrderedDict[str, dict[tuple, TracedProgram]] = OrderedDict()
+_MOST_MODELS = 4
 
-    Attributes:
-        model: the model.
-        rest: of the arguments, what is no array.
-        data: the arrays.
+
+class Target:
+    """A model with its arguments, as it is now; programs are traced anew if it computes something else than before.
+
+    Args:
+        model: a NumPyro model.
+        rest: the arguments of the model without their arrays.
+        data: the arrays of the arguments.
     """
 
-    model: Callable
-    rest: Static
-    data: list[Any]
+    def __init__(self, model: Callable, rest: Static, data: list[Any]):
+        self.model, self.rest, self.data = model, rest, data
+        self._programs: dict[tuple, TracedProgram] = {}
+        computed = complete_digest(self._probe, data, random.key(0))
+        if computed is not None:
+            self._programs = _TRACED.setdefault(computed, self._programs)
+            _TRACED.move_to_end(computed)
+            while len(_TRACED) > _MOST_MODELS:
+                _TRACED.popitem(last=False)
+
+    def _probe(self, data: list[Any], rng_key: Array) -> Any:
+        """Run all that programs ask of the model: a draw of the prior, and the density there with its gradient.
+
+        A function in the model may have a derivative of its own making, hence the gradient.
+        """
+        args, kwargs = combine(data, self.rest)
+        position, log_weight = draw(self.model, rng_key, args, kwargs)
+        density, pull_back = jax.vjp(lambda z: tuple(log_density(self.model, z, args, kwargs)), position)
+        return position, log_weight, density, pull_back(jax.tree.map(jnp.ones_like, density))
 
     def run(self, body: Callable, static: Any, *arrays: Any) -> Any:
-        """``body(model, (static, rest), data, *arrays)``, compiled."""
-        return run_compiled(body, self.model, (static, self.rest), self.data, *arrays)
+        """Return ``body(model, (static, rest), data, *arrays)``, compiled."""
+        leaves, structure = jax.tree.flatten(arrays)
+        key = body, static, structure, tuple(map(jax.typeof, leaves))
+        if key not in self._programs:
+
+            def program(data: list[Any], *arrays: Any) -> Any:
+                return body(self.model, (static, self.rest), data, *arrays)
+
+            self._programs[key] = TracedProgram(program, self.data, *arrays)
+        return self._programs[key](self.data, *arrays)
 
 
-def reference_draws(target: Target, rng_key: Array, num_draws: int, batch_size: int) -> np.ndarray:
-    """Logarithms of w at independent draws of r, (draws,); minus infinity where it is not a number."""
-    keys = random.split(rng_key, num_draws)
+def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:
+    """Return log w at the draw of r that each key gives, (draw,); minus infinity where it is not a number."""
     return _as_weights(target.run(_log_weights, batch_size, keys))
 
 
-def first_positions(target: Target, rng_key: Array, log_weights: np.ndarray, num_chains: int, beta: float) -> Position:
-    """As many of the draws that this key gave as there are chains, chosen with weight w^β: (1, chain, ...)."""
-    chosen = resample(random.fold_in(rng_key, 1), beta * log_weights, num_chains)
-    return target.run(_positions, None, random.split(rng_key, log_weights.size)[chosen][None])
+def prior_positions(target: Target, keys: Array) -> Position:
+    """Return the draw of r that each key gives, for chains of one temperature: (1, chain, ...)."""
+    return target.run(_positions, None, keys[None])
 
 
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
-    """Systematic resampling: indices with numbers of copies that are their shares of the weight, up to one."""
+    """Draw indices systematically: each has as many copies as its share of the weight says, up to one."""
     weights = np.exp(log_weights - log_weights.max())
     places = (float(random.uniform(rng_key)) + np.arange(size)) / size
     return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), places), log_weights.size - 1)
 
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:
-    """The first states of chains at these positions.
+    """Return the first states of chains.
+
+    Args:
+        target: the model.
+        rng_key: a PRNG key.
+        betas: inverse temperatures, one for each leading index of the positions.
+        positions: where the chains start, (temperature, chain, ...).
+        num_warmup: number of steps by which each chain will adapt.
 
     Raises:
         ValueError: if the density is not finite at one of them.
@@ -79,9 +116,9 @@ class Sweep(NamedTuple):
     """Steps of chains, and what became of them.
 
     Attributes:
-        state: of the chains.
-        reference: the Gaussian that was fitted, if one was asked for.
-        recorded: log w at the draws, or, with a Gaussian g, log of r w over g: (temperature, chain, draw).
+        state: the state of the chains after them.
+        reference: the Gaussian that was fitted, or None where none was asked for.
+        recorded: log w at the draws, or, with a Gaussian g, the logarithm of r w over g: (temperature, chain, draw).
     """
 
     state: KernelState
@@ -99,7 +136,17 @@ def advance(
     phase: int = _RECORD,
     reference: Reference | None = None,
 ) -> Sweep:
-    """Take steps of all chains: of warmup, to fit a Gaussian to, or to be recorded."""
+    """Take steps of all chains.
+
+    Args:
+        target: the model.
+        state: the states of the chains, (temperature, chain, ...).
+        betas: inverse temperatures.
+        num_steps: number of steps of each chain.
+        bar: a progress bar that counts them.
+        phase: what the steps are for: to warm up, to fit a Gaussian to, or to be recorded.
+        reference: the Gaussian g that is fitted, or that draws are compared with; None for neither.
+    """
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)
@@ -110,14 +157,14 @@ def advance(
 
 
 def warm_up(target: Target, state: KernelState, betas: list[float], num_steps: int, bar: tqdm) -> KernelState:
-    """Take the steps that adapt."""
+    """Take the steps of warmup, which adapt."""
     return advance(target, state, betas, num_steps, bar, phase=_WARM).state
 
 
 def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
-    """Warm up chains of the posterior, and fit a Gaussian to draws of all of them, in three windows of steps."""
+    """Fit a Gaussian to draws of all chains of the posterior, in three windows of steps after their warmup."""
     reference = target.run(_no_gaussian, None, state)
     # With the Gaussian to come, so that one program serves for all phases.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=_WARM, reference=reference)
@@ -130,7 +177,7 @@ def fit_gaussian(
 def gaussian_draws(
     target: Target, rng_key: Array, reference: Reference, like: Position, num_draws: int, batch_size: int
 ) -> np.ndarray:
-    """Logarithms of r w over g at independent draws of the Gaussian g, (draws,)."""
+    """Return the logarithms of r w over g at independent draws of the Gaussian g, (draw,)."""
     keys = random.split(rng_key, num_draws)
     one = jax.tree.map(lambda leaf: leaf[0, 0], like)
     return _as_weights(target.run(_gaussian_ratios, batch_size, keys, reference, one))
@@ -177,8 +224,7 @@ def _start(
 
     state = jax.vmap(first)(keys, betas, positions)
     # All chains are equally far: what happens at the end of a window is then computed there alone.
-    schedule = jax.tree.map(lambda leaf: leaf[0], state.adapt_state.schedule)
-    return state._replace(i=state.i[0], adapt_state=state.adapt_state._replace(schedule=schedule))
+    return share_schedule(state)
 
 
 def _advance(
@@ -192,7 +238,7 @@ def _advance(
     phase: Array,
 ) -> tuple[KernelState, Reference | None, Array]:
     rest = static[1]
-    axes = state.without_schedule(0)
+    axes = chain_axes()
 
     def step(state: KernelState, beta: Array) -> KernelState:
         return _kernel(model, rest, data, beta).sample(state, (), {})
@@ -227,12 +273,12 @@ def _close(model: Callable, static: tuple[None, Static], data: list[Any], refere
 
 
 def _together(state: KernelState) -> KernelState:
-    """The chains of one temperature as units of one position, of which a Gaussian's moments are gathered."""
+    """Return the chains of one temperature as units of one position, of which a Gaussian's moments are gathered."""
     return state._replace(z=jax.tree.map(_as_units, state.z), z_grad=jax.tree.map(_as_units, state.z_grad))
 
 
 def _as_units(leaf: Array) -> Array:
-    """(1, chain, ..., unit) to (..., unit times chain), or to (..., chain) of a vector."""
+    """Move (1, chain, ..., unit) to (..., unit times chain), or to (..., chain) of a vector."""
     last = jnp.moveaxis(leaf[0], 0, -1)
     if leaf.ndim == 2:
         return last[None]

@@ -1,4 +1,4 @@
-"""A model as a weight on top of what can be drawn from: its joint density in unconstrained coordinates.
+"""Joint density of a model in unconstrained coordinates, as a weight on top of what can be drawn from.
 
 The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
 the reference r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is
@@ -17,14 +17,14 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import listing
-from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites, unwrap
-from numpyro_wide.readout import StandardNormalBase, log_weight, readout_transform
+from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model, sample_sites, unwrap
+from numpyro_wide.readout.internal import StandardNormalBase, base_transforms, log_weight
 
 Position = dict[str, Array]
 
 
 class LogDensity(NamedTuple):
-    """The joint density at a position z, in two parts that keep their digits.
+    """Joint density at a position z, in two parts that keep their digits.
 
     Attributes:
         reference: log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension.
@@ -36,26 +36,27 @@ class LogDensity(NamedTuple):
 
 
 def draw(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> tuple[Position, Array]:
-    """A draw of the reference r, in unconstrained coordinates, and log w there."""
+    """Draw from the reference r, in unconstrained coordinates; return the position and log w there."""
     sites = run_model(model, args, kwargs, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
     return position, log_weight(sites)
 
 
 def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[str, Any]) -> LogDensity:
-    """The joint density at a position, all of whose sites are set; see :class:`LogDensity`."""
+    """Return the joint density at a position that has all latent sites; see :class:`LogDensity`."""
     coordinates = _Unconstrained(position)
     sites = run_model(model, args, kwargs, inside=(coordinates,))
+    bases = base_transforms(sites)
     parts = [
         _relative_prior(site, position[name], coordinates.log_dets[name])
         for name, site in latent_sites(sites).items()
-        if readout_transform(site) is None
+        if name not in bases
     ]
     return LogDensity(sum(parts, jnp.zeros(())), log_weight(sites))
 
 
 class _Unconstrained(Messenger):
-    """Sets latent sites by their unconstrained coordinates, and keeps the logarithms of the Jacobians."""
+    """Handler that sets latent sites by their unconstrained coordinates, and keeps the logarithms of the Jacobians."""
 
     def __init__(self, position: Position):
         self.position = position
@@ -72,7 +73,7 @@ class _Unconstrained(Messenger):
 
 
 def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
-    """A site's part of log r(z) − log N(z; 0, I)."""
+    """Return a site's part of log r(z) − log N(z; 0, I)."""
     fn = site["fn"]
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
@@ -114,7 +115,7 @@ def _coordinate_shape(site: dict) -> tuple[int, ...]:
 
 
 class _RefusesImproper(Messenger):
-    """Refuses sites that no draw can be made of, before NumPyro does so without a word on what to do."""
+    """Handler that refuses sites that cannot be drawn, before NumPyro does so without a word on what to do."""
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] != "sample" or msg["value"] is not None:
@@ -144,16 +145,13 @@ def _check_sites(sites: Sites) -> None:
             "the model has no latent site with these arguments, so there is nothing to integrate over; its evidence is "
             f"the log density of its observed sites, {listing(samples)}."
         )
-    for name, site in sites.items():
-        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-            size, subsample_size = site["args"]
-            raise ValueError(
-                f"the plate {name!r} takes {subsample_size} of {size} rows, but the evidence is that of all data; drop "
-                "subsample_size."
-            )
+    for site in sites.values():
+        if site["type"] == "plate":
+            refuse_subsampled(site, "the evidence is that of all data")
     for name, site in latent.items():
         if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
             raise ValueError(
                 f"the prior of latent site {name!r} is scaled or masked, and so is no longer a density that integrates "
-                "to one; take the site out of the scale or mask handler."
+                "to one; take the site out of the scale or mask handler. Rows that are missing, for which obs_mask "
+                "makes such a site, can be hidden from the likelihood by numpyro.handlers.mask."
             )

@@ -1,4 +1,4 @@
-"""The two ways to an evidence: one bridge from a fitted Gaussian, or many on a path from the prior."""
+"""Two ways to an evidence: one bridge from a fitted Gaussian, or many on a path from the prior."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from numpyro_wide.evidence import _chains, _overlap
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import Position
-from numpyro_wide.mcmc import KernelState
+from numpyro_wide.mcmc.internal import KernelState
 
 # Draws of one temperature that are worth this share at the next: densities that differ by a standard deviation of
 # log w of 1.2, where a bridge, which looks from both sides, still finds most of its draws of use.
@@ -20,13 +20,13 @@ _MAX_TEMPERATURES = 400
 
 
 class Sizes(NamedTuple):
-    """How much to run.
+    """Numbers of what is to be run.
 
     Attributes:
-        num_chains: at each temperature.
-        num_warmup: steps of each chain that adapt.
-        num_samples: steps of each chain that count.
-        batch_size: temperatures that run together.
+        num_chains: number of chains at each temperature.
+        num_warmup: number of steps of each chain that adapt.
+        num_samples: number of steps of each chain that count.
+        batch_size: number of temperatures that run together.
     """
 
     num_chains: int
@@ -36,22 +36,22 @@ class Sizes(NamedTuple):
 
     @property
     def num_reference(self) -> int:
-        """Independent draws where a distribution can be drawn from."""
+        """Number of independent draws where a distribution can be drawn from."""
         return self.num_chains * self.num_samples
 
 
 class Evidence(NamedTuple):
-    r"""What :func:`model_evidence` found.
+    r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and by what to trust both.
 
     Attributes:
         log_evidence: $\log \int p(D, \theta)\, d\theta$ in nats.
-        standard_error: its Monte Carlo standard error, autocorrelation of the draws included.
-        method: "bridge" or "stepping-stone".
-        overlap: of the two densities that the draws bridge, from 0 to 1, where they are the same (:eq:`bridge`); of
-            several bridges the smallest.
-        effective_size: effective number of a chain's draws, all chains of a temperature together; the smallest.
+        standard_error: its Monte Carlo standard error in nats, autocorrelation of the draws included.
+        method: the way that it was found: "bridge" or "stepping-stone".
+        overlap: overlap of the two densities that the draws bridge, from 0 to 1, where they are the same
+            (:eq:`bridge`); the smallest, where there are several bridges.
+        effective_size: effective number of draws of all chains of a temperature together; the smallest.
         rhat: rank-normalised split R-hat of the log ratio that is averaged; the largest.
-        inverse_temperatures: $\beta$ of the distributions that chains were run at.
+        inverse_temperatures: $\beta$ of the distributions that chains were run at, (temperature,).
     """
 
     log_evidence: float
@@ -64,7 +64,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether overlap is at least 0.1, R-hat at most 1.1 and the effective size at least 100."""
+        """True if the overlap is at least 0.1, R-hat at most 1.1 and the effective size at least 100."""
         return self.overlap >= 0.1 and self.rhat <= 1.1 and self.effective_size >= 100
 
     def __str__(self) -> str:
@@ -76,17 +76,44 @@ class Evidence(NamedTuple):
         )
 
 
-def prior_reaches(target: Target, rng_key: Array, sizes: Sizes) -> bool:
-    """Whether draws of the prior overlap with the posterior: then one stone will do, and it sees every mode."""
-    return _first(target, rng_key, sizes)[0] == 1
+class First(NamedTuple):
+    """First temperature on the way from the prior, chosen by draws of the prior that no estimate uses.
+
+    Attributes:
+        beta: inverse temperature; 1 where draws of the prior reach the posterior.
+        positions: draws of the prior, chosen by their weight at that temperature, (1, chain, ...).
+    """
+
+    beta: float
+    positions: Position
 
 
-def by_bridge(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Evidence:
-    """Bridge sampling from a Gaussian that is fitted to the first half of the draws (Gronau et al. 2017)."""
-    key_first, key_start, key_gaussian = random.split(rng_key, 3)
+def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
+    """Choose the first inverse temperature above 0, and where chains start there.
+
+    Raises:
+        ValueError: if the likelihood is finite at no draw of the prior.
+    """
+    key_draws, key_choice = random.split(rng_key)
+    keys = random.split(key_draws, sizes.num_reference)
+    log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
+    if not np.isfinite(log_weights).any():
+        raise ValueError(
+            f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
+            "its support, or the noise is too small against the features for this precision. Run in float64 "
+            "(jax.config.update('jax_enable_x64', True)), or look at the model."
+        )
+    beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
+    chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
+    return First(beta, _chains.prior_positions(target, keys[chosen]))
+
+
+def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
+    """Estimate the evidence by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
+    key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
-    _, positions = _first(target, key_first, sizes)
+    positions = first.positions
     state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
     state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
     upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian).recorded[0]
@@ -99,47 +126,32 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Eviden
     return Evidence(found.log_ratio, error, "bridge", found.overlap, size, _overlap.rhat(upper), np.ones(1))
 
 
-def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> Evidence:
-    """Bridges between neighbours on the path from the prior to the posterior (Xie et al. 2011, from both sides)."""
-    key_ladder, key_reference = random.split(rng_key)
-    betas, states = _ladder(target, key_ladder, sizes, bar)
-    log_weights = [_reference(target, key_reference, sizes)[None]]
+def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
+    """Estimate the evidence by bridges on the path from the prior (Xie et al. 2011, from both sides)."""
+    key_ladder, key_prior = random.split(rng_key)
+    betas, states = _ladder(target, key_ladder, sizes, first, bar)
+    prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_reference), sizes.num_chains)
+    log_weights = [prior[None]]
     bar.set_description("draws")
-    for first in range(0, len(betas), sizes.batch_size):
-        group = slice(first, first + sizes.batch_size)
+    for begin in range(0, len(betas), sizes.batch_size):
+        group = slice(begin, begin + sizes.batch_size)
         # As many as before, so that nothing is compiled again; what is too much is dropped.
-        indices = [min(i, len(betas) - 1) for i in range(first, first + sizes.batch_size)]
+        indices = [min(i, len(betas) - 1) for i in range(begin, begin + sizes.batch_size)]
         state = _stack([states[i] for i in indices])
         recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar).recorded
         log_weights.extend(recorded[: len(betas[group])])
     return _sum_of_bridges(np.asarray([0.0, *betas]), log_weights)
 
 
-def _reference(target: Target, rng_key: Array, sizes: Sizes) -> np.ndarray:
-    return _chains.reference_draws(target, rng_key, sizes.num_reference, sizes.num_chains)
-
-
-def _first(target: Target, rng_key: Array, sizes: Sizes) -> tuple[float, Position]:
-    """The first inverse temperature above 0, and draws of the prior that are weighted as if they were its own."""
-    log_weights = _reference(target, rng_key, sizes)
-    if not np.isfinite(log_weights).any():
-        raise ValueError(
-            f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
-            "its support, or the noise is too small against the features for this precision. Run in float64 "
-            "(jax.config.update('jax_enable_x64', True)), or look at the model."
-        )
-    beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
-    return beta, _chains.first_positions(target, rng_key, log_weights, sizes.num_chains, beta)
-
-
-def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[list[float], list[KernelState]]:
-    """Inverse temperatures above 0, each within reach of the one before, and chains that know each.
+def _ladder(
+    target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm
+) -> tuple[list[float], list[KernelState]]:
+    """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each.
 
     They are chosen by draws that no estimate uses. A chain starts where chains of the temperature before are, chosen by
     their weight there.
     """
-    key_first, rng_key = random.split(rng_key)
-    beta, positions = _first(target, key_first, sizes)
+    beta, positions = first
     betas: list[float] = []
     states: list[KernelState] = []
     while True:
@@ -166,13 +178,13 @@ def _ladder(target: Target, rng_key: Array, sizes: Sizes, bar: tqdm) -> tuple[li
 
 
 def _stack(states: list[KernelState]) -> KernelState:
-    """States of single temperatures as one of several."""
+    """Join states of single temperatures to one of several."""
     mapped = [state.without_schedule() for state in states]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *mapped).with_schedule_of(states[0])
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:
-    """The log evidence as a sum of log ratios between neighbours, and its error (:eq:`stones`).
+    """Sum the log ratios between neighbours to the log evidence, with its error (:eq:`stones`).
 
     Draws of a temperature serve the bridges on both of its sides, so that their influences add before their variance is
     taken; draws of different temperatures are independent.

@@ -1,19 +1,22 @@
-"""The ratio of two normalisers, from draws of both distributions: arrays in, arrays out, in float64."""
+"""Ratio of two normalisers, from draws of both distributions: arrays in, arrays out, in float64."""
 
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit, logsumexp
 
+from numpyro_wide import _arviz
+
 
 class Bridge(NamedTuple):
-    r"""What :func:`bridge` finds.
+    r"""Log ratio of two normalisers, as :func:`bridge` finds it.
 
     Attributes:
         log_ratio: $\log Z_1 - \log Z_0$.
-        overlap: $\int p_0 p_1 / (s_0 p_0 + s_1 p_1)$ of the two densities, 1 where they are the same.
-        lower: influence of each draw of $p_0$: an estimate's error is the mean of these, less that of ``upper``.
-        upper: of each draw of $p_1$.
+        overlap: overlap $\int p_0 p_1 / (s_0 p_0 + s_1 p_1)$ of the two densities, 1 where they are the same.
+        lower: influence of each draw of $p_0$, of the shape of the draws: an estimate's error is the mean of these,
+            less that of ``upper``.
+        upper: influence of each draw of $p_1$.
     """
 
     log_ratio: float
@@ -23,12 +26,12 @@ class Bridge(NamedTuple):
 
 
 def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | None = None) -> Bridge:
-    r"""Meng and Wong's optimal bridge (:eq:`bridge`).
+    r"""Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`).
 
     Args:
         lower: $\log q_1 - \log q_0$, the logarithms of both densities without their normalisers, at draws of $p_0$, of
             any shape; minus infinity is allowed.
-        upper: the same at draws of $p_1$.
+        upper: $\log q_1 - \log q_0$ at draws of $p_1$.
         sizes: effective numbers of draws of both, if not those of the arrays; right whatever they are, best if true.
     """
     num_lower, num_upper = sizes or (lower.size, upper.size)
@@ -51,17 +54,17 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
 
 
 def effective_share(log_weights: np.ndarray) -> float:
-    """Effective number of weighted draws as a share of all, 1 / (mean of squares of weights whose mean is 1)."""
+    """Return what weighted draws are worth as a share of their number, 1 / (mean square of weights of mean 1)."""
     return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
 
 
 def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    r"""The inverse temperature at which draws of this one are worth a share of their number (:eq:`ladder`).
+    r"""Choose the inverse temperature at which draws of this one are worth a share of their number (:eq:`ladder`).
 
     Args:
         beta: inverse temperature of the draws, below 1.
         log_weights: $\log w$ at the draws; minus infinity is allowed.
-        share: as :func:`effective_share` gives it.
+        share: the share, in (0, 1), as :func:`effective_share` gives it.
     """
     finite = log_weights[np.isfinite(log_weights)]
     if effective_share((1 - beta) * finite) >= share:
@@ -74,24 +77,20 @@ def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> floa
 
 
 def effective_size(terms: np.ndarray) -> float:
-    """Effective number of draws (chain, draw) for their mean, negative autocorrelations counted as a gain."""
+    """Return the effective number of draws (chain, draw) for their mean; negative autocorrelations count as a gain."""
     if np.ptp(terms) == 0:
         return float(terms.size)
-    import arviz  # heavy, and needed in few places
-
-    return float(arviz.ess({"x": terms}, method="mean")["x"])
+    return float(_arviz.effective_sample_size(terms, "mean"))
 
 
 def rhat(values: np.ndarray) -> float:
-    """Rank-normalised split R-hat of (chain, draw); 1 where all are equal."""
+    """Return the rank-normalised split R-hat of (chain, draw); 1 where all are equal."""
     if np.ptp(values) == 0:
         return 1.0
-    import arviz
-
-    return float(arviz.rhat({"x": values})["x"])
+    return float(_arviz.rhat(values))
 
 
 def squared_error(terms: np.ndarray) -> tuple[float, float]:
-    """Squared standard error of the mean of (chain, draw), and the effective number of draws behind it."""
+    """Return the squared standard error of the mean of (chain, draw), and the effective number of draws behind it."""
     size = effective_size(terms)
     return float(np.var(terms, ddof=1) / size), size

@@ -11,36 +11,20 @@ $\sigma$; it broadcasts against the targets, so that it can be a scalar, one num
 outputs; noise, or a prior scale, that varies over outputs costs one for each.
 """
 
-from numpyro_wide.linear_gaussian._evidence import evidence_of as evidence_of
-from numpyro_wide.linear_gaussian._evidence import log_evidence as log_evidence
-from numpyro_wide.linear_gaussian._maps import map_readout as map_readout
-from numpyro_wide.linear_gaussian._maps import readout_inverse_map as readout_inverse_map
-from numpyro_wide.linear_gaussian._maps import readout_map as readout_map
-from numpyro_wide.linear_gaussian._maps import unmap_readout as unmap_readout
-from numpyro_wide.linear_gaussian._posterior import draw_readout as draw_readout
-from numpyro_wide.linear_gaussian._posterior import predict_jointly as predict_jointly
-from numpyro_wide.linear_gaussian._posterior import predict_readout as predict_readout
-from numpyro_wide.linear_gaussian._posterior import readout_draw as readout_draw
-from numpyro_wide.linear_gaussian._posterior import readout_posterior as readout_posterior
-from numpyro_wide.linear_gaussian._posterior import readout_predictive as readout_predictive
-from numpyro_wide.linear_gaussian._problem import VARIANTS as VARIANTS
+from numpyro_wide.linear_gaussian._array_functions import log_evidence as log_evidence
+from numpyro_wide.linear_gaussian._array_functions import readout_draw as readout_draw
+from numpyro_wide.linear_gaussian._array_functions import readout_inverse_map as readout_inverse_map
+from numpyro_wide.linear_gaussian._array_functions import readout_map as readout_map
+from numpyro_wide.linear_gaussian._array_functions import readout_posterior as readout_posterior
+from numpyro_wide.linear_gaussian._array_functions import readout_predictive as readout_predictive
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem as ReadoutProblem
-from numpyro_wide.linear_gaussian._problem import check_variant as check_variant
 
 __all__ = [
-    "VARIANTS",
     "ReadoutProblem",
-    "check_variant",
-    "draw_readout",
-    "evidence_of",
     "log_evidence",
-    "map_readout",
-    "predict_jointly",
-    "predict_readout",
     "readout_draw",
     "readout_inverse_map",
     "readout_map",
     "readout_posterior",
     "readout_predictive",
-    "unmap_readout",
 ]

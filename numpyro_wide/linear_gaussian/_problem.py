@@ -1,9 +1,7 @@
-"""Brings what users pass into the one form that the linear algebra works on, and says what does not fit."""
+"""The readout's problem: features, likelihood and prior in one floating-point type, and what is computed from them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +9,20 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import as_floats, check_positive, is_known
-from numpyro_wide.linear_gaussian._roots import ROOTS, Root
-
-VARIANTS = ("auto", *ROOTS)
-
-# Core routines map (features (n, d), targets (n, k), regulariser (), *columns (d, k)) to a pair: arrays with a
-# trailing axis for the outputs, and anything that is the same for all outputs.
-Core: TypeAlias = Callable[..., tuple[Any, Any]]
+from numpyro_wide._checks import as_floats
+from numpyro_wide.linear_gaussian._arguments import (
+    as_number,
+    as_residuals,
+    as_scale,
+    as_test_features,
+    check_data,
+    check_variant,
+)
+from numpyro_wide.linear_gaussian._evidence import evidence
+from numpyro_wide.linear_gaussian._moments import conditioning_weights, posterior_moments, row_sums_of_squares
+from numpyro_wide.linear_gaussian._roots import ROOTS
+from numpyro_wide.linear_gaussian._rounding import evidence_rounding, least_variance
+from numpyro_wide.linear_gaussian._standardised import Standardised, as_matrix
 
 
 @partial(
@@ -30,17 +34,26 @@ Core: TypeAlias = Callable[..., tuple[Any, Any]]
 class ReadoutProblem:
     r"""A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
 
-    Every function here makes one of what it is given; who uses several of them, such as the handlers of
-    :mod:`numpyro_wide.readout`, makes one of its own with :meth:`of` and calls what stands behind the functions.
+    Make it with :meth:`of`. The functions of :mod:`numpyro_wide.linear_gaussian` each make one of what they are given;
+    who needs several of them for one readout makes one and calls its methods. It is a tree of arrays, so that it can
+    be passed through ``jax.jit``, ``jax.grad`` and ``jax.vmap``.
 
     Attributes:
         features: $\Psi$, (n, d).
         targets: $Y$, (n,) or (n, k).
         noise_scale: $\sigma$; broadcasts against the targets.
         regulariser: $\lambda$; broadcasts against the targets. None is $\sigma^2$.
-        prior_loc: broadcasts against the readout, (d,) or (d, k).
-        prior_scale: broadcasts likewise.
-        variant: "feature", "data" or "data-cholesky".
+        prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
+        prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
+        variant: root of the posterior covariance, "feature", "data" or "data-cholesky".
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide.linear_gaussian import ReadoutProblem
+        >>> problem = ReadoutProblem.of(jnp.eye(2), jnp.ones(2), noise_scale=1.0)
+        >>> mean, variance, _ = problem.predict(jnp.ones((1, 2)))
+        >>> print(mean, variance, problem.log_evidence().round(3))
+        [1.] [1.] -3.031
     """
 
     features: Array
@@ -62,218 +75,234 @@ class ReadoutProblem:
         *,
         prior_loc: ArrayLike = 0.0,
         prior_scale: ArrayLike = 1.0,
-        readout: tuple[str, tuple[int, ...]] | None = None,
         same_type: tuple[ArrayLike, ...] = (),
     ) -> "ReadoutProblem":
-        """Casts and checks.
+        r"""Cast to one floating-point type, and check.
 
         Args:
-            features: as the attributes say, like the others.
-            targets: likewise.
-            noise_scale: likewise.
-            regulariser: likewise.
-            variant: "auto" takes the smaller Gram matrix's.
-            prior_loc: likewise.
-            prior_scale: likewise.
-            readout: what a readout is called in error messages, and its shape.
-            same_type: further arrays that the common floating-point type must hold.
+            features: $\Psi$, (n, d).
+            targets: $Y$, (n,) or (n, k).
+            noise_scale: $\sigma$, positive; broadcasts against the targets.
+            regulariser: $\lambda$, positive; broadcasts against the targets. None is $\sigma^2$.
+            variant: "feature", "data", "data-cholesky", or "auto": "feature" if d ≤ n, else "data-cholesky".
+            prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
+            prior_scale: standard deviation of the readout's prior, positive; broadcasts against the readout.
+            same_type: further arrays whose digits the common floating-point type must hold.
+
+        Returns:
+            The problem.
 
         Raises:
-            TypeError: for what is no array of numbers.
+            TypeError: for what is no array of real numbers.
             ValueError: if shapes do not fit, a scale is not positive, or the variant is unknown.
         """
         check_variant(variant)
-        check_positive("noise_scale", noise_scale)
-        check_positive("prior_scale", prior_scale)
-        if regulariser is not None:
-            check_positive("regulariser", regulariser)
         features, targets, *_ = as_floats(features, targets, *same_type)
-        _check_data(features, targets)
-        readout_shape = (features.shape[1], *targets.shape[1:])
-        if readout is not None:
-            _check_readout(*readout, features, targets)
-
-        def cast(name: str, value: ArrayLike, shape: tuple[int, ...], must_be_positive: bool = True) -> Any:
-            # What is known stays NumPy's: under jit JAX would trace it, and nobody could tell a prior mean of zero.
-            is_plain = isinstance(value, int | float | np.ndarray | np.generic)
-            array = np.asarray(value, targets.dtype) if is_plain else as_floats(value, dtype=targets.dtype)[0]
-            _check_broadcasts(name, array, shape)
-            # What is refused where it is known gives NaN under jit: squared, a negative one would pass for its mirror
-            # image.
-            return jnp.where(array > 0, array, jnp.nan) if must_be_positive and not is_known(value) else array
-
+        check_data(features, targets)
+        num_rows, num_features = features.shape
         if variant == "auto":
-            variant = "feature" if features.shape[1] <= features.shape[0] else "data-cholesky"
+            variant = "feature" if num_features <= num_rows else "data-cholesky"
+        dtype, readout_shape = targets.dtype, (num_features, *targets.shape[1:])
+        hint = f"; the readout has one row for each of the {num_features} columns of the features"
         return cls(
             features,
             targets,
-            cast("noise_scale", noise_scale, targets.shape),
-            None if regulariser is None else cast("regulariser", regulariser, targets.shape),
-            cast("prior_loc", prior_loc, readout_shape, must_be_positive=False),
-            cast("prior_scale", prior_scale, readout_shape),
+            as_scale("noise_scale", noise_scale, targets.shape, dtype),
+            None if regulariser is None else as_scale("regulariser", regulariser, targets.shape, dtype),
+            as_number("prior_loc", prior_loc, readout_shape, dtype, hint),
+            as_scale("prior_scale", prior_scale, readout_shape, dtype, hint),
             variant,
         )
 
     @property
     def readout_shape(self) -> tuple[int, ...]:
-        """(d,) or (d, k)."""
+        """Shape of the readout, (d,) or (d, k)."""
         return (self.features.shape[1], *self.targets.shape[1:])
 
+    def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a readout, or numbers in its place, whose shape does not go with features and targets.
+
+        Args:
+            name: what the message calls it.
+            shape: shape of what came.
+
+        Raises:
+            ValueError: if the shape is another than :attr:`readout_shape`.
+        """
+        if tuple(shape) == self.readout_shape:
+            return
+        is_one_column = len(shape) == 1 and self.targets.shape[1:] == (1,)
+        remedy = f"give targets of shape ({len(self.targets)},)" if is_one_column else "give both the same columns"
+        raise ValueError(
+            f"{name} must have shape {self.readout_shape} to go with features {self.features.shape} and targets "
+            f"{self.targets.shape}, but got {tuple(shape)}; {remedy}, or change the readout."
+        )
+
     def with_targets(self, targets: Array) -> "ReadoutProblem":
-        """The same for other targets of the same shape."""
+        """Return the same problem for other targets.
+
+        Args:
+            targets: $Y$, of the shape of those at hand.
+
+        Returns:
+            The problem with these targets.
+        """
         return replace(self, targets=targets.astype(self.targets.dtype))
 
     def exact(self) -> "ReadoutProblem":
-        """The same at λ = σ², where the map gives draws of the posterior."""
+        """Return the same problem at λ = σ², where the map gives draws of the posterior."""
         return replace(self, regulariser=None)
 
     def noise_above_rounding(self) -> Array:
-        """The noise variance as a multiple of the least that leaves a trace: below one, all is NaN. A scalar."""
-        standard = standardise(self.exact())
-        return jnp.min(standard.regulariser / _least_variance(_squared_norm(standard)))
+        """Return the noise variance as a multiple of the least that leaves a trace: below one, all is NaN. A scalar."""
+        standard = self.exact()._standardised()
+        return jnp.min(standard.regulariser / least_variance(standard.squared_norm))
 
-    def root(self, features: Array, regulariser: Array) -> Root:
-        """The root of the variant, for standardised features."""
-        return ROOTS[self.variant].of(features, regulariser)
+    def evidence_error(self) -> Array:
+        """Return an estimate of the error of :meth:`log_evidence` by rounding, in nats; infinite where that is NaN."""
 
+        def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
+            return (), evidence_rounding(features, targets, variance, self.variant)
 
-class Standardised(NamedTuple):
-    """A readout with a standard normal prior, and noise that is the same in every row.
+        _, by_output = self.exact()._standardised().for_each_output(core)
+        return by_output.sum()
 
-    Attributes:
-        features: (n, d), or (k, n, d) where each output has its own.
-        targets: (n, k).
-        regulariser: scalar, or (k,) where each output has its own.
-        log_scale: sum over the elements of the targets of the log of what each was divided by.
-    """
+    def map(self, phi: ArrayLike) -> tuple[Array, Array]:
+        r"""Return the readout that :func:`readout_map` gives, and the map's log-determinant.
 
-    features: Array
-    targets: Array
-    regulariser: Array
-    log_scale: Array
+        Args:
+            phi: $\phi$, (d,) or (d, k).
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether one factorisation serves all outputs."""
-        return self.features.ndim == 2 and self.regulariser.ndim == 0
+        Returns:
+            The readout, of the shape of ``phi``, and $\log|\det \partial W / \partial \phi|$, a scalar.
+        """
+        return self._mapped(self._standardised().representable(), self._as_readout("phi", phi))
 
+    def inverse_map(self, readout: ArrayLike) -> Array:
+        r"""Return the repriorised readout $\phi$ of a readout, as :func:`readout_inverse_map` does.
 
-def standardise(problem: ReadoutProblem) -> Standardised:
-    """Moves the prior's loc and scale, and noise that varies over rows (:eq:`rows`), into features and targets."""
-    features, targets = problem.features, as_matrix(problem.targets)
-    is_vector = problem.targets.ndim == 1
-    regulariser = problem.noise_scale**2 if problem.regulariser is None else problem.regulariser
-    variance = broadcastable_matrix(regulariser, is_vector)
-    loc = broadcastable_matrix(problem.prior_loc, is_vector)
-    scale = broadcastable_matrix(problem.prior_scale, is_vector)
+        Args:
+            readout: $W$, (d,) or (d, k).
 
-    num_outputs = targets.shape[1]
-    if not _is_known_zero(problem.prior_loc):
-        targets = targets - features @ jnp.broadcast_to(loc, (features.shape[1], num_outputs))
-    features = features * scale.T if scale.shape[1] == 1 else features[None] * scale.T[:, None]
+        Returns:
+            $\phi$, of the shape of ``readout``.
+        """
+        readout = self._as_readout("readout", readout)
 
-    if variance.shape[0] == 1:
-        regulariser = variance[0, 0] if variance.shape[1] == 1 else variance[0]
-        return Standardised(features, targets, regulariser, jnp.zeros((), targets.dtype))
-    row_scale = jnp.sqrt(variance)
-    if variance.shape[1] == 1:
-        features = features / row_scale if features.ndim == 2 else features / row_scale[None]
-    else:
-        features = (features if features.ndim == 3 else features[None]) / row_scale.T[:, :, None]
-    log_scale = jnp.log(row_scale).sum() * (num_outputs // variance.shape[1])
-    return Standardised(features, targets / row_scale, jnp.ones((), targets.dtype), log_scale)
+        def core(features: Array, targets: Array, regulariser: Array, readout: Array) -> tuple[Array, tuple[()]]:
+            return ROOTS[self.variant].of(features, regulariser).inverse(targets, readout), ()
 
+        whitened = (readout - self._prior_loc()) / self._prior_scale()
+        phi, _ = self._standardised().representable().for_each_output(core, as_matrix(whitened))
+        return phi.reshape(readout.shape)
 
-def resolved(standard: Standardised) -> Standardised:
-    """With NaN for a noise variance that is lost in the rounding of the Gram matrix."""
-    return standard._replace(regulariser=above_rounding(standard.regulariser, _squared_norm(standard)))
+    def draw(self, phi: ArrayLike) -> Array:
+        r"""Return the draw of the readout from its posterior that :func:`readout_draw` gives.
 
+        Args:
+            phi: standard normal numbers, (d,) or (d, k).
 
-def above_rounding(variance: Array, squared_norm: Array) -> Array:
-    r"""The noise variance, or NaN below a tenth of $\epsilon \|\Psi\|_F^2$.
+        Returns:
+            The readout, of the shape of ``phi``; NaN where the noise is lost in rounding.
+        """
+        return self._mapped(self.exact()._standardised().resolved(), self._as_readout("phi", phi))[0]
 
-    There the factorisation of a Gram matrix of low rank fails, or gives a finite result that is wrong by many nats.
-    """
-    return jnp.where(variance < _least_variance(squared_norm), jnp.nan, variance)
+    def posterior(self) -> tuple[Array, Array]:
+        """Return mean and covariance of the readout's posterior, as :func:`readout_posterior` does.
 
+        Returns:
+            The mean, (d,) or (d, k), and the covariance of one output's weights, (d, d), or (k, d, d) where outputs do
+            not share it.
+        """
+        standard = self.exact()._standardised()
+        mean, covariance = standard.for_each_output(posterior_moments)
+        scale = self._prior_scale()
+        # One row of scales serves all outputs where they share a covariance.
+        column_scale = as_matrix(scale).T[: covariance.shape[0]]
+        covariance = column_scale[:, :, None] * covariance * column_scale[:, None, :]
+        mean = self._prior_loc() + scale * mean.reshape(self.readout_shape)
+        return mean, covariance[0] if standard.is_shared else covariance
 
-def _least_variance(squared_norm: Array) -> Array:
-    return 0.1 * jnp.finfo(squared_norm.dtype).eps * squared_norm
+    def log_evidence(self) -> Array:
+        """Return the log density of the targets with the readout integrated out, a scalar, as :func:`log_evidence`."""
+        return evidence(self.exact()._standardised(), self.variant)
 
+    def predict(
+        self, test_features: ArrayLike, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
+    ) -> tuple[Array, Array, Array]:
+        r"""Return the function's moments at new rows, and a draw of it at no further factorisation.
 
-def _squared_norm(standard: Standardised) -> Array:
-    return jnp.sum(standard.features**2, axis=(-2, -1))
+        Given the weights $c = K^{-1} \Psi \psi$ that the mean and the variance are made of, the function of
+        $\phi \sim N(0, I)$, conditioned on the targets with residuals $\sigma \varepsilon$, is
+        $\psi^\top \phi + c^\top (Y - \Psi \phi - \sigma \varepsilon)$: its covariance over rows is the posterior's
+        (Matheron's rule).
 
+        Args:
+            test_features: $\Psi_*$, (m, d).
+            phi: standard normal numbers of the readout's shape; zeros by default.
+            residuals: $\varepsilon$, standard normal numbers of the targets' shape; zeros by default.
 
-def for_each_output(core: Core, standard: Standardised, *columns: Array) -> tuple[Any, Any]:
-    """Runs ``core`` once for all outputs, or once for each where they do not share a factorisation.
+        Returns:
+            Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
+        """
+        test_features = as_test_features(test_features, self.features)
+        phi = jnp.zeros(self.readout_shape, self.targets.dtype) if phi is None else self._as_readout("phi", phi)
+        residuals = as_residuals(residuals, self.targets)
 
-    Returns what ``core`` returns; the second part with a leading axis, of length 1 or k.
-    """
-    features, targets, regulariser, _ = standard
-    if standard.is_shared:
-        by_output, common = core(features, targets, regulariser, *columns)
-        return by_output, jax.tree.map(lambda x: x[None], common)
-    in_axes = (0 if features.ndim == 3 else None, 0, 0 if regulariser.ndim else None, *(0 for _ in columns))
-    split = [x.T[:, :, None] for x in (targets, *columns)]
-    by_output, common = jax.vmap(core, in_axes)(features, split[0], regulariser, *split[1:])
-    return jax.tree.map(lambda x: x[:, :, 0].T, by_output), common
+        def core(
+            features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
+        ) -> tuple[tuple[Array, Array], Array]:
+            weights, remainder = conditioning_weights(features, variance, test_features * scale[:, :1].T)
+            spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
+            deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
+            return (weights @ targets, deviation), spread
 
+        columns = (as_matrix(column) for column in (self._prior_scale(), phi, residuals))
+        (mean, deviation), spread = self.exact()._standardised().resolved().for_each_output(core, *columns)
+        shape = (test_features.shape[0], *self.targets.shape[1:])
+        mean = mean.reshape(shape) + test_features @ self._prior_loc()
+        # One row of variances serves all outputs where they share a covariance.
+        variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
+        return mean, variance, mean + deviation.reshape(shape)
 
-def broadcast_like(value: Array | np.ndarray, x: Array) -> Array:
-    """``value`` with the shape and type of ``x``."""
-    return jnp.broadcast_to(jnp.asarray(value, x.dtype), x.shape)
+    def predict_jointly(self, test_features: ArrayLike) -> tuple[Array, Array]:
+        r"""Return the function's mean at new rows and its covariance over them, a sum of two Gram matrices.
 
+        Args:
+            test_features: $\Psi_*$, (m, d).
 
-def as_matrix(x: Array) -> Array:
-    """A vector becomes a single column."""
-    return x[:, None] if x.ndim == 1 else x
+        Returns:
+            Mean, (m, k), and covariance, (1, m, m) where outputs share it, (k, m, m) elsewhere.
+        """
+        test_features = as_test_features(test_features, self.features)
 
+        def core(features: Array, targets: Array, variance: Array, scale: Array) -> tuple[Array, Array]:
+            weights, remainder = conditioning_weights(features, variance, test_features * scale[:, :1].T)
+            return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
 
-def broadcastable_matrix(value: Array | np.ndarray, is_vector: bool) -> Array:
-    """What broadcasts against a vector (m,) or a matrix (m, k), as a matrix (1 or m, 1 or k) that does so too."""
-    value = jnp.asarray(value)
-    return value.reshape(-1, 1) if is_vector else value.reshape((1,) * (2 - value.ndim) + value.shape)
+        standard = self.exact()._standardised().resolved()
+        mean, covariance = standard.for_each_output(core, as_matrix(self._prior_scale()))
+        return mean + as_matrix(test_features @ self._prior_loc()), covariance
 
+    def _standardised(self) -> Standardised:
+        regulariser = self.noise_scale**2 if self.regulariser is None else self.regulariser
+        return Standardised.of(self.features, self.targets, regulariser, self.prior_loc, self.prior_scale)
 
-def check_variant(variant: str) -> None:
-    """One of the known variants."""
-    if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, but got {variant!r}.")
+    def _mapped(self, standard: Standardised, phi: Array) -> tuple[Array, Array]:
+        def core(features: Array, targets: Array, regulariser: Array, phi: Array) -> tuple[Array, Array]:
+            readout, log_abs_det = ROOTS[self.variant].of(features, regulariser).forward(targets, phi)
+            return readout, log_abs_det * targets.shape[1]
 
+        whitened, log_abs_det = standard.for_each_output(core, as_matrix(phi))
+        scale = self._prior_scale()
+        return self._prior_loc() + scale * whitened.reshape(phi.shape), log_abs_det.sum() + jnp.log(scale).sum()
 
-def _check_data(features: Array, targets: Array) -> None:
-    if features.ndim != 2:
-        raise ValueError(
-            f"features must have shape (n, d), but got {features.shape}; flatten trailing axes, or use vmap."
-        )
-    if targets.ndim not in (1, 2) or targets.shape[0] != features.shape[0]:
-        raise ValueError(
-            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), one row for each row of the "
-            f"features {features.shape}, but got {targets.shape}."
-        )
+    def _prior_loc(self) -> Array:
+        return jnp.broadcast_to(jnp.asarray(self.prior_loc), self.readout_shape)
 
+    def _prior_scale(self) -> Array:
+        return jnp.broadcast_to(jnp.asarray(self.prior_scale), self.readout_shape)
 
-def _check_readout(name: str, shape: tuple[int, ...], features: Array, targets: Array) -> None:
-    expected = (features.shape[1], *targets.shape[1:])
-    if tuple(shape) == expected:
-        return
-    is_one_column = len(shape) == 1 and targets.shape[1:] == (1,)
-    remedy = f"give targets of shape ({targets.shape[0]},)" if is_one_column else "give both the same columns"
-    raise ValueError(
-        f"{name} must have shape {expected} to go with features {features.shape} and targets {targets.shape}, but got "
-        f"{tuple(shape)}; {remedy}, or change the readout."
-    )
-
-
-def _check_broadcasts(name: str, array: Array | np.ndarray, shape: tuple[int, ...]) -> None:
-    try:
-        fits = jnp.broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name} must broadcast against shape {shape}, but got {array.shape}.")
-
-
-def _is_known_zero(value: Array | np.ndarray) -> bool:
-    return not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
+    def _as_readout(self, name: str, value: ArrayLike) -> Array:
+        self.check_readout(name, np.shape(value))
+        return as_floats(value, dtype=self.targets.dtype)[0]

@@ -19,6 +19,7 @@ from numpyro_wide.linear_gaussian._linalg import (
     gram_factor,
     inverse_lower,
     relative_factor_tangent,
+    solve_gram,
     solve_lower,
     transpose,
 )
@@ -26,44 +27,59 @@ from numpyro_wide.linear_gaussian._spectral import posterior_root_functions
 
 
 class Root(Protocol):
-    r"""What one factorisation gives for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
+    r"""The results of one factorisation, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "Root":
-        r"""Factorises, for features (n, d) and a scalar $\lambda$."""
+        r"""Return the root for features (n, d) and a scalar $\lambda$."""
 
-    def mean(self, targets: Array) -> Array:
-        r"""$\mu = \Psi^\top K^{-1} Y$, (d, k)."""
+    def fit(self, targets: Array) -> tuple[Array, Array]:
+        r"""Return the posterior mean $\mu = \Psi^\top K^{-1} Y$, (d, k), and $Y - \Psi \mu$, (n, k), refined once."""
 
     def log_det(self) -> Array:
-        r"""$\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
+        r"""Return $\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
 
     def trace(self) -> Array:
-        r"""Trace of the factorised matrix, $\|\Psi\|_F^2$ but for the regulariser."""
+        r"""Return the trace of the factorised matrix, $\|\Psi\|_F^2$ but for the regulariser."""
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        r"""The readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
+        r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
 
     def inverse(self, targets: Array, readout: Array) -> Array:
-        r"""The repriorised readout $\phi = A^{-1} (W - \mu)$."""
+        r"""Return the repriorised readout $\phi = A^{-1} (W - \mu)$."""
+
+    def inverted(self) -> "Root":
+        """Return the same root with its factor's inverse, where both :meth:`fit` and the features solved are needed."""
 
     def solve_features(self) -> Array:
-        r"""$K^{-1} \Psi = \Psi (\lambda I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
+        r"""Return $K^{-1} \Psi = \Psi (\lambda I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
 
 
 class FeatureRoot(NamedTuple):
-    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
+    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³).
+
+    Attributes:
+        features: $\Psi$, (n, d).
+        regulariser: $\lambda$, scalar.
+        factor: $L$, (d, d).
+        inverse_factor: $L^{-1}$, (d, d), where it is at hand.
+    """
 
     features: Array
     regulariser: Array
     factor: Array
+    inverse_factor: Array | None = None
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
         return cls(features, regulariser, gram_factor(features.T, regulariser))
 
-    def mean(self, targets: Array) -> Array:
-        return solve_lower(self.factor, self._whitened(targets), transpose=True)
+    def fit(self, targets: Array) -> tuple[Array, Array]:
+        transposed = transpose(self.features)
+        mean = solve_gram(self.factor, transposed @ targets, self.inverse_factor)
+        residual = targets - self.features @ mean
+        step = solve_gram(self.factor, transposed @ residual - self.regulariser * mean, self.inverse_factor)
+        return _refined(self.features, self.regulariser, mean, residual, step)
 
     def log_det(self) -> Array:
         return 2 * self._half_log_det()
@@ -78,8 +94,11 @@ class FeatureRoot(NamedTuple):
     def inverse(self, targets: Array, readout: Array) -> Array:
         return (self.factor.T @ readout - self._whitened(targets)) / jnp.sqrt(self.regulariser)
 
+    def inverted(self) -> "FeatureRoot":
+        return self._replace(inverse_factor=inverse_lower(self.factor))
+
     def solve_features(self) -> Array:
-        inverse_factor = inverse_lower(self.factor)
+        inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
         return self.features @ (inverse_factor.T @ inverse_factor)
 
     def _whitened(self, targets: Array) -> Array:
@@ -94,18 +113,30 @@ class DataCholeskyRoot(NamedTuple):
 
     The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$
     (:eq:`data-cholesky`), with inverse $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
+
+    Attributes:
+        features: $\Psi$, (n, d).
+        regulariser: $\lambda$, scalar.
+        factor: $L$, (n, n).
+        inverse_factor: $L^{-1}$, (n, n), where it is at hand.
     """
 
     features: Array
     regulariser: Array
     factor: Array
+    inverse_factor: Array | None = None
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataCholeskyRoot":
         return cls(features, regulariser, gram_factor(features, regulariser))
 
-    def mean(self, targets: Array) -> Array:
-        return self.features.T @ solve_lower(self.factor, solve_lower(self.factor, targets), transpose=True)
+    def fit(self, targets: Array) -> tuple[Array, Array]:
+        transposed = transpose(self.features)
+        weights = solve_gram(self.factor, targets, self.inverse_factor)
+        mean = transposed @ weights
+        residual = targets - self.features @ mean
+        step = transposed @ solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor)
+        return _refined(self.features, self.regulariser, mean, residual, step)
 
     def log_det(self) -> Array:
         return 2 * jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
@@ -119,12 +150,15 @@ class DataCholeskyRoot(NamedTuple):
 
     def inverse(self, targets: Array, readout: Array) -> Array:
         scale = jnp.sqrt(self.regulariser)
-        centred = readout - self.mean(targets)
+        centred = readout - self.features.T @ solve_gram(self.factor, targets)
         correction = solve_lower(add_diagonal(self.factor, scale), self.features @ centred, transpose=True)
         return centred + self.features.T @ correction / scale
 
+    def inverted(self) -> "DataCholeskyRoot":
+        return self._replace(inverse_factor=inverse_lower(self.factor))
+
     def solve_features(self) -> Array:
-        inverse_factor = inverse_lower(self.factor)
+        inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
         return (inverse_factor.T @ inverse_factor) @ self.features
 
 
@@ -133,9 +167,19 @@ class DataRoot(NamedTuple):
 
     $A = I - \Psi^\top f(K) \Psi$ with $f(x) = (\sqrt{x} (\sqrt\lambda + \sqrt{x}))^{-1}$, and
     $A^{-1} = I + \Psi^\top g(K) \Psi$ with $g(x) = (\sqrt\lambda (\sqrt\lambda + \sqrt{x}))^{-1}$.
+
+    Attributes:
+        features: $\Psi$, (n, d).
+        regulariser: $\lambda$, scalar.
+        gram: $K$, (n, n).
+        inverse_gram: $K^{-1}$, (n, n).
+        shrink: $f(K)$, (n, n).
+        stretch: $g(K)$, (n, n).
+        spectral_log_det: $\log\det(K / \lambda)$, scalar.
     """
 
     features: Array
+    regulariser: Array
     gram: Array
     inverse_gram: Array
     shrink: Array
@@ -145,13 +189,14 @@ class DataRoot(NamedTuple):
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataRoot":
         gram = add_diagonal(features @ features.T, regulariser)
-        return cls(features, gram, *posterior_root_functions(gram, regulariser))
+        return cls(features, regulariser, gram, *posterior_root_functions(gram, regulariser))
 
-    def mean(self, targets: Array) -> Array:
-        # Refined once: a product with the inverse alone loses as many digits as K has between its eigenvalues.
+    def fit(self, targets: Array) -> tuple[Array, Array]:
         weights = self.inverse_gram @ targets
-        weights = weights + self.inverse_gram @ (targets - self.gram @ weights)
-        return self.features.T @ weights
+        mean = self.features.T @ weights
+        residual = targets - self.features @ mean
+        step = self.features.T @ (self.inverse_gram @ (residual - self.regulariser * weights))
+        return _refined(self.features, self.regulariser, mean, residual, step)
 
     def log_det(self) -> Array:
         return self.spectral_log_det
@@ -167,8 +212,41 @@ class DataRoot(NamedTuple):
         centred = readout - self.features.T @ (self.inverse_gram @ targets)
         return centred + self.features.T @ (self.stretch @ (self.features @ centred))
 
+    def inverted(self) -> "DataRoot":
+        return self
+
     def solve_features(self) -> Array:
         return self.inverse_gram @ self.features
+
+
+def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
+    r"""Return mean and residual after a step of iterative refinement, as far along it as is best.
+
+    A factor's own solution errs by the rounding of the whole Gram matrix, and the evidence by the square of that over
+    the noise: a million nats, where large targets lie along the features. One step leaves the rounding of the residual.
+    Where noise is all but lost in rounding, a full step can lead away from the minimum of
+    $\|Y - \Psi\mu\|^2 + \lambda \|\mu\|^2$; one whose length minimises it cannot.
+
+    Args:
+        features: $\Psi$, (n, d).
+        regulariser: $\lambda$, scalar.
+        mean: $\mu$, (d, k).
+        residual: $Y - \Psi \mu$, (n, k).
+        step: full step of the mean, (d, k).
+
+    Returns:
+        Mean and residual at the end of the step.
+    """
+    moved = features @ step
+    slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
+    curvature = _by_output(moved**2) + regulariser * _by_output(step**2)
+    # The step is zero but for rounding: only it moves the derivatives, not its length.
+    length = stop_gradient(slope / jnp.where(curvature > 0, curvature, 1))
+    return mean + length * step, residual - length * moved
+
+
+def _by_output(matrix: Array) -> Array:
+    return jnp.sum(matrix, axis=0, keepdims=True)
 
 
 ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
@@ -176,7 +254,7 @@ ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-
 
 @jax.custom_jvp
 def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
-    r"""The data-cholesky map with a derivative that never forms $\mathrm{d}L$.
+    r"""Return the data-cholesky map, with a derivative that never forms $\mathrm{d}L$.
 
     Args:
         features: $\Psi$, (n, d).

@@ -14,7 +14,7 @@ from jax import Array
 
 @jax.custom_jvp
 def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Array, Array, Array]:
-    r"""The functions of $K$ that the symmetric root needs.
+    r"""Return the functions of $K$ that the symmetric root needs.
 
     Args:
         gram: $K$, regulariser included, shape (n, n).

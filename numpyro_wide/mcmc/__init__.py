@@ -4,27 +4,21 @@ The kernels act on the unconstrained coordinates of any NumPyro model, or on a `
 reference is N(0, I) on these coordinates, which is what the posterior of a repriorised wide network
 tends to.
 
-All of them take, beside what is their own,
+All of them work on a ``model`` or a ``potential_fn``, adapt their step size during warmup, and count what they spend.
+Among the fields of their state, which can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`, are
 
-- ``model``, a NumPyro model, or ``potential_fn`` in its place, a function of a pytree that returns the potential energy
-  U = −log p up to a constant, a scalar, and then needs ``init_params``;
-- ``step_size``, to start from, and ``adapt_step_size``, whether warmup adapts it;
-- ``target_accept_prob``, in (0, 1), the mean acceptance probability that warmup aims at; in its place the two that can
-  do without a correction have ``bias_tolerance`` where they do;
-- ``find_heuristic_step_size``, whether to double or halve ``step_size`` before warmup until the acceptance of one trial
-  crosses ``target_accept_prob``;
-- ``init_strategy``, NumPyro's initialisation strategy for a ``model``;
-
-and all of them raise a ``ValueError`` if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out
-of its range, and a ``TypeError`` if what should be a function or a number is none.
+- ``accept_prob``, the acceptance probability of the last proposal, whether or not the kernel obeys it, and
+  ``mean_accept_prob``, its mean over the warmup, or over the steps after it;
+- ``potential_energy``, U at the draw, and ``energy_error``, −log of the last acceptance ratio, infinite if the proposal
+  was not finite;
+- ``num_grad``, the evaluations of the gradient (without gradients: of the potential) in the last step;
+- ``num_nonfinite``, the proposals so far that were rejected because their energy or gradient was not finite;
+- ``step_size``, the step size that the next step will use.
 """
 
-from numpyro_wide.mcmc._kernel import KernelState as KernelState
-from numpyro_wide.mcmc._optimum import init_to_optimum as init_to_optimum
-from numpyro_wide.mcmc._pieces import run_in_pieces as run_in_pieces
-from numpyro_wide.mcmc._reduced import reduced as reduced
-from numpyro_wide.mcmc._reference import Reference as Reference
-from numpyro_wide.mcmc._stored_draws import StoredDraws as StoredDraws
+from importlib import import_module
+from typing import Any
+
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin as MicrocanonicalLangevin
 from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
@@ -32,15 +26,22 @@ from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as Precon
 from numpyro_wide.mcmc.split_hmc import SplitHMC as SplitHMC
 
 __all__ = [
-    "KernelState",
     "MicrocanonicalLangevin",
     "PreconditionedCrankNicolson",
     "PreconditionedCrankNicolsonLangevin",
-    "Reference",
     "SplitHMC",
-    "StoredDraws",
     "UnderdampedLangevin",
-    "init_to_optimum",
-    "reduced",
-    "run_in_pieces",
 ]
+
+# Names of the room around the chains, which lies above this one; looked up when they are asked for.
+_OF_RUNS = ("StoredDraws", "init_to_optimum", "reduced", "run_in_pieces")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_RUNS:
+        return getattr(import_module("numpyro_wide.runs"), name)
+    raise AttributeError(f"module 'numpyro_wide.mcmc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_RUNS})

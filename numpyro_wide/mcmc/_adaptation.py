@@ -1,94 +1,142 @@
-"""Warmup: a step size by a rule, and in some kernels a preconditioner that windows of it learn.
+"""Warmup: a step size by a rule, and in some kernels a preconditioner that windows of draws teach.
 
-A preconditioner has three methods: ``start``, ``count_draw`` and ``close`` a window, which is told how far apart two
-draws are.
+Rules and preconditioners are classes of their own, one kind a file; the kernels and this file know of them what
+:class:`StepSizeRule` and :class:`Preconditioner` say.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-from numpyro_wide.mcmc._energy_rule import EnergyRule, Matching
-from numpyro_wide.mcmc._mass import Mass
-from numpyro_wide.mcmc._point import Point
-from numpyro_wide.mcmc._reference import Reference
-from numpyro_wide.mcmc._step_size import AcceptanceRule, Averaging
-from numpyro_wide.mcmc._whitening import Whitening
+from numpyro_wide.mcmc._point import Point, select
+from numpyro_wide.mcmc._rounding import LEAST, Rounding, is_faint, is_probe
 
-Preconditioner = Mass | Reference | Whitening | None
-StepSizeRule = AcceptanceRule | EnergyRule
+# Longest trajectory of a warmup, in steps: far more than any kernel takes.
+_FARTHEST = 2**20
+
+
+class StepSizeRule(Protocol):
+    """Adaptation of a step size by what the proposals of a warmup did to the energy.
+
+    What a rule has learnt is a pytree of its own making, in ``learnt``.
+    """
+
+    @property
+    def probes(self) -> bool:
+        """True if a chain may go where a probe, a step of warmup with a larger step size, leads it."""
+
+    def start(self, step_size: Array) -> Any:
+        """Return what is known at the start, or at a fresh one, from a step size."""
+
+    def update(self, learnt: Any, lesson: "Lesson", rounding: Rounding, is_hidden: Array) -> Any:
+        """Return what is known after one more step of warmup, whose error is the step's or, hidden, rounding's."""
+
+    def step_size(self, learnt: Any, is_last: Array) -> Array:
+        """Return the step size to go on with; the last one stays."""
+
+    def takes(
+        self, is_drawn: Array, energy_error: Array, rounding: Rounding, is_adapting: Array, num_dimensions: int
+    ) -> Array:
+        """Tell whether a finite proposal becomes the next draw."""
+
+
+class Preconditioner(Protocol):
+    """Coordinates, or units, in which a kernel moves, and what a window of warmup has seen of better ones.
+
+    How a kernel uses it is between the two: each kernel has one kind of its own, or None.
+    """
+
+    def count_draw(self, point: Point) -> Self:
+        """Return the same with one draw more in the window."""
+
+    def close(self, draw_length: Array) -> Self:
+        """Return what the window measured, with nothing seen since."""
 
 
 class Schedule(NamedTuple):
-    """When warmup learns what; the same for all chains.
+    """Steps at which a warmup learns, the same for all chains.
 
     It is part of the state, so that a chain that is resumed by an ``MCMC`` with another ``num_warmup`` does not adapt
     again.
 
     Attributes:
-        num_warmup: how many steps adapt.
-        window_start: step at which the draws begin to count for the preconditioner.
-        window_ends: steps at whose end the preconditioner is renewed; none if it is not learnt.
+        num_warmup: number of steps that adapt.
+        window_start: step at which draws begin to count for the preconditioner.
+        window_ends: steps at whose end the preconditioner is renewed, (windows,); none if it is not learnt.
     """
 
-    num_warmup: jax.Array
-    window_start: jax.Array
-    window_ends: jax.Array
+    num_warmup: Array
+    window_start: Array
+    window_ends: Array
 
-    def counts(self, step: jax.Array) -> jax.Array:
+    def counts(self, step: Array) -> Array:
         """Tell whether the draw after this step belongs to a window."""
         return (step >= self.window_start) & (step <= self.window_ends[-1])
 
 
 class AdaptState(NamedTuple):
-    """What warmup has learnt so far.
+    """Knowledge that warmup has gained so far.
 
     Attributes:
-        schedule: when it learns.
-        averaging: what the rule for the step size has learnt; of dual averaging, on the real line.
-        preconditioner: a diagonal mass; the same with a momentum length; the Gaussian in whose coordinates the kernel
-            works; or None for N(0, I).
+        schedule: steps at which it learns.
+        learnt: what the rule for the step size has learnt.
+        rounding: what rounding does to the energy.
+        reach: largest number of an integrator's steps in the next proposal. Far from the posterior long trajectories
+            fall so deep that no step size is small enough for them; many short ones lose what they fell by.
+        preconditioner: the kernel's kind of :class:`Preconditioner`, or None for N(0, I).
     """
 
     schedule: Schedule
-    averaging: Averaging | Matching
-    preconditioner: Preconditioner
+    learnt: Any
+    rounding: Rounding
+    reach: Array
+    preconditioner: Any
 
 
 class Lesson(NamedTuple):
-    """What one step of warmup has to teach.
+    """Teaching of one step of warmup.
 
     Attributes:
-        accept_prob: acceptance probability of its proposal.
+        accept_prob: acceptance probability of its proposal, but for what rounding alone refuses.
+        is_lost: whether its proposal was far from being accepted.
         square_error: mean square of the energy error of its integrator's steps, per dimension.
-        point: where the chain is after it.
+        raw_square_error: the same, rounding and all.
+        is_probed: whether a probe may have the whole of its larger step size.
+        point: place of the chain after it.
         step_size: its step size.
         draw_length: its step size times the number of its integrator's steps.
     """
 
-    accept_prob: jax.Array
-    square_error: jax.Array
+    accept_prob: Array
+    is_lost: Array
+    square_error: Array
+    raw_square_error: Array
+    is_probed: Array
     point: Point
-    step_size: jax.Array
-    draw_length: jax.Array
+    step_size: Array
+    draw_length: Array
 
 
 def init_adaptation(
-    step_size: jax.Array,
+    step_size: Array,
     rule: StepSizeRule,
     num_warmup: int,
-    preconditioner: Preconditioner = None,
+    preconditioner: Preconditioner | None = None,
     boundaries: list[int] | None = None,
 ) -> AdaptState:
     """Start the adaptation.
 
     Args:
-        step_size: where it starts.
-        rule: how the step size is adapted.
-        num_warmup: how many steps will adapt.
-        preconditioner: what to start from.
-        boundaries: the first step of every window, and the step after the last one; none if nothing is to be learnt.
+        step_size: step size to start from.
+        rule: adaptation of the step size.
+        num_warmup: number of steps that will adapt.
+        preconditioner: preconditioner to start from, or None for N(0, I).
+        boundaries: first step of every window, and the step after the last one; none if nothing is to be learnt.
+
+    Returns:
+        What is known before the first step.
     """
     start, *ends = boundaries or [num_warmup]
     whole = jnp.result_type(int)
@@ -97,32 +145,50 @@ def init_adaptation(
         window_start=jnp.asarray(start, whole),
         window_ends=jnp.asarray(ends, whole) - 1,
     )
-    return AdaptState(schedule, rule.start(step_size), preconditioner)
+    return AdaptState(schedule, rule.start(step_size), Rounding.start(), jnp.ones((), whole), preconditioner)
 
 
 def update_adaptation(
-    state: AdaptState, step: jax.Array, lesson: Lesson, rule: StepSizeRule, adapt_step_size: bool
-) -> tuple[jax.Array, AdaptState]:
-    """Learn from one step of warmup.
+    state: AdaptState,
+    step: Array,
+    lesson: Lesson,
+    rule: StepSizeRule,
+    adapt_step_size: bool,
+    measures_rounding: bool = False,
+) -> tuple[Array, AdaptState]:
+    """Learn from one step of warmup: of a probe or a faint one, what rounding does, of another step, the step size.
 
     Args:
         state: what was known before.
         step: number of the step, from 0.
-        lesson: what it has to teach.
-        rule: how the step size is adapted.
+        lesson: what the step has to teach.
+        rule: adaptation of the step size.
         adapt_step_size: whether to change the step size.
+        measures_rounding: whether some steps are faint ones.
 
     Returns:
         The next step size and the next state.
     """
     if adapt_step_size:
-        averaging = rule.update(state.averaging, lesson.accept_prob, lesson.square_error)  # type: ignore[arg-type]
-        step_size = rule.step_size(averaging, step == state.schedule.num_warmup - 1)  # type: ignore[arg-type]
-        lesson, state = lesson._replace(step_size=step_size), state._replace(averaging=averaging)
+        faint = state._replace(rounding=state.rounding.count_faint(lesson.accept_prob))
+        probed = state._replace(rounding=state.rounding.count_probe(lesson.accept_prob, lesson.raw_square_error))
+        rounding = state.rounding.count_step(lesson.accept_prob, lesson.raw_square_error)
+        reach = jnp.where(lesson.is_lost, 1, jnp.minimum(2 * state.reach, _FARTHEST))
+        # Where faint steps fare better, it is the step that loses.
+        is_too_large = lesson.is_lost & (rounding.accept_prob_of_faint > LEAST)
+        is_hidden = lesson.is_probed & ~is_too_large & rounding.hides_the_step(measures_rounding)
+        taught = state._replace(
+            learnt=rule.update(state.learnt, lesson, rounding, is_hidden), rounding=rounding, reach=reach
+        )
+        state = select(is_probe(step), probed, taught) if rule.probes or measures_rounding else taught
+        if measures_rounding:
+            state = select(is_faint(step), faint, state)
+        step_size = rule.step_size(state.learnt, step == state.schedule.num_warmup - 1)
+        lesson = lesson._replace(step_size=step_size)
     return lesson.step_size, _update_preconditioner(state, step, lesson, rule)
 
 
-def _update_preconditioner(state: AdaptState, step: jax.Array, lesson: Lesson, rule: StepSizeRule) -> AdaptState:
+def _update_preconditioner(state: AdaptState, step: Array, lesson: Lesson, rule: StepSizeRule) -> AdaptState:
     """Count a draw; at the end of a window, take what it measured and start afresh."""
     known, schedule = state.preconditioner, state.schedule
     if known is None or not schedule.window_ends.size:
@@ -132,7 +198,8 @@ def _update_preconditioner(state: AdaptState, step: jax.Array, lesson: Lesson, r
 
     def renewed() -> AdaptState:
         closed = counted.close(lesson.draw_length)
-        return state._replace(averaging=rule.start(lesson.step_size), preconditioner=closed)
+        # In other units another step size is right: what was learnt of it serves as a start, and no more.
+        return state._replace(learnt=rule.start(lesson.step_size), preconditioner=closed)
 
     at_end = counts & jnp.any(step == schedule.window_ends)
     return jax.lax.cond(at_end, renewed, lambda: state._replace(preconditioner=counted))

@@ -1,4 +1,4 @@
-"""Checks of what users pass to a kernel."""
+"""Checks of the arguments of kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from numpyro_wide._checks import is_known
 from numpyro_wide.mcmc._point import Point, PyTree
 
 
-def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], jax.Array] | None) -> None:
+def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
     """Refuse anything but exactly one function."""
     if (model is None) == (potential_fn is None):
         given = "neither" if model is None else "both"
@@ -57,10 +58,10 @@ def check_tolerance(bias_tolerance: float, adjusted: bool, target_accept_prob: f
     return tolerance
 
 
-def check_scalar(potential_fn: Callable[[PyTree], jax.Array]) -> Callable[[PyTree], jax.Array]:
+def check_scalar(potential_fn: Callable[[PyTree], Array]) -> Callable[[PyTree], Array]:
     """Wrap a potential so that a result that is not a scalar is refused."""
 
-    def checked(z: PyTree) -> jax.Array:
+    def checked(z: PyTree) -> Array:
         potential_energy = jnp.asarray(potential_fn(z), jnp.result_type(float))
         if potential_energy.shape != ():
             shape = potential_energy.shape

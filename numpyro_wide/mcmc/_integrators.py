@@ -6,26 +6,27 @@ potential relative to N(0, I) (:eq:`relative`), so that ∇Φ = ∇U − x.
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, total
 
 
-def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | jax.Array) -> PyTree:
+def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | Array) -> PyTree:
     """Replace a part of a momentum by noise, leaving N(0, I) invariant: ρ m + √(1 − ρ²) ξ."""
     fresh = _complement(persistence)
     return jax.tree.map(lambda m, xi: persistence * m + fresh * xi, momentum, noise)
 
 
 def leapfrog(
-    evaluate: Evaluate, point: Point, momentum: PyTree, step_size: jax.Array, scale: PyTree = None
+    evaluate: Evaluate, point: Point, momentum: PyTree, step_size: Array, scale: PyTree = None
 ) -> tuple[Point, PyTree]:
     """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖².
 
     Args:
-        evaluate: maps a position to its :class:`Point`; called once.
-        point: where the step starts.
-        momentum: momentum in units in which its law is N(0, I) whatever the mass.
-        step_size: step ε.
+        evaluate: function from a position to its :class:`Point`; called once.
+        point: point at which the step starts.
+        momentum: momentum in units in which its law is N(0, I) whatever the mass, a pytree like the position.
+        step_size: step ε, a scalar.
         scale: square root of the inverse of a diagonal mass, a pytree like the position, or None for 1.
 
     Returns:
@@ -37,7 +38,7 @@ def leapfrog(
     return end, _kick(momentum, end.z_grad, 0.5, steps)
 
 
-def rotate(position: PyTree, velocity: PyTree, angle: jax.Array) -> tuple[PyTree, PyTree]:
+def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, PyTree]:
     """Follow the flow of ½‖x‖² + ½‖v‖² exactly: a rotation of every pair (x, v) by ``angle``."""
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     turned = jax.tree.map(lambda x, v: cos * x + sin * v, position, velocity)
@@ -45,7 +46,7 @@ def rotate(position: PyTree, velocity: PyTree, angle: jax.Array) -> tuple[PyTree
 
 
 def split_trajectory(
-    evaluate: Evaluate, point: Point, velocity: PyTree, angle: jax.Array, num_steps: int | jax.Array
+    evaluate: Evaluate, point: Point, velocity: PyTree, angle: Array, num_steps: int | Array
 ) -> tuple[Point, PyTree]:
     """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I) (:eq:`split`).
 
@@ -55,14 +56,17 @@ def split_trajectory(
     energy error of second order in the stiff directions, for no more gradients.
 
     Args:
-        evaluate: maps a position to its :class:`Point`; called ``num_steps`` times.
-        point: where the trajectory starts.
-        velocity: velocity, N(0, I) distributed.
-        angle: mean angle of a rotation, in radians.
+        evaluate: function from a position to its :class:`Point`; called ``num_steps`` times.
+        point: point at which the trajectory starts.
+        velocity: velocity with the law N(0, I), a pytree like the position.
+        angle: mean angle of a rotation, in radians, a scalar.
         num_steps: number of rotations; may be traced.
+
+    Returns:
+        The :class:`Point` and the velocity at the end of the trajectory.
     """
 
-    def body(i: jax.Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
+    def body(i: Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
         point, velocity = carry
         velocity = _reference_kick(velocity, point, kick_share(i, num_steps) * angle)
         position, velocity = rotate(point.z, velocity, rotation_share(i, num_steps) * angle)
@@ -77,32 +81,32 @@ _FIRST_KICK, _SECOND_KICK, _FIRST_ROTATION = 0.2779464851257588, 0.9497268599869
 _OUTER_KICK_OF_TWO = 2 * 0.21178
 
 
-def kick_share(index: int | jax.Array, num_steps: int | jax.Array) -> jax.Array:
-    """Length of a kick, the last of which has the index ``num_steps``; all together they make ``num_steps``."""
+def kick_share(index: int | Array, num_steps: int | Array) -> Array:
+    """Return the length of a kick, the last of which has the index ``num_steps``; they add up to ``num_steps``."""
     from_end = jnp.minimum(index, num_steps - index)
     graded = jnp.where(from_end == 0, _FIRST_KICK, jnp.where(from_end == 1, _SECOND_KICK, 1.0)) * _unit(num_steps)
     of_two = jnp.where(from_end == 0, _OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO)
     return jnp.where(num_steps == 1, 0.5, jnp.where(num_steps == 2, of_two, graded))
 
 
-def rotation_share(index: int | jax.Array, num_steps: int | jax.Array) -> jax.Array:
-    """Length of a rotation, the last of which has the index ``num_steps`` − 1; together they make ``num_steps``."""
+def rotation_share(index: int | Array, num_steps: int | Array) -> Array:
+    """Return the length of a rotation, the last of which has the index ``num_steps`` − 1; they add up likewise."""
     from_end = jnp.minimum(index, num_steps - 1 - index)
     return jnp.where(num_steps <= 2, 1.0, jnp.where(from_end == 0, _FIRST_ROTATION, 1.0) * _unit(num_steps))
 
 
-def _unit(num_steps: int | jax.Array) -> jax.Array:
-    """Length of a step in the midst of a graded trajectory."""
+def _unit(num_steps: int | Array) -> Array:
+    """Return the length of a step in the midst of a graded trajectory."""
     steps = jnp.asarray(num_steps, float)
     return steps / (steps - 2 + 2 * _FIRST_ROTATION)
 
 
-def crank_nicolson(position: PyTree, noise: PyTree, step_size: jax.Array) -> PyTree:
+def crank_nicolson(position: PyTree, noise: PyTree, step_size: Array) -> PyTree:
     """Propose √(1 − β²) x + β ξ, which is reversible under N(0, I) (Cotter et al. 2013; :eq:`pcn`)."""
     return refresh_momentum(noise, position, step_size)
 
 
-def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: jax.Array) -> PyTree:
+def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: Array) -> PyTree:
     """Propose x' with (2 + δ) x' = (2 − δ) x − 2δ ∇Φ(x) + √(8δ) ξ (Cotter et al. 2013; :eq:`pcnl`)."""
     denominator = 2 + step_size
     decay, drift = (2 - step_size) / denominator, 2 * step_size / denominator
@@ -111,7 +115,7 @@ def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: jax.Array) -
     return jax.tree.map(lambda x, g, xi: decay * x - drift * g + spread * xi, point.z, gradient, noise)
 
 
-def crank_nicolson_langevin_energy_error(start: Point, end: Point, step_size: jax.Array) -> jax.Array:
+def crank_nicolson_langevin_energy_error(start: Point, end: Point, step_size: Array) -> Array:
     """Compute −log of the acceptance ratio of :func:`crank_nicolson_langevin`.
 
     The ratio is exp(ρ(x, x') − ρ(x', x)) with
@@ -124,17 +128,17 @@ def crank_nicolson_langevin_energy_error(start: Point, end: Point, step_size: ja
     return reference_energy_difference(start, end) - total(along) - 0.25 * step_size * total(across)
 
 
-def reference_energy_difference(start: Point, end: Point) -> jax.Array:
+def reference_energy_difference(start: Point, end: Point) -> Array:
     """Compute Φ(x') − Φ(x) from the potentials at x and x'."""
     return end.potential_energy - start.potential_energy - half_square_difference(end.z, start.z)
 
 
-def _complement(fraction: float | jax.Array) -> jax.Array:
-    """√(1 − f²), without the cancellation of 1 − f² near f = 1."""
+def _complement(fraction: float | Array) -> Array:
+    """Compute √(1 − f²), without the cancellation of 1 − f² near f = 1."""
     return jnp.sqrt((1 - fraction) * (1 + fraction))
 
 
-def _scaled(step_size: jax.Array, scale: PyTree) -> PyTree:
+def _scaled(step_size: Array, scale: PyTree) -> PyTree:
     return jax.tree.map(lambda s: step_size * s, scale)
 
 
@@ -146,5 +150,5 @@ def _reference_gradient(point: Point) -> PyTree:
     return jax.tree.map(lambda g, x: g - x, point.z_grad, point.z)
 
 
-def _reference_kick(velocity: PyTree, point: Point, time: jax.Array) -> PyTree:
+def _reference_kick(velocity: PyTree, point: Point, time: Array) -> PyTree:
     return jax.tree.map(lambda v, g: v - time * g, velocity, _reference_gradient(point))

@@ -11,6 +11,7 @@ keeps exp(−U(z)) times the uniform law of u (:eq:`isokinetic`).
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, size_of, total
 
@@ -26,13 +27,13 @@ def unit(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x / length, tree)
 
 
-def isokinetic_kick(direction: PyTree, gradient: PyTree, time: jax.Array) -> tuple[PyTree, jax.Array]:
+def isokinetic_kick(direction: PyTree, gradient: PyTree, time: Array) -> tuple[PyTree, Array]:
     """Turn a direction towards −g for a time, exactly (:eq:`isokinetic-kick`).
 
     Args:
-        direction: u, of length 1.
-        gradient: g = S ∇U, at least 2 numbers in all.
-        time: how long, in units of the step size; not negative.
+        direction: direction u, a pytree of length 1.
+        gradient: scaled gradient g = S ∇U, a pytree like the direction, of at least 2 numbers in all.
+        time: duration of the turn, in units of the step size, not negative.
 
     Returns:
         The direction afterwards, and −log of the factor by which the map stretches volumes on the sphere.
@@ -52,16 +53,16 @@ def isokinetic_kick(direction: PyTree, gradient: PyTree, time: jax.Array) -> tup
 
 
 def isokinetic_step(
-    evaluate: Evaluate, point: Point, direction: PyTree, step_size: jax.Array, scale: PyTree = None
-) -> tuple[Point, PyTree, jax.Array]:
+    evaluate: Evaluate, point: Point, direction: PyTree, step_size: Array, scale: PyTree = None
+) -> tuple[Point, PyTree, Array]:
     """Take one step of minimal norm: kick, drift, kick, drift, kick.
 
     Args:
-        evaluate: maps a position to its :class:`Point`; called twice.
-        point: where the step starts.
-        direction: u, of length 1.
-        step_size: step ε; a position moves by about ε in every coordinate.
-        scale: S, a pytree like the position, or None for 1.
+        evaluate: function from a position to its :class:`Point`; called twice.
+        point: point at which the step starts.
+        direction: direction u, a pytree of length 1.
+        step_size: step ε, a scalar; a position moves by about ε in every coordinate.
+        scale: square root S of the inverse mass, a pytree like the position, or None for 1.
 
     Returns:
         The :class:`Point` and the direction at the end, and the error in the energy: what U has changed by less the
@@ -83,12 +84,12 @@ def _scaled(tree: PyTree, scale: PyTree) -> PyTree:
     return tree if scale is None else jax.tree.map(jnp.multiply, tree, scale)
 
 
-def _norm(tree: PyTree) -> jax.Array:
+def _norm(tree: PyTree) -> Array:
     return jnp.sqrt(total(jax.tree.map(jnp.square, tree)))
 
 
-def _log_cosh_plus(angle: jax.Array, cos: jax.Array) -> jax.Array:
-    """log(cosh δ + c sinh δ), with all its digits where δ is small and without overflow where it is large."""
+def _log_cosh_plus(angle: Array, cos: Array) -> Array:
+    """Compute log(cosh δ + c sinh δ), with all its digits where δ is small and without overflow where it is large."""
     small = jnp.minimum(angle, 1.0)
     near = jnp.log1p(2 * jnp.square(jnp.sinh(0.5 * small)) + cos * jnp.sinh(small))
     far = angle + jnp.log(0.5 * (1 + cos) + 0.5 * (1 - cos) * jnp.exp(-2 * angle))

@@ -1,12 +1,26 @@
-"""What all kernels share: setting up a chain, accepting or rejecting, adapting."""
+"""The base of the kernels: setting up a chain, accepting or rejecting, adapting.
+
+How to write a kernel. A subclass of :class:`MetropolisKernel` implements ``_propose``: from a point, a momentum and a
+:class:`Move`, which holds the step size, it makes a :class:`Proposal`, which holds the point to go to and −log of the
+acceptance ratio. It may override
+
+- ``_needs_gradient``, ``_needs_momentum``: what a state has to hold;
+- ``_first_preconditioner``: what warmup learns beside the step size, and in which windows;
+- ``_rule``, set after the constructor of this class has run: how the step size is found;
+- ``_count``, ``_round_step_size``: the number of an integrator's steps in a proposal, and step sizes that fit it;
+- ``get_diagnostics_str``: what the progress bar shows.
+
+The steps of the integrators are pure functions, in files of their own; a kernel is their arguments and a few lines.
+"""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
@@ -19,26 +33,67 @@ from numpyro_wide.mcmc._adaptation import (
     update_adaptation,
 )
 from numpyro_wide.mcmc._checks import check_number, check_start
+from numpyro_wide.mcmc._moves import Moves, forget_warnings
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, select, size_of
-from numpyro_wide.mcmc._reference import Reference
-from numpyro_wide.mcmc._state import KernelState, Proposal, acceptance, is_warming_up, point_of, share_schedule
+from numpyro_wide.mcmc._rounding import PROBE_FACTOR, certain_error, is_faint, is_probe
+from numpyro_wide.mcmc._state import (
+    KernelState,
+    Move,
+    Proposal,
+    acceptance,
+    chain_axes,
+    is_warming_up,
+    point_of,
+    share_schedule,
+)
 from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
+
+# Energy error from which on a proposal is lost: it would have been accepted once in more than ten thousand times.
+LOST = 10.0
+
+
+class Errors(NamedTuple):
+    """Energy errors of a proposal, inf if it is not finite.
+
+    Attributes:
+        certain: what is more of its error than the last digits of the energies.
+        square: mean square of the errors of its integrator's steps, per dimension.
+        raw_square: mean square of these errors, or the square of the error of the whole, with what rounding made.
+    """
+
+    certain: Array
+    square: Array
+    raw_square: Array
 
 
 class MetropolisKernel(TargetKernel):
     """Base of the kernels: a subclass proposes, this class does the rest.
 
-    Its arguments, and what it raises, are those that all kernels share: see :mod:`numpyro_wide.mcmc`. A subclass knows
-    the ``max_step_size``, or that there is none.
+    Args:
+        model: NumPyro model, or None.
+        potential_fn: function from a pytree to the potential energy U = −log p up to a constant, a scalar, or None.
+        step_size: step size to start from, positive.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
+        max_step_size: upper bound of the step size, or None.
+
+    Raises:
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
+        TypeError: if what should be a function or a number is none.
     """
 
     _needs_momentum = False
+    # Whether some steps of a warmup are so small that their energy errors are those of rounding alone.
+    _measures_rounding = False
 
     def __init__(
         self,
         model: Callable[..., Any] | None,
-        potential_fn: Callable[[PyTree], jax.Array] | None,
+        potential_fn: Callable[[PyTree], Array] | None,
         *,
         step_size: float,
         adapt_step_size: bool,
@@ -58,11 +113,16 @@ class MetropolisKernel(TargetKernel):
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
-        return f"step size {state.step_size:.2e}, acc. prob {state.mean_accept_prob:.2f}"
+        return f"step size {state.step_size:.2e}, {self._health(state)}"
+
+    def _health(self, state: KernelState) -> str:
+        """Return the mean acceptance, and a complaint if the chain stands still."""
+        complaint = state.moves.complaint()
+        return f"acc. prob {state.mean_accept_prob:.2f}" + (f", {complaint}" if complaint else "")
 
     def init(
         self,
-        rng_key: jax.Array,
+        rng_key: Array,
         num_warmup: int,
         init_params: PyTree = None,
         model_args: tuple[Any, ...] = (),
@@ -81,6 +141,7 @@ class MetropolisKernel(TargetKernel):
         Raises:
             ValueError: if there is no first position, or the potential is not a finite scalar there.
         """
+        forget_warnings()
         single = is_prng_key(rng_key)
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
         rng_key, key_model = split(rng_key)
@@ -88,7 +149,7 @@ class MetropolisKernel(TargetKernel):
         check_start(point)
         evaluate = self._evaluator(model_args, model_kwargs)
 
-        def first(point: Point, key: jax.Array) -> KernelState:
+        def first(point: Point, key: Array) -> KernelState:
             return self._first_state(point, key, num_warmup, evaluate)
 
         # One program: compiled one by one, its some thirty operations would take longer than the search among them.
@@ -114,34 +175,22 @@ class MetropolisKernel(TargetKernel):
         return self._for_each_chain(refreshed, state, model_args, model_kwargs)
 
     @abstractmethod
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
-        """Propose a move from ``point`` and momentum ``r`` with the step size and scale of ``state``."""
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        """Propose a place to go to from ``point`` with momentum ``r``."""
 
-    def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
-        """Propose for the step-size search; a subclass with long trajectories takes a short one here."""
-        return self._propose(rng_key, point_of(state), state.r, state, evaluate)
+    def _count(self, state: KernelState) -> int | Array:
+        """Return the number of an integrator's steps between two draws."""
+        return 1
 
-    def _round_step_size(self, step_size: jax.Array) -> jax.Array:
+    def _round_step_size(self, step_size: Array) -> Array:
         """Move the step size to a value that the kernel can use as it is."""
         return step_size
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
-        """Return what to start from, and the boundaries of the windows in which warmup learns it."""
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner | None, list[int]]:
+        """Return the preconditioner to start from, and the boundaries of the windows in which warmup learns it."""
         return None, []
 
-    def _is_taken(self, drawn: jax.Array, energy_error: jax.Array, state: KernelState) -> jax.Array:
-        """Tell whether a finite proposal is taken, given whether the draw of its acceptance says so."""
-        if isinstance(self._rule, AcceptanceRule):
-            return drawn
-        # Uncorrected, a step that is still too large throws the chain away before it can be adapted.
-        adapting = self._adapt_step_size & is_warming_up(state)
-        return ~adapting | (energy_error < self._rule.largest_error(size_of(state.z)))
-
-    def _draw_length(self, state: KernelState) -> jax.Array:
-        """Return the steps of the integrator between two draws times their size."""
-        return state.step_size
-
-    def _first_state(self, point: Point, rng_key: jax.Array, num_warmup: int, evaluate: Evaluate) -> KernelState:
+    def _first_state(self, point: Point, rng_key: Array, num_warmup: int, evaluate: Evaluate) -> KernelState:
         rng_key, key_momentum, key_search = jax.random.split(rng_key, 3)
         r = normal_like(key_momentum, point.z) if self._needs_momentum else None
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
@@ -160,18 +209,21 @@ class MetropolisKernel(TargetKernel):
             num_nonfinite=none,
             step_size=step_size,
             adapt_state=init_adaptation(step_size, self._rule, num_warmup, *learnt),
+            moves=Moves(none, none, step_size, step_size, jax.random.bits(rng_key)),
             rng_key=rng_key,
         )
         if self._find_heuristic_step_size:
             step_size = self._search_step_size(key_search, state, evaluate)
             adapt_state = init_adaptation(step_size, self._rule, num_warmup, *learnt)
             state = state._replace(adapt_state=adapt_state)
-        return state._replace(step_size=self._round_step_size(step_size))
+        step_size = self._round_step_size(step_size)
+        moves = Moves(none, none, step_size, step_size, state.moves.run)
+        return state._replace(step_size=step_size, moves=moves)
 
-    def _search_step_size(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> jax.Array:
-        def accept_prob(key: jax.Array, step_size: jax.Array) -> jax.Array:
-            proposal = self._trial(key, state._replace(step_size=step_size), evaluate)
-            return acceptance(proposal)[1]
+    def _search_step_size(self, rng_key: Array, state: KernelState, evaluate: Evaluate) -> Array:
+        def accept_prob(key: Array, step_size: Array) -> Array:
+            move = Move(step_size, 1, state.adapt_state.preconditioner)
+            return acceptance(self._propose(key, point_of(state), state.r, move, evaluate))[1]
 
         return find_step_size(accept_prob, state.step_size, self._target_accept_prob, self._max_step_size, rng_key)
 
@@ -180,17 +232,22 @@ class MetropolisKernel(TargetKernel):
     ) -> KernelState:
         evaluate = self._evaluator(model_args, model_kwargs)
         rng_key, key_propose, key_accept = jax.random.split(state.rng_key, 3)
-        current, known = point_of(state), state.adapt_state.preconditioner
-        if isinstance(known, Reference):
-            evaluate_psi = known.in_whitened_coordinates(evaluate)
-            proposal = self._propose(key_propose, known.whiten_point(current), state.r, state, evaluate_psi)
-            proposal = proposal._replace(point=known.unwhiten_point(proposal.point))
-        else:
-            proposal = self._propose(key_propose, current, state.r, state, evaluate)
+        current = point_of(state)
+        proposal = self._propose(key_propose, current, state.r, self._move(state), evaluate)
         finite, accept_prob, energy_error = acceptance(proposal)
-        drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
-        accepted = finite & self._is_taken(drawn, energy_error, state)
+        is_drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
+        is_adapting = self._adapt_step_size & is_warming_up(state)
+        accepted = finite & self._rule.takes(
+            is_drawn, energy_error, state.adapt_state.rounding, is_adapting, size_of(state.z)
+        )
+        if self._adapt_step_size and not self._rule.probes:
+            # An uncorrected chain would go where a step that is too large leads it.
+            is_refused = is_adapting & is_probe(state.i)
+            accepted &= ~is_refused
+            proposal = proposal._replace(r_rejected=select(is_refused, state.r, proposal.r_rejected))
         point = select(accepted, proposal.point, current)
+        pairs = zip(jax.tree.leaves(point.z), jax.tree.leaves(current.z), strict=True)
+        moved = jnp.any(jnp.stack([jnp.any(new != old) for new, old in pairs] or [jnp.array(True)]))
         state = state._replace(
             z=point.z,
             z_grad=point.z_grad,
@@ -202,31 +259,70 @@ class MetropolisKernel(TargetKernel):
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
-        square_error = jnp.square(energy_error) if proposal.square_error is None else proposal.square_error
-        return self._finish_step(state, jnp.where(finite, square_error, jnp.inf) / max(1, size_of(state.z)))
+        certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
+        square_error = jnp.square(certain) if proposal.square_error is None else proposal.square_error
+        square_error = jnp.where(finite, square_error, jnp.inf) / max(1, size_of(state.z))
+        raw = jnp.square(energy_error) if proposal.square_error is None else proposal.square_error
+        errors = Errors(jnp.where(finite, certain, jnp.inf), square_error, jnp.where(finite, raw, jnp.inf))
+        return self._count_move(self._finish_step(state, errors), moved)
 
-    def _finish_step(self, state: KernelState, square_error: jax.Array) -> KernelState:
+    def _count_move(self, state: KernelState, moved: Array) -> KernelState:
+        """Count the draw, after a step that led to ``state``, as one of those after warmup."""
+        known, whole = state.moves, state.i.dtype
+        num_draws = jnp.maximum(state.i - state.adapt_state.schedule.num_warmup, 0)
+        num_moves = known.num_moves + jnp.asarray(moved & (num_draws > 0), whole)
+        return state._replace(moves=Moves(num_moves, num_draws, known.first_step_size, state.step_size, known.run))
+
+    def _move(self, state: KernelState) -> Move:
+        move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner)
+        if not self._adapt_step_size:
+            return move
+        probes = is_warming_up(state) & is_probe(state.i) & (self._rule.probes or self._measures_rounding)
+        bound = jnp.inf if self._max_step_size is None else self._max_step_size
+        step_size = jnp.where(probes, jnp.minimum(PROBE_FACTOR * state.step_size, bound), state.step_size)
+        is_whisper = is_warming_up(state) & is_faint(state.i) & self._measures_rounding
+        if self._measures_rounding:
+            step_size = jnp.where(is_whisper, state.step_size / PROBE_FACTOR, step_size)
+        # A number of steps that is known before the run stays so: its loop compiles to less.
+        num_steps = move.num_steps
+        if not isinstance(num_steps, int):
+            reached = jnp.minimum(num_steps, state.adapt_state.reach)
+            reached = jnp.where(probes, jnp.maximum(reached // PROBE_FACTOR, 1), reached)
+            num_steps = jnp.where(is_warming_up(state), reached, num_steps)
+        return move._replace(step_size=step_size, num_steps=num_steps)
+
+    def _finish_step(self, state: KernelState, errors: Errors) -> KernelState:
         """Adapt, if this was a step of warmup, and count the step."""
         num_warmup = state.adapt_state.schedule.num_warmup
         step_size, adapt_state = jax.lax.cond(
-            is_warming_up(state), self._adapt, lambda s, _: (s.step_size, s.adapt_state), state, square_error
+            is_warming_up(state), self._adapt, lambda s, *_: (s.step_size, s.adapt_state), state, errors
         )
         count = 1 + jnp.where(state.i < num_warmup, state.i, state.i - num_warmup)
         weight = 1 / jnp.asarray(count, state.accept_prob.dtype)
         mean = state.mean_accept_prob + weight * (state.accept_prob - state.mean_accept_prob)
         return state._replace(i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state)
 
-    def _adapt(self, state: KernelState, square_error: jax.Array) -> tuple[jax.Array, AdaptState]:
+    def _adapt(self, state: KernelState, errors: Errors) -> tuple[Array, AdaptState]:
+        draw_length = jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
+        accept_prob, is_lost = jnp.exp(-jnp.maximum(errors.certain, 0.0)), errors.certain > LOST
+        bound = jnp.inf if self._max_step_size is None else self._max_step_size
         lesson = Lesson(
-            state.accept_prob, square_error, point_of(state), state.step_size, draw_length=self._draw_length(state)
+            accept_prob=accept_prob,
+            is_lost=is_lost,
+            square_error=errors.square,
+            raw_square_error=errors.raw_square,
+            is_probed=PROBE_FACTOR * state.step_size <= bound,
+            point=point_of(state),
+            step_size=state.step_size,
+            draw_length=draw_length,
         )
         step_size, adapt_state = update_adaptation(
-            state.adapt_state, state.i, lesson, self._rule, self._adapt_step_size
+            state.adapt_state, state.i, lesson, self._rule, self._adapt_step_size, self._measures_rounding
         )
         return self._round_step_size(step_size), adapt_state
 
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
-        shared, axes = share_schedule(state)
-        return jax.vmap(lambda chain: fn(chain, *args), in_axes=(axes,))(shared)
+        shared = share_schedule(state)
+        return jax.vmap(lambda chain: fn(chain, *args), in_axes=(chain_axes(),))(shared)

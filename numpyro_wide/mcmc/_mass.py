@@ -4,6 +4,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc_util import build_adaptation_schedule, welford_covariance
 
@@ -15,7 +16,7 @@ class Mass(NamedTuple):
 
     Attributes:
         scale: square root of the inverse of the mass, a pytree like the position.
-        variance: state of Welford's recursion, NumPyro's.
+        variance: state of NumPyro's form of Welford's recursion.
     """
 
     scale: PyTree
@@ -31,7 +32,7 @@ class Mass(NamedTuple):
         """Add one draw."""
         return self._replace(variance=welford_covariance()[1](point.z, self.variance))
 
-    def close(self, draw_length: jax.Array) -> Self:
+    def close(self, draw_length: Array) -> Self:
         """Return the mass that the window measured, with nothing seen."""
         start, _, finish = welford_covariance()
         inverse_root = finish(self.variance, regularize=True)[2]
@@ -39,12 +40,12 @@ class Mass(NamedTuple):
 
 
 def mass_windows(num_warmup: int) -> list[int]:
-    """Boundaries of the windows in which a warmup learns the mass: NumPyro's, that is Stan's."""
+    """Return the boundaries of the windows in which a warmup learns the mass: NumPyro's, that is Stan's."""
     windows = build_adaptation_schedule(num_warmup)[1:-1]
     return [window.start for window in windows[:1]] + [window.end + 1 for window in windows]
 
 
-def given_scale(z: PyTree, inverse_mass_matrix: jax.Array | None) -> PyTree:
+def given_scale(z: PyTree, inverse_mass_matrix: Array | None) -> PyTree:
     """Return the square root of a diagonal of the inverse mass as a pytree like ``z``; None for None."""
     if inverse_mass_matrix is None:
         return None

@@ -1,4 +1,4 @@
-"""A Gaussian N(m, C), C of low rank plus identity, that stands in for N(0, I) where the posterior is far from it.
+"""The reference: a Gaussian N(m, C), C of low rank plus identity, in the place of N(0, I) that warmup learns.
 
 Every leaf of a position is read as a matrix: its last axis holds the units of a layer and the axes before it what
 feeds them. Units are exchangeable under the prior and, for all that warmup can see, under the posterior: their stiff
@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, select, total
 
@@ -27,24 +28,24 @@ class LeafMap(NamedTuple):
     """The map of one leaf, of p rows.
 
     Attributes:
-        basis: V, orthonormal columns, (p, r).
+        basis: V with orthonormal columns, (p, r).
         loc: Vᵀ m, (r,); m lies in the span of V.
-        scale: s, standard deviations along V, (r,).
+        scale: standard deviations s along V, (r,).
     """
 
-    basis: jax.Array
-    loc: jax.Array
-    scale: jax.Array
+    basis: Array
+    loc: Array
+    scale: Array
 
 
 class Moments(NamedTuple):
-    """What a window of warmup has seen of one leaf, in the directions W that the window before it found.
+    """Sums over a window of warmup of one leaf, in the directions W that the window before it found.
 
     Directions and variances come from different draws: with more rows than draws, the directions in which a window
     looks stiffest are stiff by chance, and their variances would confirm it.
 
     Attributes:
-        basis: W, orthonormal columns, (p, r).
+        basis: W with orthonormal columns, (p, r).
         num_replicates: number of draws times units.
         draw_sum: sum of Wᵀ z, (r,).
         gradient_sum: sum of Wᵀ g with g = ∇U, (r,).
@@ -53,13 +54,13 @@ class Moments(NamedTuple):
         sketch: sum of ∇Φ ∇Φᵀ W with ∇Φ = g − z, whose columns are the next window's directions, (p, r).
     """
 
-    basis: jax.Array
-    num_replicates: jax.Array
-    draw_sum: jax.Array
-    gradient_sum: jax.Array
-    draws: jax.Array
-    gradients: jax.Array
-    sketch: jax.Array
+    basis: Array
+    num_replicates: Array
+    draw_sum: Array
+    gradient_sum: Array
+    draws: Array
+    gradients: Array
+    sketch: Array
 
 
 class Draw(Protocol):
@@ -81,15 +82,15 @@ class Reference(NamedTuple):
     finds are those along which the next one measures. It can be fitted to the draws of any chain as well.
 
     Attributes:
-        maps: the map $z = m + S \psi$, $C = S S^\top$, of each leaf of a position.
-        moments: what was seen of each.
+        maps: map $z = m + S \psi$, $C = S S^\top$, of each leaf of a position.
+        moments: sums over the draws of the present window, for each leaf.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide.mcmc import KernelState, Reference
+        >>> from numpyro_wide.mcmc.internal import Point, Reference
         >>> draws = 2 + 0.5 * jax.random.normal(jax.random.key(0), (3, 1000))  # along the last axis, replicates
-        >>> state = KernelState(*[None] * 13)._replace(z=draws, z_grad=(draws - 2) / 0.25)
-        >>> fitted = Reference.start(draws).count_draw(state).close()
+        >>> gradient = (draws - 2) / 0.25
+        >>> fitted = Reference.start(draws).count_draw(Point(draws, jnp.zeros(()), gradient)).close()
         >>> fitted.unwhiten(jnp.zeros(3)).round(1)
         Array([2., 2., 2.], dtype=float32)
     """
@@ -110,7 +111,7 @@ class Reference(NamedTuple):
         leaves = jax.tree.leaves(point.z), jax.tree.leaves(point.z_grad)
         return self._replace(moments=tuple(map(_count_leaf, self.moments, *leaves)))
 
-    def close(self, draw_length: jax.Array | None = None) -> Self:
+    def close(self, draw_length: Array | None = None) -> Self:
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
         found = tuple(_empty(jnp.linalg.qr(leaf.sketch)[0]) for leaf in self.moments)
         return type(self)(tuple(map(_measure, self.moments, self.maps)), found)
@@ -123,7 +124,7 @@ class Reference(NamedTuple):
         """Map z to ψ."""
         return self._for_each_leaf(lambda leaf, y: (y - leaf.loc[:, None]) / leaf.scale[:, None] - y, z)
 
-    def relative_log_density(self, z: PyTree) -> jax.Array:
+    def relative_log_density(self, z: PyTree) -> Array:
         """Compute log N(z; m, C) − log N(z; 0, I), a scalar, without the difference of two large numbers."""
         leaves = zip(self.maps, jax.tree.leaves(z), strict=True)
         log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(part.scale)) for part, leaf in leaves if leaf.size]
@@ -150,14 +151,14 @@ class Reference(NamedTuple):
     def _pull_back(self, gradient: PyTree) -> PyTree:
         return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y, gradient)
 
-    def _for_each_leaf(self, change: Callable[[LeafMap, jax.Array], jax.Array], tree: PyTree) -> PyTree:
+    def _for_each_leaf(self, change: Callable[[LeafMap, Array], Array], tree: PyTree) -> PyTree:
         """Add V ``change(Vᵀ x)`` to every leaf x."""
         leaves, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, [_move(change, *pair) for pair in zip(self.maps, leaves, strict=True)])
 
 
 def reference_windows(num_warmup: int) -> list[int]:
-    """Boundaries of the windows in which a warmup learns the reference."""
+    """Return the boundaries of the windows in which a warmup learns the reference."""
     return [int(share * num_warmup) for share in WINDOWS]
 
 
@@ -169,27 +170,27 @@ def start_moments(z: PyTree) -> tuple[Moments, ...]:
     return tuple(_empty(jnp.linalg.qr(directions)[0]) for directions in noise)
 
 
-def _move(change: Callable[[LeafMap, jax.Array], jax.Array], leaf_map: LeafMap, leaf: jax.Array) -> jax.Array:
+def _move(change: Callable[[LeafMap, Array], Array], leaf_map: LeafMap, leaf: Array) -> Array:
     if leaf.size == 0:
         return leaf
     rows, basis = _rows(leaf), leaf_map.basis
     return (rows + basis @ change(leaf_map, basis.T @ rows)).reshape(leaf.shape)
 
 
-def _rows(leaf: jax.Array) -> jax.Array:
+def _rows(leaf: Array) -> Array:
     """Return a leaf as a matrix with one column a unit; an empty leaf as a zero."""
     if leaf.size == 0:
         return jnp.zeros((1, 1), leaf.dtype)
     return leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
 
 
-def _empty(basis: jax.Array) -> Moments:
+def _empty(basis: Array) -> Moments:
     rank = basis.shape[1]
     square = jnp.zeros((rank, rank), basis.dtype)
     return Moments(basis, square[0, 0], square[0], square[0], square, square, jnp.zeros_like(basis))
 
 
-def _count_leaf(moments: Moments, z: jax.Array, z_grad: jax.Array) -> Moments:
+def _count_leaf(moments: Moments, z: Array, z_grad: Array) -> Moments:
     z, z_grad = _rows(z), _rows(z_grad)
     draws, gradients = moments.basis.T @ z, moments.basis.T @ z_grad
     return Moments(
@@ -225,8 +226,8 @@ def _measure(moments: Moments, previous: LeafMap) -> LeafMap:
     return select(sound, measured, previous)
 
 
-def _roots(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Square root of a symmetric positive matrix, and its inverse."""
+def _roots(matrix: Array) -> tuple[Array, Array]:
+    """Return the square root of a symmetric positive matrix, and the inverse of that root."""
     values, vectors = jnp.linalg.eigh(matrix)
     scales = jnp.sqrt(values)[None, :]
     return (vectors * scales) @ vectors.T, (vectors / scales) @ vectors.T

@@ -4,8 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_wide.mcmc._adaptation import AdaptState
+from numpyro_wide.mcmc._moves import Moves
 from numpyro_wide.mcmc._point import Point, PyTree, all_finite
 
 
@@ -14,7 +16,7 @@ class KernelState(NamedTuple):
 
     Attributes:
         i: number of steps taken, warmup included.
-        z: position in unconstrained space.
+        z: position in unconstrained space, a pytree.
         z_grad: gradient of the potential energy at ``z``; None for a kernel without gradients.
         potential_energy: potential energy U at ``z``.
         r: momentum, N(0, I) distributed; None for a kernel that draws it afresh. To the microcanonical kernel only its
@@ -26,63 +28,88 @@ class KernelState(NamedTuple):
         num_grad: evaluations of the gradient (without gradients: of the potential) in the last step.
         num_nonfinite: proposals so far that were rejected because their energy or gradient was not finite.
         step_size: step size that the next step will use.
-        adapt_state: what warmup has learnt.
+        adapt_state: :class:`AdaptState`, what warmup has learnt.
+        moves: :class:`Moves`, the number of draws that are new.
         rng_key: key for the next step.
     """
 
-    i: jax.Array
+    i: Array
     z: PyTree
     z_grad: PyTree
-    potential_energy: jax.Array
+    potential_energy: Array
     r: PyTree
-    accept_prob: jax.Array
-    mean_accept_prob: jax.Array
-    energy_error: jax.Array
-    num_grad: jax.Array
-    num_nonfinite: jax.Array
-    step_size: jax.Array
+    accept_prob: Array
+    mean_accept_prob: Array
+    energy_error: Array
+    num_grad: Array
+    num_nonfinite: Array
+    step_size: Array
     adapt_state: AdaptState
-    rng_key: jax.Array
+    moves: Moves
+    rng_key: Array
 
-    def without_schedule(self, others: Any = None) -> Any:
-        """The state, or ``others`` in the place of what it holds, without the step number and the schedule."""
-        parts, adapted = (
-            part._asdict() if others is None else dict.fromkeys(part._fields, others)
-            for part in (self, self.adapt_state)
-        )
-        return KernelState(**{**parts, "i": None, "adapt_state": AdaptState(**{**adapted, "schedule": None})})
+    def without_schedule(self) -> Any:
+        """Return the state with None for the step number and the schedule, so that states of chains can be joined."""
+        none: Any = None
+        return self._replace(i=none, adapt_state=self.adapt_state._replace(schedule=none))
 
     def with_schedule_of(self, known: "KernelState") -> "KernelState":
         """Undo :meth:`without_schedule`."""
         return self._replace(i=known.i, adapt_state=self.adapt_state._replace(schedule=known.adapt_state.schedule))
 
 
-def share_schedule(state: KernelState) -> tuple[KernelState, Any]:
-    """Take what all chains of a batch have in common out of the batch.
+def share_schedule(state: KernelState) -> KernelState:
+    """Give the chains of a batch one step number and one schedule in common; :func:`chain_axes` tells the others.
 
     Chains of a batch are equally far. With a step number of its own each, what a kernel does at the end of a window
     would be computed in every step of every chain, and thrown away.
 
-    Returns:
-        The state with one step number and one schedule for all, and the axes to map over.
+    Args:
+        state: states of chains, with a leading axis for them throughout.
     """
-    schedule = jax.tree.map(lambda of_chains: of_chains[0], state.adapt_state.schedule)
-    shared = state._replace(i=state.i[0], adapt_state=state.adapt_state._replace(schedule=schedule))
-    return shared, state.without_schedule(0)
+    i, schedule = jax.tree.map(lambda of_chains: of_chains[0], (state.i, state.adapt_state.schedule))
+    return state._replace(i=i, adapt_state=state.adapt_state._replace(schedule=schedule))
+
+
+def chain_axes() -> Any:
+    """Return the axes to map over, as ``jax.vmap`` wants them, of a state that :func:`share_schedule` returned."""
+    adapted: dict[str, Any] = dict.fromkeys(AdaptState._fields, 0) | {"schedule": None}
+    parts: dict[str, Any] = dict.fromkeys(KernelState._fields, 0) | {"i": None, "adapt_state": AdaptState(**adapted)}
+    return KernelState(**parts)
+
+
+class Move(NamedTuple):
+    """Settings with which a kernel makes a proposal.
+
+    Attributes:
+        step_size: step size, a scalar.
+        num_steps: number of steps of the integrator.
+        preconditioner: the kernel's kind of preconditioner, or None.
+    """
+
+    step_size: Array
+    num_steps: int | Array
+    preconditioner: Any
 
 
 class Proposal(NamedTuple):
-    """What a kernel proposes: the new point, −log of its acceptance ratio, both momenta, the cost.
+    """Proposal of a kernel, with what decides on it.
 
-    With several steps of an integrator, ``square_error`` is the mean square of their energy errors.
+    Attributes:
+        point: point to go to.
+        energy_error: −log of the acceptance ratio.
+        r_accepted: momentum to go on with if the point is taken.
+        r_rejected: momentum to go on with if it is not.
+        num_grad: number of evaluations that it took.
+        square_error: mean square of the energy errors of the integrator's steps; None if there was one step.
     """
 
     point: Point
-    energy_error: jax.Array
+    energy_error: Array
     r_accepted: PyTree = None
     r_rejected: PyTree = None
-    num_grad: int | jax.Array = 1
-    square_error: jax.Array | None = None
+    num_grad: int | Array = 1
+    square_error: Array | None = None
 
 
 def point_of(state: KernelState) -> Point:
@@ -90,12 +117,12 @@ def point_of(state: KernelState) -> Point:
     return Point(state.z, state.potential_energy, state.z_grad)
 
 
-def is_warming_up(state: KernelState) -> jax.Array:
+def is_warming_up(state: KernelState) -> Array:
     """Tell whether the next step belongs to the warmup."""
     return state.i < state.adapt_state.schedule.num_warmup
 
 
-def acceptance(proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
+def acceptance(proposal: Proposal) -> tuple[Array, Array, Array]:
     """Tell whether a proposal is finite, its acceptance probability and its energy error."""
     point = proposal.point
     finite = all_finite((point.potential_energy, point.z_grad, proposal.energy_error))

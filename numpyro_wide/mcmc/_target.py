@@ -1,4 +1,4 @@
-"""What a kernel samples from: a NumPyro model or a potential function, in unconstrained space."""
+"""The target of a kernel: a NumPyro model or a potential function, in unconstrained space."""
 
 import copy
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
@@ -27,7 +28,7 @@ class TargetKernel(MCMCKernel):
     def __init__(
         self,
         model: Callable[..., Any] | None,
-        potential_fn: Callable[[PyTree], jax.Array] | None,
+        potential_fn: Callable[[PyTree], Array] | None,
         init_strategy: Callable[..., Any],
     ) -> None:
         check_target(model, potential_fn)
@@ -43,7 +44,7 @@ class TargetKernel(MCMCKernel):
 
     def get_potential_fn(
         self, model_args: tuple[Any, ...] = (), model_kwargs: dict[str, Any] | None = None
-    ) -> Callable[[PyTree], jax.Array]:
+    ) -> Callable[[PyTree], Array]:
         """Return the potential energy of the model for the given arguments, in unconstrained space."""
         if self._potential_fn is not None:
             return self._potential_fn
@@ -79,7 +80,7 @@ class TargetKernel(MCMCKernel):
 
     def _initial_point(
         self,
-        rng_key: jax.Array,
+        rng_key: Array,
         init_params: PyTree,
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,

@@ -1,4 +1,4 @@
-"""What warmup learns for the microcanonical kernel: a diagonal mass, and the length over which momenta forget.
+"""The preconditioner of the microcanonical kernel: a diagonal mass, and the length over which momenta forget.
 
 With an isotropic posterior in d dimensions, of radius √d, a momentum should forget itself over a length of about that
 radius; in these units over 1. Elsewhere the autocorrelation of the draws tells.
@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from numpyro_wide.mcmc._mass import Mass
@@ -27,26 +28,26 @@ class Whitening(NamedTuple):
     """A diagonal mass and a momentum length, and what a window of warmup has seen of those that will follow them.
 
     Attributes:
-        mass: the mass.
-        length: the momentum length, in units of √d and of the mass.
-        learns: (2,), whether a window's mass is taken, and its length.
-        per_autocorrelation: the momentum length to have for an autocorrelation length of 1.
-        num_windows: how many windows have been closed.
-        traces: (draw, projection), orthogonal projections of the draws of the window.
-        num_draws: how many draws the window has.
+        mass: diagonal mass.
+        length: momentum length, in units of √d and of the mass.
+        learns: whether a window's mass is taken, and its length, (2,).
+        per_autocorrelation: momentum length to have for an autocorrelation length of 1.
+        num_windows: number of windows that have been closed.
+        traces: orthogonal projections of the draws of the window, (draw, projection).
+        num_draws: number of draws of the window so far.
     """
 
     mass: Mass
-    length: jax.Array
-    learns: jax.Array
-    per_autocorrelation: jax.Array
-    num_windows: jax.Array
-    traces: jax.Array
-    num_draws: jax.Array
+    length: Array
+    learns: Array
+    per_autocorrelation: Array
+    num_windows: Array
+    traces: Array
+    num_draws: Array
 
     @property
     def scale(self) -> PyTree:
-        """Square root of the inverse of the mass, a pytree like the position."""
+        """The square root of the inverse of the mass, a pytree like the position."""
         return self.mass.scale
 
     @classmethod
@@ -62,12 +63,12 @@ class Whitening(NamedTuple):
         """Return what is given, with nothing seen.
 
         Args:
-            z: a position.
-            scale: square root of the inverse of the mass, or None for 1.
-            length: the momentum length.
-            learns: whether to learn the mass, and the length.
-            longest_window: most draws of a window.
-            per_autocorrelation: the momentum length to have for an autocorrelation length of 1.
+            z: position, a pytree.
+            scale: square root of the inverse of the mass, a pytree like the position, or None for 1.
+            length: momentum length to start from.
+            learns: whether to learn the mass, and whether to learn the length.
+            longest_window: largest number of draws of a window.
+            per_autocorrelation: momentum length to have for an autocorrelation length of 1.
         """
         real, none = jnp.result_type(float), jnp.zeros((), jnp.result_type(int))
         flat = ravel_pytree(z)[0]
@@ -82,7 +83,7 @@ class Whitening(NamedTuple):
         traces = self.traces.at[self.num_draws].set(row, mode="drop")
         return self._replace(mass=self.mass.count_draw(point), traces=traces, num_draws=self.num_draws + 1)
 
-    def close(self, draw_length: jax.Array) -> Self:
+    def close(self, draw_length: Array) -> Self:
         """Return what the window measured, with nothing seen."""
         time = autocorrelation_time(self.traces, self.num_draws)
         num_effective = jnp.asarray(self.num_draws, time.dtype) / time
@@ -101,7 +102,7 @@ class Whitening(NamedTuple):
             num_draws=none,
         )
 
-    def _closed_mass(self, num_effective: jax.Array) -> Mass:
+    def _closed_mass(self, num_effective: Array) -> Mass:
         """Return the mass of the window's variances, drawn together as far as they differ by chance alone."""
         mean, square_sum, count = self.mass.variance
         real = mean.dtype
@@ -118,19 +119,19 @@ class Whitening(NamedTuple):
 
 
 def whitening_windows(num_warmup: int) -> list[int]:
-    """Boundaries of the windows in which a warmup learns; none where it is too short."""
+    """Return the boundaries of the windows in which a warmup learns; none where it is too short."""
     return [int(share * num_warmup) for share in WINDOWS] if num_warmup >= MIN_WARMUP else []
 
 
-def autocorrelation_time(traces: jax.Array, num_draws: jax.Array) -> jax.Array:
+def autocorrelation_time(traces: Array, num_draws: Array) -> Array:
     """Compute how many draws are worth one that is independent, on the average over projections.
 
     Autocovariances of all projections are pooled, and their sum ends where a pair of them is no longer positive (Geyer
     1992).
 
     Args:
-        traces: (draw, projection), zero after the first ``num_draws``.
-        num_draws: at most the number of rows.
+        traces: projections of draws, (draw, projection), zero after the first ``num_draws``.
+        num_draws: number of draws, at most the number of rows.
 
     Returns:
         A scalar; NaN if nothing moved.
@@ -146,7 +147,7 @@ def autocorrelation_time(traces: jax.Array, num_draws: jax.Array) -> jax.Array:
     return jnp.maximum(2 * jnp.sum(positive * pairs) - 1, 0.1)
 
 
-def _project(flat: jax.Array, num_projections: int) -> jax.Array:
+def _project(flat: Array, num_projections: int) -> Array:
     """Sum every so-many-eth entry under random signs, which are the same at every call."""
     signs = jax.random.rademacher(jax.random.key(0), flat.shape, flat.dtype)
     padded = jnp.pad(signs * flat, (0, -flat.size % num_projections))

@@ -5,16 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._adaptation import Preconditioner
 from numpyro_wide.mcmc._checks import check_number, check_tolerance
 from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
 from numpyro_wide.mcmc._integrators import leapfrog, refresh_momentum
 from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._mass import Mass, given_scale, mass_windows
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
-from numpyro_wide.mcmc._state import KernelState, Proposal
+from numpyro_wide.mcmc._state import Move, Proposal
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -35,24 +35,31 @@ class UnderdampedLangevin(MetropolisKernel):
     costs one gradient.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: leapfrog step $\epsilon$ to start from, positive.
         damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
+        adapt_step_size: whether warmup adapts the step size.
         adapt_mass_matrix: whether warmup fits a diagonal mass to the variances of the draws. Off by
             default, because a repriorised posterior tends to N(0, I).
         inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in
             the order of the flattened pytree; None for the identity.
-        target_accept_prob: None for 0.95; not for an unadjusted sampler, which has a ``bias_tolerance``.
-        bias_tolerance: for an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.95; not for an
+            unadjusted sampler, which has a ``bias_tolerance``.
+        bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
             in root mean square over the directions of a Gaussian posterior.
-        model, potential_fn, adapt_step_size, find_heuristic_step_size, init_strategy: those of every kernel, see
-            :mod:`numpyro_wide.mcmc`.
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     Raises:
-        ValueError: if ``damping`` is outside (0, 1], ``bias_tolerance`` is outside (0, 1), an unadjusted sampler is
-            given a ``target_accept_prob``, ``inverse_mass_matrix`` does not fit the position once that is known, and
-            what every kernel raises.
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number is out of its range, an
+            unadjusted sampler is given a ``target_accept_prob``, or, when the chain starts, ``inverse_mass_matrix``
+            does not fit the position.
+        TypeError: if what should be a function or a number is none.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight
@@ -71,18 +78,19 @@ class UnderdampedLangevin(MetropolisKernel):
     """
 
     _needs_momentum = True
+    _measures_rounding = True
 
     def __init__(
         self,
         model: Callable[..., Any] | None = None,
         *,
-        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.1,
         damping: float = 0.05,
         adjusted: bool = True,
         adapt_step_size: bool = True,
         adapt_mass_matrix: bool = False,
-        inverse_mass_matrix: jax.Array | None = None,
+        inverse_mass_matrix: Array | None = None,
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool = False,
@@ -104,18 +112,18 @@ class UnderdampedLangevin(MetropolisKernel):
         self._adapt_mass_matrix = adapt_mass_matrix
         self._inverse_mass_matrix = inverse_mass_matrix
 
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         momentum = refresh_momentum(r, normal_like(rng_key, r), jnp.sqrt(1 - self._damping))
-        known = state.adapt_state.preconditioner
-        scale = known.scale if isinstance(known, Mass) else None
-        end, end_momentum = leapfrog(evaluate, point, momentum, state.step_size, scale)
+        mass: Mass | None = move.preconditioner
+        scale = None if mass is None else mass.scale
+        end, end_momentum = leapfrog(evaluate, point, momentum, move.step_size, scale)
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_momentum, momentum)
         # Turning the momentum round after a rejection is what makes the partial refresh exact.
         backwards = jax.tree.map(jnp.negative, momentum)
         return Proposal(end, energy_error, r_accepted=end_momentum, r_rejected=backwards)
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Mass | None, list[int]]:
         if self._adapt_mass_matrix:
             return Mass.start(z, given_scale(z, self._inverse_mass_matrix)), mass_windows(num_warmup)
         if self._inverse_mass_matrix is not None:

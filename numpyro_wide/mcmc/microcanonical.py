@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import Preconditioner
+from numpyro_wide._checks import check_one_of, whole_number
 from numpyro_wide.mcmc._checks import check_number, check_tolerance
 from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
 from numpyro_wide.mcmc._integrators import refresh_momentum
@@ -18,7 +18,7 @@ from numpyro_wide.mcmc._isokinetic import GRADIENTS_PER_STEP, isokinetic_step, u
 from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._mass import given_scale
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, size_of
-from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
+from numpyro_wide.mcmc._state import KernelState, Move, Proposal
 from numpyro_wide.mcmc._step_size import steps_along
 from numpyro_wide.mcmc._whitening import LENGTH_PER_AUTOCORRELATION, Whitening, whitening_windows
 
@@ -49,33 +49,41 @@ class MicrocanonicalLangevin(MetropolisKernel):
     windows; shorter than 20 steps it learns the step size alone.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the correction would
             have had for the steps of a draw.
         step_size: step $\epsilon$ to start from, positive: how far a step moves each coordinate, on the scale of the
             mass.
-        num_steps: steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1. More of
-            them store fewer draws of an unadjusted chain.
-        max_num_steps: most steps of a trajectory under ``"auto"``.
-        momentum_length: $L$ to start from, positive.
-        trajectory: of the adjusted sampler: ``"langevin"`` renews the direction in part before every step,
-            ``"hamiltonian"`` at its start alone.
-        step_jitter: every trajectory of the adjusted sampler scales its steps by a random factor, uniform on
-            [1 − ``step_jitter``, 1 + ``step_jitter``].
+        num_steps: number of steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1.
+            More of them store fewer draws of an unadjusted chain.
+        max_num_steps: largest number of steps of a trajectory under ``"auto"``.
+        momentum_length: length $L$ to start from, positive.
+        trajectory: kind of the adjusted sampler's trajectories: ``"langevin"`` renews the direction in part before
+            every step, ``"hamiltonian"`` at the start alone.
+        step_jitter: half width of the uniform law, around 1, of the factor by which every trajectory of the adjusted
+            sampler scales its steps.
+        adapt_step_size: whether warmup adapts the step size.
         adapt_momentum_length: whether warmup learns $L$.
         adapt_mass_matrix: whether warmup learns a diagonal mass. Variances that differ by chance alone, for what their
             number tells, are taken for one.
         inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in the order of
             the flattened pytree; None for the identity.
-        target_accept_prob: None for 0.9; not for an unadjusted sampler.
-        bias_tolerance: for an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.9; not for an
+            unadjusted sampler.
+        bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
             root mean square over the directions.
-        find_heuristic_step_size: None for True if adjusted.
-        model, potential_fn, adapt_step_size, init_strategy: those of every kernel, see :mod:`numpyro_wide.mcmc`.
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``; None for True if adjusted.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     Raises:
-        ValueError: if a number is out of its range, ``trajectory`` is neither word, an unadjusted sampler is given a
-            ``target_accept_prob``; when the chain starts, if there are fewer than 2 coordinates, whose sphere is no
-            more than two points, or ``inverse_mass_matrix`` does not fit; and what every kernel raises.
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number is out of its range,
+            ``trajectory`` is neither word, or an unadjusted sampler is given a ``target_accept_prob``; when the chain
+            starts, if there are fewer than 2 coordinates, whose sphere is no more than two points, or
+            ``inverse_mass_matrix`` does not fit.
+        TypeError: if what should be a function or a number is none.
 
     References:
         Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,
@@ -94,11 +102,13 @@ class MicrocanonicalLangevin(MetropolisKernel):
         True
     """
 
+    _measures_rounding = True
+
     def __init__(
         self,
         model: Callable[..., Any] | None = None,
         *,
-        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        potential_fn: Callable[[PyTree], Array] | None = None,
         adjusted: bool = True,
         step_size: float = 0.1,
         num_steps: int | Literal["auto"] = "auto",
@@ -109,7 +119,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         adapt_step_size: bool = True,
         adapt_momentum_length: bool = True,
         adapt_mass_matrix: bool = True,
-        inverse_mass_matrix: jax.Array | None = None,
+        inverse_mass_matrix: Array | None = None,
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool | None = None,
@@ -126,8 +136,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
             find_heuristic_step_size=find_heuristic_step_size,
             init_strategy=init_strategy,
         )
-        if trajectory not in ("langevin", "hamiltonian"):
-            raise ValueError(f"trajectory must be 'langevin' or 'hamiltonian', but got {trajectory!r}.")
+        check_one_of("trajectory", trajectory, ("langevin", "hamiltonian"))
         self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         self._momentum_length = check_number("momentum_length", momentum_length, 0.0, math.inf)
@@ -145,16 +154,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
         steps = f"{state.num_grad // GRADIENTS_PER_STEP} steps of {state.step_size:.2e}"
-        return f"{steps}, acc. prob {state.mean_accept_prob:.2f}"
-
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
-        return self._trajectory(rng_key, point, r, state, self._count(state), evaluate)
-
-    def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
-        return self._trajectory(rng_key, point_of(state), state.r, state, 1, evaluate)
-
-    def _draw_length(self, state: KernelState) -> jax.Array:
-        return jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
+        return f"{steps}, {self._health(state)}"
 
     def _first_state(self, point: Point, *args: Any) -> KernelState:
         if (size := size_of(point.z)) < 2:
@@ -164,25 +164,17 @@ class MicrocanonicalLangevin(MetropolisKernel):
             )
         return super()._first_state(point, *args)
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Whitening, list[int]]:
         boundaries = whitening_windows(num_warmup) if any(self._learns) else []
         longest = max((end - start for start, end in pairwise(boundaries)), default=0)
         scale = given_scale(z, self._inverse_mass_matrix)
         share = ADJUSTED_LENGTH_PER_AUTOCORRELATION if self._adjusted else LENGTH_PER_AUTOCORRELATION
         return Whitening.start(z, scale, self._momentum_length, self._learns, longest, share), boundaries
 
-    def _trajectory(
-        self,
-        rng_key: jax.Array,
-        point: Point,
-        r: PyTree,
-        state: KernelState,
-        num_steps: int | jax.Array,
-        evaluate: Evaluate,
-    ) -> Proposal:
-        known: Any = state.adapt_state.preconditioner
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        known: Whitening = move.preconditioner
         key_start, key_jitter, key_steps = jax.random.split(rng_key, 3)
-        step_size = state.step_size
+        step_size, num_steps = move.step_size, move.num_steps
         if self._adjusted:
             r = normal_like(key_start, point.z)
             spread = self._step_jitter
@@ -190,7 +182,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         length = size_of(point.z) ** 0.5
         persistence = jnp.exp(-step_size / (self._forgetting * known.length))
 
-        def body(i: jax.Array, carry: Any) -> Any:
+        def body(i: Array, carry: Any) -> Any:
             point, direction, error, square_error = carry
             if self._refreshes:
                 noise = normal_like(jax.random.fold_in(key_steps, i), direction)
@@ -212,10 +204,10 @@ class MicrocanonicalLangevin(MetropolisKernel):
         forwards = jax.tree.map(lambda u: length * u, direction)
         return proposal._replace(r_accepted=forwards, r_rejected=jax.tree.map(jnp.negative, r))
 
-    def _count(self, state: KernelState) -> int | jax.Array:
+    def _count(self, state: KernelState) -> int | Array:
         if self._num_steps is not None:
             return self._num_steps
         if not self._adjusted:
             return 1
-        known: Any = state.adapt_state.preconditioner
+        known: Whitening = state.adapt_state.preconditioner
         return steps_along(known.length, state.step_size, self._max_num_steps)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide.mcmc._integrators import crank_nicolson, reference_energy_difference
 from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like
-from numpyro_wide.mcmc._state import KernelState, Proposal
+from numpyro_wide.mcmc._state import Move, Proposal
 
 
 class PreconditionedCrankNicolson(MetropolisKernel):
@@ -26,12 +26,19 @@ class PreconditionedCrankNicolson(MetropolisKernel):
     potential and no gradient.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: step $\beta$ in (0, 1] to start from; 1 draws from N(0, I) independently.
-        model, potential_fn, adapt_step_size, target_accept_prob, find_heuristic_step_size, init_strategy: those of
-            every kernel, see :mod:`numpyro_wide.mcmc`.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     Raises:
-        ValueError: if ``step_size`` is outside (0, 1], and what every kernel raises.
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
+        TypeError: if what should be a function or a number is none.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
@@ -54,7 +61,7 @@ class PreconditionedCrankNicolson(MetropolisKernel):
         self,
         model: Callable[..., Any] | None = None,
         *,
-        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.2,
         adapt_step_size: bool = True,
         target_accept_prob: float = 0.25,
@@ -72,6 +79,6 @@ class PreconditionedCrankNicolson(MetropolisKernel):
             max_step_size=1.0,
         )
 
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
-        end = evaluate(crank_nicolson(point.z, normal_like(rng_key, point.z), state.step_size))
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        end = evaluate(crank_nicolson(point.z, normal_like(rng_key, point.z), move.step_size))
         return Proposal(end, reference_energy_difference(point, end))

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide.mcmc._integrators import crank_nicolson_langevin, crank_nicolson_langevin_energy_error
 from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like
-from numpyro_wide.mcmc._state import KernelState, Proposal
+from numpyro_wide.mcmc._state import Move, Proposal
 
 
 class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
@@ -31,12 +31,19 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     A step costs one gradient.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
-        model, potential_fn, adapt_step_size, target_accept_prob, find_heuristic_step_size, init_strategy: those of
-            every kernel, see :mod:`numpyro_wide.mcmc`.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     Raises:
-        ValueError: if ``step_size`` is outside (0, 2], and what every kernel raises.
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
+        TypeError: if what should be a function or a number is none.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
@@ -57,7 +64,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
         self,
         model: Callable[..., Any] | None = None,
         *,
-        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.1,
         adapt_step_size: bool = True,
         target_accept_prob: float = 0.6,
@@ -75,7 +82,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
             max_step_size=2.0,
         )
 
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         noise = normal_like(rng_key, point.z)
-        end = evaluate(crank_nicolson_langevin(point, noise, state.step_size))
-        return Proposal(end, crank_nicolson_langevin_energy_error(point, end, state.step_size))
+        end = evaluate(crank_nicolson_langevin(point, noise, move.step_size))
+        return Proposal(end, crank_nicolson_langevin_energy_error(point, end, move.step_size))

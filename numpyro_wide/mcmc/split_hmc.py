@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import Preconditioner
 from numpyro_wide.mcmc._checks import check_number
 from numpyro_wide.mcmc._integrators import refresh_momentum, split_trajectory
 from numpyro_wide.mcmc._kernel import MetropolisKernel
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
 from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_windows
-from numpyro_wide.mcmc._state import KernelState, Proposal, point_of
+from numpyro_wide.mcmc._state import KernelState, Move, Proposal
 from numpyro_wide.mcmc._step_size import steps_along
 
 
@@ -40,26 +40,32 @@ class SplitHMC(MetropolisKernel):
     such as the one towards the mean of inputs that are not centred. Warmups shorter than 20 steps keep N(0, I).
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
             ``trajectory_angle``. Under ``"auto"`` the angle is rounded, so that a whole number of rotations makes a
             trajectory.
-        num_steps: rotations, and gradients, of a trajectory, or ``"auto"``.
+        num_steps: number of rotations, and gradients, of a trajectory, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
             the draws that a rejection repeats.
-        max_num_steps: most rotations of a trajectory under ``"auto"``; with smaller angles the trajectory stays
-            shorter than ``trajectory_angle``.
+        max_num_steps: largest number of rotations of a trajectory under ``"auto"``; with smaller angles the trajectory
+            stays shorter than ``trajectory_angle``.
         persistence: share in [0, 1) of the velocity that outlives a trajectory: the new velocity is
             $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round.
-        angle_jitter: the random factor is uniform on [1 − ``angle_jitter``, 1 + ``angle_jitter``].
+        angle_jitter: half width of the uniform law, around 1, of the random factor of a trajectory's angle.
+        adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
-        find_heuristic_step_size: on by default, so that the first trajectories are not needlessly long.
-        model, potential_fn, adapt_step_size, target_accept_prob, init_strategy: those of every kernel, see
-            :mod:`numpyro_wide.mcmc`.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
+            trial crosses ``target_accept_prob``; on by default, so that the first trajectories are not needlessly long.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     Raises:
-        ValueError: if a number of rotations is not a whole one of at least 1, another number is out of its range, and
-            what every kernel raises.
+        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number of rotations is not a whole
+            one of at least 1, or another number is out of its range.
+        TypeError: if what should be a function or a number is none.
 
     References:
         Beskos, Pinski, Sanz-Serna, Stuart 2011, Hybrid Monte Carlo on Hilbert spaces. Shahbaba, Lan,
@@ -79,11 +85,13 @@ class SplitHMC(MetropolisKernel):
         1
     """
 
+    _measures_rounding = True
+
     def __init__(
         self,
         model: Callable[..., Any] | None = None,
         *,
-        potential_fn: Callable[[PyTree], jax.Array] | None = None,
+        potential_fn: Callable[[PyTree], Array] | None = None,
         step_size: float = 0.1,
         num_steps: int | Literal["auto"] = "auto",
         trajectory_angle: float = 2.0,
@@ -116,28 +124,24 @@ class SplitHMC(MetropolisKernel):
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
-        return f"{state.num_grad} turns of {state.step_size:.2e} rad, acc. prob {state.mean_accept_prob:.2f}"
+        return f"{state.num_grad} turns of {state.step_size:.2e} rad, {self._health(state)}"
 
-    def _propose(self, rng_key: jax.Array, point: Point, r: PyTree, state: KernelState, evaluate: Evaluate) -> Proposal:
-        return self._trajectory(rng_key, point, r, state.step_size, self._count(state.step_size), evaluate)
+    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        known: Reference | None = move.preconditioner
+        if known is None:
+            return self._trajectory(rng_key, point, r, move, evaluate)
+        # In the coordinates in which the reference is N(0, I).
+        in_psi = known.in_whitened_coordinates(evaluate)
+        proposal = self._trajectory(rng_key, known.whiten_point(point), r, move, in_psi)
+        return proposal._replace(point=known.unwhiten_point(proposal.point))
 
-    def _trial(self, rng_key: jax.Array, state: KernelState, evaluate: Evaluate) -> Proposal:
-        return self._trajectory(rng_key, point_of(state), state.r, state.step_size, 1, evaluate)
-
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner, list[int]]:
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Reference | None, list[int]]:
         if not self._adapt_reference or num_warmup < MIN_WARMUP:
             return None, []
         return Reference.start(z), reference_windows(num_warmup)
 
-    def _trajectory(
-        self,
-        rng_key: jax.Array,
-        point: Point,
-        r: PyTree,
-        step_size: jax.Array,
-        num_steps: int | jax.Array,
-        evaluate: Evaluate,
-    ) -> Proposal:
+    def _trajectory(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        num_steps, step_size = move.num_steps, move.step_size
         key_velocity, key_jitter = jax.random.split(rng_key)
         noise = normal_like(key_velocity, point.z)
         velocity = noise if r is None else refresh_momentum(r, noise, self._persistence)
@@ -152,12 +156,12 @@ class SplitHMC(MetropolisKernel):
         backwards = jax.tree.map(jnp.negative, velocity)
         return Proposal(end, energy_error, end_velocity, backwards, num_steps)
 
-    def _count(self, step_size: jax.Array) -> int | jax.Array:
+    def _count(self, state: KernelState) -> int | Array:
         if self._num_steps is not None:
             return self._num_steps
-        return steps_along(self._trajectory_angle, step_size, self._max_num_steps)
+        return steps_along(self._trajectory_angle, state.step_size, self._max_num_steps)
 
-    def _round_step_size(self, step_size: jax.Array) -> jax.Array:
+    def _round_step_size(self, step_size: Array) -> Array:
         if self._num_steps is not None:
             return step_size
         return self._trajectory_angle / jnp.maximum(jnp.round(self._trajectory_angle / step_size), 1)

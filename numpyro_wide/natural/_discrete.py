@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import Array
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
@@ -20,9 +20,9 @@ def Bernoulli(  # noqa: N802
     r"""Bernoulli distribution with $T(\theta) = \theta$, η its log-odds.
 
     Args:
-        natural: η (..., 1), any number.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 1), any number.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         NumPyro's Bernoulli distribution with these logits, of batch shape (...).
@@ -49,9 +49,9 @@ def Categorical(  # noqa: N802
     strict in every direction but that one. Where a unique minimiser matters, hold one entry at zero.
 
     Args:
-        natural: η (..., K), any numbers.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., K), any numbers.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         NumPyro's categorical distribution with these logits, of batch shape (...).
@@ -75,9 +75,9 @@ def Poisson(  # noqa: N802
     r"""Poisson distribution with $T(\theta) = \theta$, η the logarithm of its rate.
 
     Args:
-        natural: η (..., 1), any number.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 1), any number.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Poisson` of batch shape (...), whose log density is finite even where
@@ -96,16 +96,16 @@ def Poisson(  # noqa: N802
 
 
 class NaturalPoisson(dist.Poisson):
-    """What :func:`Poisson` returns: NumPyro's with a log density computed from the log rate itself."""
+    """NumPyro's Poisson distribution with a log density computed from the log rate itself."""
 
     pytree_data_fields = ("log_rate",)
 
-    def __init__(self, log_rate: jax.Array, *, validate_args: bool | None = None):
+    def __init__(self, log_rate: Array, *, validate_args: bool | None = None):
         self.log_rate = log_rate
         super().__init__(jnp.exp(log_rate), validate_args=validate_args)
 
     @validate_sample
-    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> jax.Array:
-        """Log probability of the counts ``value``."""
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Evaluate the log probability of the counts ``value``."""
         count = jnp.asarray(value, self.log_rate.dtype)
         return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)

@@ -1,12 +1,12 @@
-"""The spaces of natural parameters, as NumPyro constraints, and the check that a vector lies in its space."""
+"""Spaces of natural parameters, as NumPyro constraints, and the check that a vector lies in its space."""
 
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import Transform
@@ -28,13 +28,13 @@ def family(space: constraints.Constraint) -> Callable[[Family], Family]:
 
 
 def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
-    """The space of a family's natural parameters, as a NumPyro constraint on vectors.
+    """Return the space of a family's natural parameters, as a NumPyro constraint on vectors.
 
     ``biject_to`` of it maps unconstrained vectors of the same size into the space smoothly, so that an encoder
     cannot leave it; ``numpyro.param`` takes it as its ``constraint``.
 
     Args:
-        constructor: one of the constructors of this module, such as ``natural.Gamma``.
+        constructor: constructor of ``numpyro_wide.natural``, such as ``natural.Gamma``.
 
     Returns:
         A constraint with ``event_dim`` 1.
@@ -50,7 +50,7 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
         >>> natural.Normal(into(jnp.array([3.0, 0.0]))).mean  # from any two numbers
         Array(1.5, dtype=float32)
     """
-    if constructor not in _DOMAINS:
+    if not callable(constructor) or constructor not in _DOMAINS:
         known = ", ".join(sorted(f"natural.{known.__name__}" for known in _DOMAINS))
         raise ValueError(
             f"domain takes a constructor of numpyro_wide.natural, one of {known}, but got {constructor!r}."
@@ -63,19 +63,25 @@ def boxed(*components: constraints.Constraint) -> constraints.Constraint:
     return constraints.independent(constraints.cat(components, dim=-1), 1)
 
 
-def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> jax.Array:
+def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
     """Return ``natural + shift`` as floats, after the checks that all constructors make.
 
     Args:
-        natural: the caller's array, (..., size).
-        shift: a number or an array that broadcasts against it.
-        constructor: the caller, for its domain and its name.
-        size: the number of natural parameters; None for any.
+        natural: natural parameters as the user passed them, (..., size).
+        shift: number or array that broadcasts against them.
+        constructor: constructor that calls, for its domain and its name.
+        size: number of natural parameters; None for any.
     """
     # In float32 at least: encoders may work in half precision, densities must not.
-    natural, shift = jnp.broadcast_arrays(*as_floats(natural, shift, np.float32(0))[:2])
-    total = natural + shift
+    natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
+    try:
+        total = jnp.add(*jnp.broadcast_arrays(natural, shift))
+    except ValueError as error:
+        raise ValueError(
+            f"{name} adds `shift` to the natural parameters, so that it must be a number or broadcast against their "
+            f"shape {natural.shape}, but has shape {shift.shape}."
+        ) from error
     if total.ndim == 0 or (size is not None and total.shape[-1] != size):
         expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
         raise ValueError(
@@ -86,7 +92,7 @@ def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any
     return total
 
 
-def _check_inside(natural: jax.Array, name: str, space: constraints.Constraint) -> None:
+def _check_inside(natural: Array, name: str, space: constraints.Constraint) -> None:
     """Refuse values outside the space where they are known, that is, outside jit."""
     if not is_known(natural):
         return
@@ -100,8 +106,8 @@ def _check_inside(natural: jax.Array, name: str, space: constraints.Constraint) 
         )
 
 
-def pack_normal(vector: jax.Array, precision: jax.Array) -> jax.Array:
-    """Natural parameters of a multivariate Normal from Λμ (..., D) and Λ (..., D, D), (..., D(D + 3)/2)."""
+def pack_normal(vector: Array, precision: Array) -> Array:
+    """Pack Λμ (..., D) and Λ (..., D, D) of a multivariate Normal into natural parameters (..., D(D + 3)/2)."""
     rows, columns = np.tril_indices(precision.shape[-1])
     lower = precision[..., rows, columns]
     weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
@@ -112,8 +118,8 @@ def pack_normal(vector: jax.Array, precision: jax.Array) -> jax.Array:
     return jnp.concatenate([vector, entries], axis=-1)
 
 
-def unpack_normal(natural: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
+def unpack_normal(natural: Array) -> tuple[Array, Array]:
+    """Unpack Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
     dim = normal_dimension(natural.shape[-1])
     if dim is None:
         raise ValueError(
@@ -128,7 +134,7 @@ def unpack_normal(natural: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def normal_dimension(size: int) -> int | None:
-    """The D of D(D + 3)/2 = size, None if there is none."""
+    """Solve D(D + 3)/2 = size for D; None if there is none."""
     dim = (math.isqrt(9 + 8 * size) - 3) // 2
     return dim if dim > 0 and dim * (dim + 3) // 2 == size else None
 
@@ -138,33 +144,33 @@ class _MultivariateNormalSpace(constraints._SingletonConstraint):
 
     event_dim = 1
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Tell which vectors have a positive definite precision."""
         return jnp.all(jnp.linalg.eigvalsh(unpack_normal(jnp.asarray(x))[1]) > 0, axis=-1)
 
-    def feasible_like(self, prototype: jax.Array) -> jax.Array:
-        """Give N(0, I)."""
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the parameters of N(0, I)."""
         vector, _ = unpack_normal(jnp.asarray(prototype))
         return pack_normal(jnp.zeros_like(vector), jnp.eye(vector.shape[-1], dtype=vector.dtype))
 
 
 class _MultivariateNormalMap(Transform):
-    """Unconstrained vectors to natural parameters: the last part becomes Λ = LLᵀ through NumPyro's own map."""
+    """Map of unconstrained vectors to natural parameters: their last part becomes Λ = LLᵀ through NumPyro's own map."""
 
     domain = constraints.real_vector
     codomain = _MultivariateNormalSpace()
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """Map to natural parameters."""
         dim = unpack_normal(x)[0].shape[-1]
         return pack_normal(x[..., :dim], biject_to(constraints.positive_definite)(x[..., dim:]))
 
-    def _inverse(self, y: jax.Array) -> jax.Array:
+    def _inverse(self, y: Array) -> Array:
         vector, precision = unpack_normal(y)
         return jnp.concatenate([vector, biject_to(constraints.positive_definite).inv(precision)], axis=-1)
 
-    def log_abs_det_jacobian(self, x: jax.Array, y: jax.Array, intermediates: Any = None) -> jax.Array:
-        """That of the map to Λ, and ½ for each of its D diagonal entries."""
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        """Add to that of the map to Λ a factor ½ for each of its D diagonal entries."""
         _, precision = unpack_normal(y)
         dim = precision.shape[-1]
         log_det = biject_to(constraints.positive_definite).log_abs_det_jacobian(x[..., dim:], precision)
@@ -175,7 +181,7 @@ class _MultivariateNormalMap(Transform):
         return (), ((), {})
 
     def __eq__(self, other: object) -> bool:
-        """All maps of this kind are the same."""
+        """Tell whether the other is a map of this kind: all of them are the same."""
         return isinstance(other, _MultivariateNormalMap)
 
     __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms

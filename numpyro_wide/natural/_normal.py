@@ -15,9 +15,10 @@ def Normal(  # noqa: N802
     r"""Normal distribution with $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)); the second is negative.
 
     Args:
-        natural: η (..., 2).
-        shift: added to η; ``shift=jnp.array([0.0, -0.5])`` makes an encoder that starts at zero start at N(0, 1).
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 2).
+        shift: number or array that is added to η; ``shift=jnp.array([0.0, -0.5])`` makes an encoder that starts at zero
+            start at N(0, 1).
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Normal` of batch shape (...).
@@ -43,9 +44,9 @@ def LogNormal(  # noqa: N802
     r"""Log-normal distribution with $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.
 
     Args:
-        natural: η (..., 2).
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 2).
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.LogNormal` of batch shape (...).
@@ -74,9 +75,10 @@ def MultivariateNormal(  # noqa: N802
     :func:`parameters` packs them.
 
     Args:
-        natural: η (..., D(D + 3)/2).
-        shift: added to η; ``natural.parameters(dist.MultivariateNormal(...))`` is a start for an encoder.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., D(D + 3)/2).
+        shift: number or array that is added to η; ``natural.parameters(dist.MultivariateNormal(...))`` is a start for
+            an encoder.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.MultivariateNormal` of batch shape (...) and event shape (D,).

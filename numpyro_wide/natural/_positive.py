@@ -17,9 +17,10 @@ def Gamma(  # noqa: N802
     r"""Gamma distribution with $T(\theta) = (\log\theta, \theta)$, η = (α − 1, −β), α the shape and β the rate.
 
     Args:
-        natural: η (..., 2), the first above −1, the second negative.
-        shift: added to η; ``shift=jnp.array([0.0, -1.0])`` makes an encoder that starts at zero start at Exp(1).
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 2), the first above −1, the second negative.
+        shift: number or array that is added to η; ``shift=jnp.array([0.0, -1.0])`` makes an encoder that starts at zero
+            start at Exp(1).
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Gamma` of batch shape (...).
@@ -44,9 +45,9 @@ def Exponential(  # noqa: N802
     r"""Exponential distribution with $T(\theta) = \theta$, η the negative of its rate.
 
     Args:
-        natural: η (..., 1), negative.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 1), negative.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Exponential` of batch shape (...).
@@ -70,9 +71,9 @@ def Beta(  # noqa: N802
     r"""Beta distribution with $T(\theta) = (\log\theta, \log(1 - \theta))$, η = (α − 1, β − 1).
 
     Args:
-        natural: η (..., 2), above −1; zero is the uniform distribution.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., 2), above −1; zero is the uniform distribution.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Beta` of batch shape (...).
@@ -97,9 +98,9 @@ def Dirichlet(  # noqa: N802
     r"""Dirichlet distribution with $T(\theta) = \log\theta$, η = α − 1, α its concentration.
 
     Args:
-        natural: η (..., K), above −1; zero is uniform on the simplex.
-        shift: added to η.
-        validate_args: as for any NumPyro distribution.
+        natural: natural parameters η, (..., K), above −1; zero is uniform on the simplex.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
 
     Returns:
         A :class:`numpyro.distributions.Dirichlet` of batch shape (...) and event shape (K,).

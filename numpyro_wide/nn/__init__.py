@@ -18,7 +18,6 @@ from numpyro_wide.nn._random import network_parameters as network_parameters
 from numpyro_wide.nn._random import random_network as random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks as by_row_blocks
 from numpyro_wide.nn._scaled_relu import ScaledReLU as ScaledReLU
-from numpyro_wide.nn._scales import unit_scale as unit_scale
 from numpyro_wide.nn._schedules import inverse_time_schedule as inverse_time_schedule
 
 __all__ = [
@@ -33,5 +32,4 @@ __all__ = [
     "inverse_time_schedule",
     "network_parameters",
     "random_network",
-    "unit_scale",
 ]

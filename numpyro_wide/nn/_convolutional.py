@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import jax
 from flax import linen
+from jax import Array
 
-from numpyro_wide._checks import as_floats, check_not_negative, whole_number
-from numpyro_wide.nn._layers import NTKConv, check_images, check_scale, scaled_features
-from numpyro_wide.nn._scales import Activation, activation_function, scale_or_unit
+from numpyro_wide._checks import as_floats, check_not_negative, check_one_of, whole_number
+from numpyro_wide.nn._layers import NTKConv, check_images, scaled_features
+from numpyro_wide.nn._scales import Activation, activation_function, check_scale, scale_or_unit
 
 POOLINGS = ("flatten", "mean")
 
@@ -20,17 +20,18 @@ class CNN(linen.Module):
 
     Attributes:
         depth: number of hidden layers.
-        width: channels in each.
+        width: number of channels in each.
         activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
-        w_std: $\sigma_w$ of the hidden layers; None for :func:`unit_scale`'s, which keep the variance at one.
+        w_std: $\sigma_w$ of the hidden layers; None for those that keep the variance at one.
         b_std: $\sigma_b$ of the hidden layers.
-        readout_w_std: $\sigma_w$ of the readout; None likewise.
+        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout.
         padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
         pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
             "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
 
     Raises:
+        TypeError: when it is run, for a scale that is no number.
         ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
 
     Example:
@@ -53,8 +54,8 @@ class CNN(linen.Module):
     pooling: str = "flatten"
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
         whole_number("depth", self.depth)
         _check_network(self, x)
         activate = activation_function(self.activation)
@@ -83,19 +84,20 @@ class WideResNet(linen.Module):
     those of the paper are ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
 
     Attributes:
-        num_blocks: n, residual blocks in each group: 3 for 20 layers.
-        width: channels in the first group.
+        num_blocks: n, the number of residual blocks in each group: 3 for 20 layers.
+        width: number of channels in the first group.
         activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
-        w_std: $\sigma_w$ of all convolutions; None for :func:`unit_scale`'s.
+        w_std: $\sigma_w$ of all convolutions, a number; None for those that keep the variance at one.
         b_std: $\sigma_b$ of all convolutions.
-        readout_w_std: $\sigma_w$ of the readout; None likewise.
+        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout.
-        c: of the residual sums.
+        c: constant c of the residual sums, at least 0.
         padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
         pooling: "mean" averages over pixels before the readout, which lowers the variance of its outputs by as much as
             pixels are not correlated; "flatten" gives the readout the units of all pixels.
 
     Raises:
+        TypeError: when it is run, for a scale that is no number.
         ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
 
     Example:
@@ -119,8 +121,8 @@ class WideResNet(linen.Module):
     pooling: str = "mean"
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
         whole_number("num_blocks", self.num_blocks)
         check_not_negative("c", self.c)
         _check_network(self, x)
@@ -137,10 +139,8 @@ class WideResNet(linen.Module):
                 hidden = ((k - 1 + self.c) / (k + self.c)) ** 0.5 * skip + (1 / (k + self.c)) ** 0.5 * residual
         return _pooled_features(self, activate(hidden))
 
-    def _branches(
-        self, x: jax.Array, num_channels: int, strides: tuple[int, int], name: str
-    ) -> tuple[jax.Array, jax.Array]:
-        """Both terms of a residual sum."""
+    def _branches(self, x: Array, num_channels: int, strides: tuple[int, int], name: str) -> tuple[Array, Array]:
+        """Return both terms of a residual sum."""
         activate = activation_function(self.activation)
         w_std = scale_or_unit(self.w_std, self.activation, self.b_std)
 
@@ -163,18 +163,17 @@ class WideResNet(linen.Module):
         return convolution(1, strides, "skip")(active), residual
 
 
-def _check_network(network: CNN | WideResNet, x: jax.Array) -> None:
+def _check_network(network: CNN | WideResNet, x: Array) -> None:
     check_images(x)
     whole_number("width", network.width)
     for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):
         if getattr(network, name) is not None:
             check_scale(name, getattr(network, name), is_number=True)
-    if network.pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {', '.join(map(repr, POOLINGS))}, but got {network.pooling!r}.")
+    check_one_of("pooling", network.pooling, POOLINGS)
 
 
-def _pooled_features(network: CNN | WideResNet, units: jax.Array) -> jax.Array:
-    """The readout's features, for activated units (n, h, w, channels)."""
+def _pooled_features(network: CNN | WideResNet, units: Array) -> Array:
+    """Return the readout's features, for activated units (n, h, w, channels)."""
     pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
     readout_w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
     return scaled_features(pooled, readout_w_std, network.readout_b_std)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen
+from jax import Array
 
 from numpyro_wide._checks import as_floats, is_known, whole_number
-from numpyro_wide.nn._layers import NTKDense, check_scale, scaled_features, scaled_inputs
-from numpyro_wide.nn._scales import Activation, activation_function, scale_or_unit
+from numpyro_wide.nn._layers import NTKDense, scaled_features, scaled_inputs
+from numpyro_wide.nn._scales import Activation, activation_function, check_scale, scale_or_unit
 
 SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
 
@@ -28,17 +28,19 @@ class FCN(linen.Module):
 
     Attributes:
         depth: number of hidden layers, 0 for a linear model.
-        width: units in each.
+        width: number of units in each.
         activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
-        w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for :func:`unit_scale`'s.
+        w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for those that keep the variance at one.
         b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0, the default, is for no biases.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
-        input_scale: what the inputs are multiplied by, a number or one for each column: a learnt one says how much
-            each input matters (automatic relevance determination). None for one.
+        input_scale: factor of the inputs, a number or one for each column: a learnt one says how much each input
+            matters (automatic relevance determination). None for one.
 
     Raises:
-        ValueError: when it is run, for an unknown activation, a depth or width out of range, or negative scales.
+        TypeError: when it is run, for a scale that does not hold real numbers, or is a prior.
+        ValueError: when it is run, for an unknown activation, a depth or width out of range, or scales that are
+            negative or not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -59,8 +61,8 @@ class FCN(linen.Module):
     input_scale: Any = None
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …), flattened."""
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …), flattened."""
         whole_number("depth", self.depth, 0)
         whole_number("width", self.width)
         activate = activation_function(self.activation)
@@ -74,7 +76,7 @@ class FCN(linen.Module):
         return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
 
     def scales(self) -> dict[str, Any]:
-        """The five scales, None resolved.
+        """Return the five scales, None resolved.
 
         Returns:
             ``w_std`` (depth,), ``b_std``, ``readout_w_std``, ``readout_b_std`` and ``input_scale``: the keywords of
@@ -115,7 +117,7 @@ class FCN(linen.Module):
 
 
 def _by_layer(name: str, scale: Any, depth: int) -> Any:
-    """A scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
+    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
         raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")
@@ -123,4 +125,5 @@ def _by_layer(name: str, scale: Any, depth: int) -> Any:
 
 
 def _number(scale: Any) -> Any:
+    """Return Python's number where the scale is known, which leaves the units their type."""
     return float(scale) if is_known(scale) else scale

@@ -5,17 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpyro.distributions as dist
 from flax import linen
+from jax import Array
 
-from numpyro_wide._checks import check_input_scale, check_not_negative, is_known, whole_number
+from numpyro_wide._checks import check_input_scale, check_one_of, whole_number
+from numpyro_wide.nn._scales import check_scale, is_zero
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
 
 
-def standard_normal_init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """What parameters start from outside of a NumPyro model: their prior."""
+def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
+    """Draw the start of a parameter outside of a NumPyro model from its prior."""
     return jax.random.normal(key, shape)
 
 
@@ -26,11 +26,12 @@ class NTKDense(linen.Module):
 
     Attributes:
         features: number of outputs.
-        w_std: $\sigma_w$.
-        b_std: $\sigma_b$.
+        w_std: $\sigma_w$, a number.
+        b_std: $\sigma_b$, a number.
 
     Raises:
-        ValueError: when it is run, for scales below 0 or a number of outputs below 1.
+        TypeError: when it is run, for a scale that is no number.
+        ValueError: when it is run, for scales below 0 or not finite, or a number of outputs below 1.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -46,8 +47,8 @@ class NTKDense(linen.Module):
     b_std: Any = 0.0
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Outputs (…, features) for inputs (…, m)."""
+    def __call__(self, x: Array) -> Array:
+        """Return outputs (…, features) for inputs (…, m)."""
         _check_layer(self.features, self.w_std, self.b_std)
         num_inputs = x.shape[-1]
         kernel = self.param("kernel", standard_normal_init, (num_inputs, self.features))
@@ -63,12 +64,13 @@ class NTKConv(linen.Module):
         strides: steps along height and width.
         padding: "CIRCULAR" wraps images around, so that units have the same prior variance at every pixel; "SAME" pads
             with zeros, which lowers it along the border; "VALID" does not pad.
-        w_std: $\sigma_w$.
-        b_std: $\sigma_b$. Without it there is no bias parameter.
+        w_std: $\sigma_w$, a number.
+        b_std: $\sigma_b$, a number; without it there is no bias parameter.
 
     Raises:
-        ValueError: when it is run, for inputs that are not images, an unknown padding, scales below 0, or a number of
-            channels below 1.
+        TypeError: when it is run, for a scale that is no number.
+        ValueError: when it is run, for inputs that are not images, an unknown padding, scales below 0 or not finite, or
+            a number of channels below 1.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,11 +89,10 @@ class NTKConv(linen.Module):
     b_std: Any = 0.0
 
     @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Images (n, height', width', features) for images (n, height, width, channels)."""
+    def __call__(self, x: Array) -> Array:
+        """Return images (n, height', width', features) for images (n, height, width, channels)."""
         _check_layer(self.features, self.w_std, self.b_std)
-        if self.padding not in PADDINGS:
-            raise ValueError(f"padding must be one of {', '.join(map(repr, PADDINGS))}, but got {self.padding!r}.")
+        check_one_of("padding", self.padding, PADDINGS)
         check_images(x)
         height, width = self.kernel_size
         num_channels = x.shape[-1]
@@ -105,34 +106,25 @@ class NTKConv(linen.Module):
         return _add_bias(self, (self.w_std / (height * width * num_channels) ** 0.5) * convolved)
 
 
-def scaled_features(units: jax.Array, readout_w_std: Any, readout_b_std: Any) -> jax.Array:
-    r"""What N(0, 1) readout weights multiply: $\sigma_w / \sqrt{d}$ times the units (n, d), a column for the bias."""
+def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Array:
+    r"""Return what N(0, 1) readout weights multiply: $\sigma_w / \sqrt{d}$ times units (n, d), a column for a bias."""
     features = (readout_w_std / units.shape[1] ** 0.5) * units
-    if is_known(readout_b_std) and not readout_b_std:
+    if is_zero(readout_b_std):
         return features
     bias_column = jnp.full((units.shape[0], 1), readout_b_std, features.dtype)
     return jnp.concatenate([features, bias_column], axis=1)
 
 
-def scaled_inputs(x: jax.Array, input_scale: Any) -> jax.Array:
-    """Inputs (n, d) times a number, or a number for each column; as they are for None."""
+def scaled_inputs(x: Array, input_scale: Any) -> Array:
+    """Multiply inputs (n, d) by a number, or one for each column; leave them as they are for None."""
     if input_scale is None:
         return x
     check_input_scale(input_scale, x.shape[1])
     return x * jnp.broadcast_to(jnp.asarray(input_scale, x.dtype), x.shape)
 
 
-def check_scale(name: str, value: Any, *, is_number: bool) -> None:
-    """Not negative, where it is known, and no prior, which belongs elsewhere."""
-    if isinstance(value, dist.Distribution):
-        raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
-    if is_number and np.shape(value) != ():
-        raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
-    check_not_negative(name, value)
-
-
-def check_images(x: jax.Array) -> None:
-    """A batch of images."""
+def check_images(x: Array) -> None:
+    """Refuse inputs that are not a batch of images."""
     if x.ndim != 4:
         raise ValueError(
             f"inputs must be images (n, height, width, channels), but got shape {x.shape}; give grey images an axis "
@@ -142,12 +134,12 @@ def check_images(x: jax.Array) -> None:
 
 def _check_layer(features: int, w_std: Any, b_std: Any) -> None:
     whole_number("features", features)
-    check_not_negative("w_std", w_std)
-    check_not_negative("b_std", b_std)
+    check_scale("w_std", w_std)
+    check_scale("b_std", b_std)
 
 
-def _add_bias(layer: Any, outputs: jax.Array) -> jax.Array:
-    if isinstance(layer.b_std, int | float) and layer.b_std == 0:
+def _add_bias(layer: Any, outputs: Array) -> Array:
+    if is_zero(layer.b_std):
         return outputs
     init: Callable = standard_normal_init
     bias = layer.param("bias", init, (layer.features,))

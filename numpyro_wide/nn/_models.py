@@ -1,4 +1,4 @@
-"""Whole NumPyro models in one line."""
+"""Whole Bayesian networks as NumPyro models, in one line."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,12 +11,13 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_positive, listing, whole_number
+from numpyro_wide._checks import check_no_nan, check_positive, is_known, listing, whole_number
 from numpyro_wide.nn._convolutional import CNN, WideResNet
 from numpyro_wide.nn._fully_connected import FCN, SCALES
-from numpyro_wide.nn._latent_scales import scale_site
+from numpyro_wide.nn._latent_scales import check_prior, scale_site
 from numpyro_wide.nn._random import is_module, random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks
+from numpyro_wide.nn._scales import check_finite, check_scale
 
 
 def bnn(
@@ -28,7 +29,7 @@ def bnn(
     readout_scale: ArrayLike = 1.0,
     block_size: int | str | None = None,
 ) -> Callable[..., None]:
-    r"""A Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for every handler of this package.
+    r"""Make a Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for this package's handlers.
 
     Its sites, in their order: "noise" and the scales that are latent, each a deterministic site beside one called
     "noise_base" and so on, which is N(0, 1) a priori, so that every kernel has an easy time; "hidden.…", one standard
@@ -42,27 +43,29 @@ def bnn(
     Args:
         features_net: a flax module, of linen or NNX, that gives the readout's features (n, d) for inputs, scales
             included, such as :class:`FCN`; or a function of the inputs that does so and has sample sites of its own.
-        num_outputs: k, or None for targets that are a vector (n,).
+        num_outputs: k, the number of outputs, or None for targets that are a vector (n,).
         noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
             log-normal, half-normal, half-Cauchy, exponential or uniform.
-        scales: of ``features_net``, by name, in the place of its own: "w_std", "b_std", "readout_w_std",
+        scales: scales of ``features_net`` by name, in the place of its own: "w_std", "b_std", "readout_w_std",
             "readout_b_std" and, for an :class:`FCN`, "input_scale"; numbers or arrays, such as those of
             :func:`~numpyro_wide.wide_limit.fit`, or their priors, of the kinds that the noise may have, with a batch of
             the scale's shape. ``features_net`` must then be one of this package's modules.
         readout_scale: standard deviation of the readout's prior, which broadcasts against it; for features without
             their scale, as in the standard parametrisation.
-        block_size: rows of the inputs whose hidden units are held at a time, "auto", or None for all: see
-            :func:`by_row_blocks`. Without None, ``features_net`` must be a module.
+        block_size: number of rows of the inputs whose hidden units are held at a time, "auto", or None for all: see
+            :func:`by_row_blocks`. Unless it is None, ``features_net`` must be a module.
 
     Returns:
         The model; without ``y`` it predicts, or simulates from the prior.
 
     Raises:
-        TypeError: if ``features_net`` is neither a module nor a function, or a function is to run in blocks or have
-            scales.
-        ValueError: for a number of outputs or a block size below 1, noise or ``readout_scale`` that are not positive,
-            or scales that the module does not have; when the model runs, if the features are not a matrix with a row
-            for each of the inputs', or ``y`` has another shape than the outputs.
+        TypeError: if ``features_net`` is neither a module nor a function, a function is to run in blocks or have
+            scales, ``scales`` is no dictionary, or a scale or the noise is neither a prior nor real numbers; when the
+            model runs, if ``x`` or ``y`` does not hold real numbers.
+        ValueError: for a number of outputs or a block size below 1, noise or ``readout_scale`` that are not positive
+            and finite, priors of numbers that may be negative, or scales that the module does not have; when the model
+            runs, if ``x`` or ``y`` is not finite, the features are not a matrix with a row for each of the inputs',
+            ``y`` has another shape than the outputs, or noise does not broadcast against them.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -82,14 +85,20 @@ def bnn(
         )
     if num_outputs is not None:
         whole_number("num_outputs", num_outputs)
-    for name, value in (("noise", noise), ("readout_scale", readout_scale)):
-        if not isinstance(value, dist.Distribution):
-            check_positive(name, value)
+    if isinstance(readout_scale, dist.Distribution):
+        raise TypeError(
+            "readout_scale must be numbers, but is a distribution; a latent scale of the readout is the network's: "
+            'scales={"readout_w_std": ...}.'
+        )
+    _check_positive_numbers("readout_scale", readout_scale)
+    if isinstance(noise, dist.Distribution):
+        check_prior("noise", noise)
+    else:
+        _check_positive_numbers("noise", noise)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
     by_row_blocks(features_net, block_size)  # refuses a wrong size now
-    scales = dict(scales or {})
-    _check_scales(features_net, scales)
+    scales = _checked_scales(features_net, scales)
     return partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
 
 
@@ -103,7 +112,10 @@ def _bnn(
     x: Array,
     y: Array | None = None,
 ) -> None:
-    """The model that :func:`bnn` gives."""
+    """Run the model that :func:`bnn` gives."""
+    for name, value in (("x", x), ("y", y)):
+        if value is not None:
+            _check_data(name, value)
     noise_scale = scale_site("noise", noise)
     if scales:
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
@@ -120,7 +132,7 @@ def _bnn(
             f"y must have shape {mean.shape} for {features.shape[0]} rows and num_outputs={num_outputs}, but got "
             f"{jnp.shape(y)}."
         )
-    if np.broadcast_shapes(mean.shape, np.shape(noise_scale)) != mean.shape:
+    if not _broadcasts(np.shape(noise_scale), mean.shape):
         raise ValueError(
             f"noise must broadcast against the outputs {mean.shape}, but has shape {np.shape(noise_scale)}; noise by "
             "row is (n,) for a vector of outputs and (n, 1) or (n, k) for a matrix."
@@ -129,9 +141,15 @@ def _bnn(
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
 
 
-def _check_scales(features_net: Any, scales: dict[str, ArrayLike | dist.Distribution]) -> None:
+def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
+    """Return the scales that :func:`bnn` is given as a dictionary of their own."""
+    if scales is not None and not isinstance(scales, Mapping):
+        raise TypeError(
+            f'scales must be a dictionary, such as {{"w_std": 1.0}}, or None, but is a {type(scales).__name__}.'
+        )
+    scales = dict(scales or {})
     if not scales:
-        return
+        return scales
     if not isinstance(features_net, FCN | CNN | WideResNet):
         raise TypeError(
             "scales are those of an FCN, CNN or WideResNet, but features_net is of another kind; give them sites in a "
@@ -142,6 +160,11 @@ def _check_scales(features_net: Any, scales: dict[str, ArrayLike | dist.Distribu
         raise ValueError(
             f"scales must be among {listing(known)} of {type(features_net).__name__}, but got {listing(unknown)}."
         )
+    for name, value in scales.items():
+        if isinstance(value, dist.Distribution):
+            check_prior(name, value)
+        elif value is not None:
+            check_scale(name, value)
     for bias, weights in (("b_std", "w_std"), ("readout_b_std", "readout_w_std")):
         given = scales.get(weights, getattr(features_net, weights))
         if isinstance(scales.get(bias), dist.Distribution) and given is None:
@@ -149,6 +172,28 @@ def _check_scales(features_net: Any, scales: dict[str, ArrayLike | dist.Distribu
                 f"{weights}=None keeps the variance at one for biases of a known scale, but {bias} has a prior; give "
                 f"{weights} too, a number or its prior."
             )
+    return scales
+
+
+def _check_positive_numbers(name: str, value: Any) -> None:
+    check_finite(name, value)
+    check_positive(name, value)
+
+
+def _check_data(name: str, value: Any) -> None:
+    """Refuse inputs or targets that are not finite real numbers, where they are known."""
+    check_no_nan(name, value)
+    if is_known(value) and not np.isfinite(np.asarray(value, float)).all():
+        num_infinite = int(np.isinf(np.asarray(value, float)).sum())
+        raise ValueError(f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or clip them.")
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Tell whether an array of a shape broadcasts to another shape."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
 
 
 def _matrix(features: Array, x: Array) -> Array:

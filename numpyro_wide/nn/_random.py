@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from flax import linen, nnx
+from jax import Array
 from jax.tree_util import GetAttrKey, keystr
 
 from numpyro_wide._checks import listing
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
-    r"""A network with a standard normal prior over all its parameters, each of which is a site.
+    r"""Make a network with a standard normal prior over all its parameters, each of which is a site.
 
     A parameter's site is called ``name`` and its path in the module, joined by "." (ArviZ 1.x refuses "/"), and has its
     shape: diagnostics read layer by layer, and :class:`~numpyro_wide.mcmc.SplitHMC` learns what the units of a layer
     share. Get the module's parameters back from draws with :func:`network_parameters`.
 
     Args:
-        name: what the names of the sites begin with.
-        module: a ``flax.linen`` module, or one of ``flax.nnx``, whose parameters' values are not used.
+        name: beginning of the names of the sites.
+        module: module of ``flax.linen``, or of ``flax.nnx``, whose parameters' values are not used.
         *args: example inputs for a linen module, which takes its parameters' shapes from them; a batch will do.
 
     Returns:
@@ -54,15 +55,15 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
     return network(jax.tree.unflatten(jax.tree.structure(shapes), values))
 
 
-def network_parameters(draws: Mapping[str, jax.Array], name: str, module: Any, *args: Any) -> Any:
-    """The parameters of a module, from draws of the sites that :func:`random_network` gives it.
+def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args: Any) -> Any:
+    """Return the parameters of a module, from draws of the sites that :func:`random_network` gives it.
 
     Args:
-        draws: by name of the site, with any number of leading axes, such as those of chains and draws; what
+        draws: draws by name of the site, with any number of leading axes, such as those of chains and draws; what
             ``mcmc.get_samples()`` gives. Sites of other names are ignored.
-        name: as given to :func:`random_network`.
-        module: likewise.
-        *args: likewise.
+        name: beginning of the sites' names that :func:`random_network` was given.
+        module: module that :func:`random_network` was given.
+        *args: example inputs that :func:`random_network` was given.
 
     Returns:
         The parameters as the module has them, each with the leading axes of its draws: for a linen module a dictionary,
@@ -70,7 +71,7 @@ def network_parameters(draws: Mapping[str, jax.Array], name: str, module: Any, *
 
     Raises:
         TypeError: if ``module`` is not a flax module.
-        ValueError: as :func:`random_network` does, and if a site is missing or has another shape.
+        ValueError: for modules that :func:`random_network` refuses, and if a site is missing or has another shape.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -99,12 +100,12 @@ def network_parameters(draws: Mapping[str, jax.Array], name: str, module: Any, *
 
 
 def is_module(candidate: Any) -> bool:
-    """Whether it is a flax module, of one kind or the other."""
+    """Tell whether it is a flax module, of linen or NNX."""
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
 def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
-    """Parameters that have shapes, in the module's own structure, and what makes a network of others like them."""
+    """Return the parameters' shapes, in the module's own structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
         parameters, network = _of_linen(module, args)
     elif isinstance(module, nnx.Module):
@@ -117,7 +118,7 @@ def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
 
 
 def _sites(name: str, module: Any, parameters: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters' sites, in the order of the leaves."""
+    """Return names and shapes of the parameters' sites, in the order of the leaves."""
     sites: dict[str, tuple[int, ...]] = {}
     for path, leaf in jax.tree.leaves_with_path(parameters):
         # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import whole_number
@@ -13,17 +14,17 @@ from numpyro_wide._checks import whole_number
 AUTO_NUMBERS = 2**26
 
 
-def by_row_blocks(network: Callable[[jax.Array], jax.Array], block_size: int | str | None = "auto") -> Callable:
-    """A network that computes a block of rows at a time, and holds the hidden units of one block only.
+def by_row_blocks(network: Callable[[Array], Array], block_size: int | str | None = "auto") -> Callable:
+    """Make a network compute a block of rows at a time, and hold the hidden units of one block only.
 
     Values and gradients are those of the network, but for rounding. The gradient computes each block once more instead
     of keeping its hidden units: a third more work, for memory that does not grow with rows · layers. Leave it out where
     rows are sharded over devices, which block by themselves.
 
     Args:
-        network: a function of inputs (n, ...) to (n, d), each row from its own row of inputs alone.
-        block_size: rows at a time; "auto" for as many as keep the numbers computed on the way within 64 million, found
-            from the network's own operations; None for all at once.
+        network: function of inputs (n, ...) to (n, d), each row from its own row of inputs alone.
+        block_size: number of rows at a time; "auto" for as many as keep the numbers computed on the way within 64
+            million, found from the network's own operations; None for all at once.
 
     Returns:
         A function of the inputs.
@@ -43,7 +44,7 @@ def by_row_blocks(network: Callable[[jax.Array], jax.Array], block_size: int | s
             raise ValueError(f'block_size must be a number of rows, "auto" or None, but got {block_size!r}.')
         block_size = whole_number("block_size", block_size)
 
-    def blocked(x: jax.Array) -> jax.Array:
+    def blocked(x: Array) -> Array:
         x = jnp.asarray(x)
         if isinstance(block_size, str):
             size: int | None = max(1, AUTO_NUMBERS // _numbers_per_row(network, x))
@@ -54,8 +55,8 @@ def by_row_blocks(network: Callable[[jax.Array], jax.Array], block_size: int | s
     return blocked
 
 
-def _numbers_per_row(network: Callable, x: jax.Array) -> int:
-    """How many numbers the network's operations give for one row: what two rows give more than one."""
+def _numbers_per_row(network: Callable, x: Array) -> int:
+    """Count the numbers that the network's operations give for one row: what two rows give more than one."""
 
     def numbers(num_rows: int) -> int:
         rows = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen
+from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import is_known, whole_number
@@ -20,8 +21,8 @@ class ScaledReLU(linen.Module):
     $\delta_{kl} E[\max(0, x^\top w) \max(0, x'^\top w)]$ (their Lemma 9), and stays there during training. No
     biases: append a constant to x for one.
 
-    Args:
-        width: p.
+    Attributes:
+        width: p, the number of hidden units.
         num_outputs: number of outputs, the natural parameters of a guide.
 
     Raises:
@@ -48,27 +49,28 @@ class ScaledReLU(linen.Module):
         self.hidden = linen.Dense(self.width, use_bias=False, kernel_init=linen.initializers.normal(1.0))
         self.readout = linen.Dense(self.num_outputs, use_bias=False, kernel_init=linen.initializers.zeros)
 
-    def features(self, x: jax.Array) -> jax.Array:
-        """What the readout multiplies, p^(-1/2) max(0, x·w), (..., p), for inputs (..., d)."""
+    def features(self, x: Array) -> Array:
+        """Return what the readout multiplies, p^(-1/2) max(0, x·w), (..., p), for inputs (..., d)."""
         return linen.relu(self.hidden(x)) * self.width**-0.5
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Outputs (..., num_outputs) for inputs (..., d)."""
+    def __call__(self, x: Array) -> Array:
+        """Return outputs (..., num_outputs) for inputs (..., d)."""
         return self.readout(self.features(x))
 
     @linen.nowrap
-    def linearize(self, params0: Any) -> Callable[[Any, ArrayLike], jax.Array]:
-        """The encoder linearised in its parameters around ``params0`` (McNamara 2025, Section 5).
+    def linearize(self, params0: Any) -> Callable[[Any, ArrayLike], Array]:
+        """Linearise the encoder in its parameters around ``params0`` (McNamara 2025, Section 5).
 
         The same function as ``wide_limit.linearize(encoder.apply, params0)``, at less than half of its cost: where
         the readout of ``params0`` is zero, as at the start, the hidden weights have no first-order effect, and what is
         left is the linear model of the readout on fixed random features.
 
         Args:
-            params0: what ``encoder.init`` returned, or parameters from later on.
+            params0: parameters, those that ``encoder.init`` returned or later ones.
 
         Returns:
-            ``linear(params, x)``, with ``params`` of the structure of ``params0`` and outputs as ``encoder.apply``.
+            A function ``linear(params, x)`` with ``params`` of the structure of ``params0``, whose outputs have the
+            shape of those of ``encoder.apply``.
 
         Raises:
             ValueError: if ``params0``, or later ``params``, are not the encoder's parameters.
@@ -85,7 +87,7 @@ class ScaledReLU(linen.Module):
         # in NumPy, for a known array of jax.numpy becomes an unknown one by any operation under jit
         is_at_start = is_known(readout0) and not np.asarray(readout0).any()
 
-        def linear(params: Any, x: ArrayLike) -> jax.Array:
+        def linear(params: Any, x: ArrayLike) -> Array:
             """Evaluate the linearised network."""
             hidden, readout = _weights(self, params)
             preactivations = x @ hidden0
@@ -97,8 +99,8 @@ class ScaledReLU(linen.Module):
         return linear
 
 
-def _weights(encoder: ScaledReLU, params: Any) -> tuple[jax.Array, jax.Array]:
-    """The hidden weights (d, p) and the readout's (p, num_outputs)."""
+def _weights(encoder: ScaledReLU, params: Any) -> tuple[Array, Array]:
+    """Return the hidden weights (d, p) and the readout's (p, num_outputs)."""
     try:
         layers = params["params"]
         hidden, readout = layers["hidden"]["kernel"], layers["readout"]["kernel"]

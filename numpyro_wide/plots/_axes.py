@@ -4,7 +4,7 @@ from typing import Any
 
 
 def axes_or_new(ax: Any) -> Any:
-    """The axes given, or those of a new figure."""
+    """Return the axes given, or those of a new figure."""
     if ax is not None:
         return ax
     from matplotlib import pyplot  # here, so that the package imports without a display

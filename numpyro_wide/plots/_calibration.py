@@ -7,7 +7,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.calibration import Coverage, uniformity_band
+from numpyro_wide.calibration import Coverage
+from numpyro_wide.calibration.internal import uniformity_band
 from numpyro_wide.plots._axes import axes_or_new
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def plot_rank_histogram(
     ax: "Axes | None" = None,
     **kwargs: Any,
 ) -> "Axes":
-    """Histogram of ranks with the simultaneous band of uniform ones (Talts 2018, Figure 1).
+    """Draw a histogram of ranks with the simultaneous band of uniform ones (Talts 2018, Figure 1).
 
     Args:
         ranks: ranks of one scalar, (num_simulations,), as ``calibration.sbc_ranks`` gives them.
@@ -31,8 +32,8 @@ def plot_rank_histogram(
         num_bins: number of bins; by default at most 30 and one for every 20 simulations, if possible with equally
             many ranks in each. Where they differ, heights and band are densities relative to uniform all the same.
         level: probability that a histogram of uniform ranks is inside the band everywhere.
-        ax: where to draw; None for a new figure.
-        **kwargs: passed on to ``Axes.bar``.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.bar``.
 
     Returns:
         The axes.
@@ -60,7 +61,7 @@ def plot_probability_integral_transform(
     ax: "Axes | None" = None,
     **kwargs: Any,
 ) -> "Axes":
-    """Histogram of the transforms of what was observed, with the simultaneous band of uniform ones.
+    """Draw a histogram of the transforms of what was observed, with the simultaneous band of uniform ones.
 
     A hump in the middle tells of predictions that are too wide, high ends of predictions that are too narrow, and a
     slope of a bias (Gneiting, Balabdaoui and Raftery 2007).
@@ -70,8 +71,8 @@ def plot_probability_integral_transform(
         num_bins: number of bins of equal width; by default one for every 20 values, at least 5 and at most 30.
         level: probability that a histogram of n independent uniform values is inside the band everywhere. Counts are
             binomial in each bin.
-        ax: where to draw; None for a new figure.
-        **kwargs: passed on to ``Axes.bar``.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.bar``.
 
     Returns:
         The axes.
@@ -97,7 +98,7 @@ def plot_rank_ecdf(
     ax: "Axes | None" = None,
     **kwargs: Any,
 ) -> "Axes":
-    """Difference of the ranks' distribution function from the uniform one, with its simultaneous band.
+    """Draw the difference of the ranks' distribution function from the uniform one, with its simultaneous band.
 
     Without bins, it shows more of small samples than a histogram, and several scalars fit into one figure
     (Säilynoja 2022). A curve above zero on the left and below it on the right tells of too narrow posteriors.
@@ -106,8 +107,8 @@ def plot_rank_ecdf(
         ranks: (num_simulations,), or a dictionary of arrays (num_simulations, ...) as ``calibration.sbc_ranks`` gives.
         num_draws: number of draws that they are ranks among.
         level: probability that the curve of *one* uniform rank is inside the band everywhere.
-        ax: where to draw; None for a new figure.
-        **kwargs: passed on to ``Axes.step``.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.step``.
 
     Returns:
         The axes.
@@ -136,13 +137,13 @@ def plot_rank_ecdf(
 def plot_coverage(
     coverage: "Coverage | Mapping[str, Coverage]", *, level: float = 0.95, ax: "Axes | None" = None, **kwargs: Any
 ) -> "Axes":
-    """Empirical against nominal coverage, with the simultaneous band of an exact posterior.
+    """Draw empirical against nominal coverage, with the simultaneous band of an exact posterior.
 
     Args:
         coverage: what ``calibration.tarp`` returns, or the dictionary of ``calibration.expected_coverage``.
         level: probability that *one* curve of an exact posterior is inside the band everywhere.
-        ax: where to draw; None for a new figure.
-        **kwargs: passed on to ``Axes.plot``.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.plot``.
 
     Returns:
         The axes.
@@ -164,7 +165,7 @@ def plot_coverage(
 
 
 def _histogram(counts: np.ndarray, edges: np.ndarray, level: float, ax: Any, style: dict[str, Any]) -> Any:
-    """Bars of densities relative to uniform on [0, 1], and their band."""
+    """Draw bars of densities relative to uniform on [0, 1], and their band."""
     ax = axes_or_new(ax)
     num_values, masses = int(counts.sum()), np.diff(edges)
     low, high = uniformity_band(masses, num_values, level=level, cumulative=False)
@@ -212,7 +213,7 @@ def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
 
 
 def _default_bins(num_simulations: int, num_draws: int) -> int:
-    """The largest divisor of the number of ranks that is not far below what the simulations can fill."""
+    """Return the largest divisor of the number of ranks that is not far below what the simulations can fill."""
     most = min(_most_bins(num_simulations), num_draws + 1)
     return next((bins for bins in range(most, most // 2, -1) if (num_draws + 1) % bins == 0), most)
 
@@ -222,7 +223,7 @@ def _most_bins(num_values: int) -> int:
 
 
 def _scalars(groups: "Mapping[str, ArrayLike]") -> dict[str, np.ndarray]:
-    """One entry for each scalar component of arrays (m, ...), named as ``name[i, j]``."""
+    """Return one entry for each scalar component of arrays (m, ...), named as ``name[i, j]``."""
     found = {}
     for name, values in groups.items():
         array = np.asarray(values)

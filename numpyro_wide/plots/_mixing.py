@@ -1,4 +1,4 @@
-"""How fast chains mix: by width, by steps, by lag."""
+"""Figures of mixing: effective sample size by width, R-hat by steps, autocorrelation by lag."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide.diagnostics import autocorrelation, rhat_squared
+from numpyro_wide.diagnostics import rhat_squared
+from numpyro_wide.diagnostics.internal import autocorrelation
 from numpyro_wide.plots._axes import axes_or_new
 
 
@@ -16,13 +17,13 @@ def plot_ess_by_width(
     ax: Any = None,
     ylabel: str = "effective sample size per gradient",
 ) -> Any:
-    """Effective sample size against layer width: mean, and a band from least to largest (Hron 2022, Fig. 7 and 11).
+    """Draw effective sample size against layer width: mean, and a band from least to largest (Hron 2022, Fig. 7, 11).
 
     Args:
-        ess: by label and width: the sizes over projections, an array, or their "mean", "min" and "max", as
-            :func:`~numpyro_wide.diagnostics.projected_ess` gives them.
+        ess: effective sample sizes by label and width: the sizes over projections, an array, or their "mean", "min"
+            and "max", as :func:`~numpyro_wide.diagnostics.projected_ess` gives them.
         ax: matplotlib axes, or None for a new figure.
-        ylabel: what the sizes are.
+        ylabel: label of the axis of the sizes.
 
     Returns:
         The axes.
@@ -51,11 +52,11 @@ def plot_ess_by_width(
 def plot_rhat_by_steps(
     draws: Mapping[str, ArrayLike], *, thinning: int = 1, num_points: int = 25, ax: Any = None
 ) -> Any:
-    r"""$\hat R^2 - 1$ of the first steps against their number: mean, and a band to the largest (Hron 2022, Fig. 9).
+    r"""Draw $\hat R^2 - 1$ of the first steps by their number: mean, and a band to the largest (Hron 2022, Fig. 9).
 
     Args:
-        draws: by label, (chain, draw, ...), such as :func:`~numpyro_wide.diagnostics.project` gives.
-        thinning: steps of the chain for each draw.
+        draws: draws by label, (chain, draw, ...), such as :func:`~numpyro_wide.diagnostics.project` gives.
+        thinning: number of steps of the chain for each draw.
         num_points: number of points on each line.
         ax: matplotlib axes, or None for a new figure.
 
@@ -94,12 +95,12 @@ def plot_rhat_by_steps(
 def plot_autocorrelation(
     draws: Mapping[str, ArrayLike], *, max_lag: int = 50, thinning: int = 1, ax: Any = None
 ) -> Any:
-    """Autocorrelation against lag: mean over dimensions, and a band from least to largest.
+    """Draw autocorrelation against lag: mean over dimensions, and a band from least to largest.
 
     Args:
-        draws: by label, (chain, draw, ...), such as :func:`~numpyro_wide.diagnostics.project` gives.
+        draws: draws by label, (chain, draw, ...), such as :func:`~numpyro_wide.diagnostics.project` gives.
         max_lag: largest lag, in draws.
-        thinning: steps of the chain for each draw.
+        thinning: number of steps of the chain for each draw.
         ax: matplotlib axes, or None for a new figure.
 
     Returns:

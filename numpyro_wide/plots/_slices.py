@@ -1,4 +1,4 @@
-"""Slices through three modes of a log posterior, drawn (Hron 2022, Fig. 5)."""
+"""Figures of slices through three modes of a log posterior (Hron 2022, Fig. 5)."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def plot_posterior_slice(
 
     Args:
         slice_: what :func:`~numpyro_wide.diagnostics.posterior_slice` gave.
-        depth: lowest level in nats, below which all is drawn alike; by default the slice's lowest. Give the slices
+        depth: lowest level in nats, below which everything looks alike; by default the slice's lowest. Give the slices
             to be compared the same one.
         ax: matplotlib axes, or None for a new figure.
         colorbar: whether to draw a scale.

@@ -1,7 +1,7 @@
-"""A whole model with its readout integrated out."""
+"""Whole models with their readout integrated out."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -10,18 +10,23 @@ import numpy as np
 from jax import Array
 from numpyro.handlers import seed, trace
 
-from numpyro_wide._checks import is_known, is_tracing, listing
-from numpyro_wide._traces import sample_sites
-from numpyro_wide.readout._conjugacy import check_conjugacy
-from numpyro_wide.readout._conjugate import check_options
-from numpyro_wide.readout._given import only_given_values, refuse_draws_without_readout, refuse_given_collapsed
+from numpyro_wide._checks import check_names_known, is_known, is_tracing
+from numpyro_wide._programs import digest
+from numpyro_wide._traces import array_leaves, sample_sites
+from numpyro_wide.readout._conjugacy import Conjugacy, check_conjugacy
 from numpyro_wide.readout._marginal import ReadoutMarginal
-from numpyro_wide.readout._sites import ReadoutSites, SiteNames
-from numpyro_wide.readout._wrapped import Model, adopt_signature
+from numpyro_wide.readout._model import Draws, Model, ReadoutModel, adopt_signature, check_options
+from numpyro_wide.readout._predictive import ReadoutPredictive
+from numpyro_wide.readout._run import ReadoutSites, SiteNames, refuse_masked, refuse_scaled
+from numpyro_wide.readout._surroundings import (
+    only_given_values,
+    refuse_draws_without_readout,
+    refuse_given_collapsed,
+)
 
 
 @dataclass(eq=False)
-class CollapsedModel:
+class CollapsedModel(ReadoutModel):
     """A model with its readout integrated out, by :func:`~numpyro_wide.collapse_readout` with these arguments."""
 
     fn: Model
@@ -29,8 +34,8 @@ class CollapsedModel:
     features: str
     observed: str
     variant: str
-    # By shapes of the arguments, and whether they were traced: the deterministic sites that move with the readout.
-    _checked: dict[tuple, frozenset[str]] = field(default_factory=dict, init=False, repr=False)
+    # By digest of the model's program, and whether its numbers were traced.
+    _checked: dict[tuple[bool, str], Conjugacy] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         adopt_signature(self, self.fn)
@@ -42,33 +47,44 @@ class CollapsedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
-        is_observed = _is_observed(self.fn, args, kwargs)
-        if self.observed not in is_observed:
-            raise ValueError(
-                f"observed names the sample site {self.observed!r}, which the model does not have; "
-                f"its sample sites are {listing(is_observed)}."
-            )
+        is_observed, program = _abstract_run(self.fn, args, kwargs)
+        check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
             refuse_draws_without_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
         refuse_given_collapsed(self.readout)
-        sites = _Marginalise(self.names, self.variant, hidden=self._moving_sites(args, kwargs))
+        found = self._conjugacy(program, args, kwargs)
+        sites = _Marginalise(self.names, self.variant, hidden=found.moving_sites)
         with sites:
             result = self.fn(*args, **kwargs)
         sites.read_off()
         return result
 
-    def _moving_sites(self, args: tuple, kwargs: dict[str, Any]) -> frozenset[str]:
-        """The deterministic sites that move with the readout, after a check of the model at every new shape."""
-        shapes = _shapes_of((args, kwargs))
-        known, traced = (False, shapes), (True, shapes)
+    def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames:
+        """Return the names of the sites that the model was wrapped with."""
+        return self.names
+
+    def weights(
+        self,
+        rng_key: Array,
+        draws: Draws,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+    ) -> Draws:
+        """Return draws of the model as it was: those given, with exact draws of the readout given them."""
+        predictive = ReadoutPredictive(self, draws, args, dict(kwargs), params=dict(params or {}))
+        return {**draws, self.readout: predictive.readout(rng_key)}
+
+    def _conjugacy(self, program: str, args: tuple, kwargs: dict[str, Any]) -> Conjugacy:
+        """Check the model, once for each program that it traces to."""
+        known, traced = (False, program), (True, program)
         if known in self._checked:  # with numbers, it said more
             return self._checked[known]
         key = traced if is_tracing() else known
         if key not in self._checked:
-            found = check_conjugacy(self.fn, self.names, args, kwargs)
-            self._checked[key] = found.moving_sites
-            _warn_of_lost_noise(self.observed, found.noise_margin)
+            self._checked[key] = check_conjugacy(self.fn, self.names, args, kwargs)
+            _warn_of_rounding(self.observed, self._checked[key].evidence_error)
         return self._checked[key]
 
 
@@ -107,8 +123,9 @@ def collapse_readout(
     sampler that evaluates its target runs the model in the same way.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
-    be used in no other distribution. Both are checked with two runs of the model the first time that it is called
-    outside of JAX's transformations; deterministic sites that move with the readout are not recorded.
+    be used in no other distribution. Both are checked when the model is called, once for each program that it traces
+    to: a model that reads a global or a closure is checked again where that has changed what it computes. Deterministic
+    sites that move with the readout are not recorded.
 
     Args:
         fn: the model. Without it, ``collapse_readout`` gives a decorator.
@@ -122,7 +139,7 @@ def collapse_readout(
         The wrapped model.
 
     Warns:
-        UserWarning: when the model is first run with data of some shape, if its noise is given, not drawn, and so small
+        UserWarning: when a program of the model is first run, if its noise is given, not drawn, and so small
             that the log density is NaN in the precision at hand.
 
     Raises:
@@ -132,21 +149,17 @@ def collapse_readout(
             not fit, data hold NaN, or the model is not linear in the readout as described.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC, NUTS
-        >>> from numpyro_wide import ReadoutPredictive, collapse_readout
-        >>> def model(x, y=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> from numpyro_wide import ReadoutPredictive, collapse_readout, nn
+        >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
         >>> y = jnp.sin(x[:, 0])
-        >>> wrapped = collapse_readout(model, readout="w", features="features", observed="y")
+        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, y)
         >>> sorted(mcmc.get_samples())
-        ['hidden']
+        ['hidden.hidden_0.kernel']
         >>> predictive = ReadoutPredictive(wrapped, mcmc.get_samples(), (x, y))
         >>> predictive.readout(jax.random.key(1)).shape
         (10, 50)
@@ -160,7 +173,7 @@ def collapse_readout(
 
 
 class _Marginalise(ReadoutSites):
-    """Puts the marginal in the place of the observed site's Normal."""
+    """Handler that puts the marginal in the place of the observed site's Normal."""
 
     def __init__(self, names: SiteNames, variant: str, hidden: frozenset[str]):
         super().__init__(names, hidden=hidden)
@@ -170,50 +183,62 @@ class _Marginalise(ReadoutSites):
         super().process_message(msg)
         if msg["type"] == "sample" and msg["name"] == self.names.observed:
             run = self.read_off()
-            msg["fn"] = ReadoutMarginal(
-                run.features,
-                run.loc,
-                run.noise_scale,
-                run.prior_scale,
-                variant=self.variant,
-                readout=(f"readout {self.names.readout!r}", run.prior_loc.shape),
-            )
+            msg["fn"] = ReadoutMarginal(run.problem(self.variant), run.loc)
             # The rows are no longer independent, whatever plates surround them.
             msg["cond_indep_stack"] = []
 
+    def postprocess_message(self, msg: dict) -> None:
+        if self.begun[-1] == self.names.observed:
+            # Handlers around the wrapped model come to a site after this one, and what they have set shows here.
+            if not _is_known_one(msg["scale"]):
+                refuse_scaled(self.names.observed, msg)
+            refuse_masked(self.names.observed, msg)
+        super().postprocess_message(msg)
 
-def _warn_of_lost_noise(observed: str, margin: Array | None) -> None:
-    """Says so while the reason can be told: a sampler that starts at NaN gives none, or goes nowhere without a word."""
-    if margin is not None and is_known(margin) and float(margin) < 1:
-        warnings.warn(
-            f"the noise of observed site {observed!r} is too small for {margin.dtype}: its variance is "
-            f"{float(margin):.2g} times the least that the rounding of products of the features leaves a trace of, at "
-            "weights drawn from the prior. There the log density is NaN. Run in float64 "
-            "(jax.config.update('jax_enable_x64', True)), or use a larger noise.",
-            UserWarning,
-            stacklevel=4,  # whoever runs the model
+
+def _is_known_one(scale: Any) -> bool:
+    return scale is not None and is_known(scale) and bool(np.all(np.asarray(scale) == 1))
+
+
+def _warn_of_rounding(observed: str, error: Array | None) -> None:
+    """Warn while the reason can be told: a sampler that starts at NaN, or feels rounding, gives none."""
+    if error is None or not is_known(error) or float(error) < 0.1:
+        return
+    if float(error) == float("inf"):
+        what = (
+            f"the noise of observed site {observed!r} is too small for {error.dtype}: its variance is less than the "
+            "rounding of products of the features leaves a trace of, at weights drawn from the prior. There the log "
+            "density is NaN."
         )
+    else:
+        what = (
+            f"the log density of observed site {observed!r} loses its digits in {error.dtype}: at weights drawn from "
+            f"the prior, rounding moves it by about {float(error):.2g} nats, which a sampler feels. Centre and "
+            "standardise the targets, with the scale of the readout's prior to go with them."
+        )
+    warnings.warn(
+        f"{what} Run in float64 (jax.config.update('jax_enable_x64', True)), or use a larger noise.",
+        UserWarning,
+        stacklevel=4,  # whoever runs the model
+    )
 
 
-def _is_observed(fn: Model, args: tuple, kwargs: dict) -> dict[str, bool]:
-    """The sample sites of a call of the model and whether each is observed, found by an abstract run.
+def _abstract_run(fn: Model, args: tuple, kwargs: dict) -> tuple[dict[str, bool], str]:
+    """Run the model without numbers.
 
     Of the handlers around the call, those that set values count; the run is hidden from all others.
+
+    Returns:
+        Whether each sample site is observed, by name, and a digest of the program that the run traces to: of what the
+        model computes, whatever globals, closures and attributes that comes from. Values of arrays are not part of it.
     """
     is_observed: dict[str, bool] = {}
 
-    def run() -> None:
+    def run() -> list:
         sites = trace(seed(fn, jax.random.key(0))).get_trace(*args, **kwargs)
         is_observed.update({name: site["is_observed"] for name, site in sample_sites(sites).items()})
+        return array_leaves(sites)
 
     with only_given_values():
-        jax.eval_shape(run)
-    return is_observed
-
-
-def _shapes_of(arguments: Any) -> tuple:
-    """What tells calls apart that trace to different programs."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple(
-        (np.shape(leaf), str(leaf.dtype)) if hasattr(leaf, "dtype") else (type(leaf), repr(leaf)) for leaf in leaves
-    )
+        program = jax.make_jaxpr(run)()
+    return is_observed, digest(program.jaxpr, list(is_observed.items()))

@@ -1,4 +1,4 @@
-"""The likelihood with the readout integrated out."""
+"""Likelihood with the readout integrated out, as a NumPyro distribution."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_wide.linear_gaussian import ReadoutProblem, evidence_of
+from numpyro_wide.linear_gaussian import ReadoutProblem
 
 
 class ReadoutMarginal(Distribution):
@@ -22,21 +22,15 @@ class ReadoutMarginal(Distribution):
     :func:`~numpyro_wide.linear_gaussian.log_evidence`'s closed-form gradient.
 
     Args:
-        features: $\Psi$, shape (n, d).
-        loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k).
-        noise_scale: standard deviation of the observations given the readout; broadcasts against ``loc``.
-        prior_scale: standard deviation of the readout; broadcasts against its shape, (d,) or (d, k).
-        variant: "feature", "data", "data-cholesky" or "auto".
-        readout: what the readout is called in error messages, and its shape.
-        validate_args: as in every NumPyro distribution.
-
-    Raises:
-        ValueError: if shapes do not fit, a scale is not positive, or the variant is unknown.
+        problem: the readout's features, noise and prior; its targets give shape and type.
+        loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k); zero by default.
+        validate_args: whether to check values, as in every NumPyro distribution.
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from numpyro_wide.linear_gaussian import ReadoutProblem
         >>> from numpyro_wide.readout import ReadoutMarginal
-        >>> marginal = ReadoutMarginal(jnp.ones((3, 2)), loc=jnp.zeros(3), noise_scale=1.0)
+        >>> marginal = ReadoutMarginal(ReadoutProblem.of(jnp.ones((3, 2)), jnp.zeros(3), noise_scale=1.0))
         >>> marginal.event_shape, marginal.variance.tolist()
         ((3,), [3.0, 3.0, 3.0])
     """
@@ -45,22 +39,11 @@ class ReadoutMarginal(Distribution):
     reparametrized_params = ["loc"]  # noqa: RUF012
     pytree_data_fields = ("problem", "loc")
 
-    def __init__(
-        self,
-        features: ArrayLike,
-        loc: ArrayLike,
-        noise_scale: ArrayLike,
-        prior_scale: ArrayLike = 1.0,
-        *,
-        variant: str = "auto",
-        readout: tuple[str, tuple[int, ...]] | None = None,
-        validate_args: bool | None = None,
-    ):
-        self.problem = ReadoutProblem.of(
-            features, loc, noise_scale, variant=variant, prior_scale=prior_scale, readout=readout
-        )
-        self.loc = self.problem.targets
-        super().__init__((), self.loc.shape, validate_args=validate_args)
+    def __init__(self, problem: ReadoutProblem, loc: ArrayLike | None = None, *, validate_args: bool | None = None):
+        self.problem = problem
+        zero = jnp.zeros_like(problem.targets)
+        self.loc = zero if loc is None else jnp.broadcast_to(jnp.asarray(loc, zero.dtype), zero.shape)
+        super().__init__((), zero.shape, validate_args=validate_args)
 
     @property
     def support(self) -> Any:
@@ -68,7 +51,7 @@ class ReadoutMarginal(Distribution):
         return constraints.independent(constraints.real, self.event_dim)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draws a readout from its prior, then observations given it."""
+        """Draw a readout from its prior, then observations given it."""
         if not is_prng_key(key):
             raise TypeError(f"key must be a PRNG key such as jax.random.key(0), but got {type(key).__name__}.")
         readout_key, noise_key = random.split(key)
@@ -81,10 +64,10 @@ class ReadoutMarginal(Distribution):
 
     @validate_sample
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Log evidence of ``value``, one number for each leading index."""
+        """Return the log evidence of ``value``, one number for each leading index."""
 
         def single(value: Array) -> Array:
-            return evidence_of(self.problem.with_targets(value - self.loc))
+            return self.problem.with_targets(value - self.loc).log_evidence()
 
         for _ in range(jnp.ndim(value) - self.event_dim):
             single = jax.vmap(single)

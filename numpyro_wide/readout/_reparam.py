@@ -1,6 +1,6 @@
-"""Repriorisation of one readout site: a NumPyro reparametriser."""
+"""Repriorisation of one readout site, as a NumPyro reparametriser."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +13,14 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
 
-from numpyro_wide._checks import check_no_nan
-from numpyro_wide.linear_gaussian import ReadoutProblem, check_variant, map_readout, unmap_readout
-from numpyro_wide.readout._conjugate import normal_parameters
-from numpyro_wide.readout._given import active_plates, refuse_given_value
+from numpyro_wide._checks import check_no_nan, listing
+from numpyro_wide._programs import combine, partition, run_compiled
+from numpyro_wide._traces import Sites, latent_sites, run_model
+from numpyro_wide.linear_gaussian import ReadoutProblem
+from numpyro_wide.linear_gaussian.internal import check_variant
+from numpyro_wide.readout._model import Draws, base_name, readout_of
+from numpyro_wide.readout._run import normal_parameters
+from numpyro_wide.readout._surroundings import active_plates, refuse_given_value
 
 
 class ReadoutTransform(Transform):
@@ -43,32 +47,32 @@ class ReadoutTransform(Transform):
         return len(self.problem.readout_shape)
 
     def __call__(self, x: Array) -> Array:
-        """The readout, for a repriorised one with any leading axes."""
+        """Return the readout, for a repriorised one with any leading axes."""
         return self._over_leading_axes(lambda phi: self._forward(phi)[0], x)
 
     def _inverse(self, y: Array) -> Array:
-        return self._over_leading_axes(lambda readout: unmap_readout(self.problem, readout), y)
+        return self._over_leading_axes(lambda readout: self.problem.inverse_map(readout), y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
-        r"""Log of $|\det \partial W / \partial \phi|$, which depends on neither."""
+        r"""Return the log of $|\det \partial W / \partial \phi|$, which depends on neither."""
         return self._over_leading_axes(lambda phi: self._forward(phi)[1], x)
 
     def base_of_posterior_draw(self, standard_normal: Array) -> Array:
-        """The repriorised readout whose image is a draw from the readout's posterior given the features."""
+        """Return the repriorised readout whose image is a draw from the readout's posterior given the features."""
         if self.problem.regulariser is None:
             return standard_normal
         exact = ReadoutTransform(self.problem.exact())
         return self._inverse(exact(standard_normal))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, Any]]]:
-        """The problem, a tree of arrays itself."""
+        """Return the problem, a tree of arrays itself."""
         return (self.problem,), (("problem",), {})
 
     def _forward(self, phi: Array) -> tuple[Array, Array]:
         # NumPyro asks for the readout once as a value and once in the density of the base site, whose derivatives
         # the compiler would not merge: the second time, hand out the first result.
         if self._last is None or self._last[0] is not phi:
-            self._last = phi, map_readout(self.problem, phi)
+            self._last = phi, self.problem.map(phi)
         return self._last[1]
 
     def _over_leading_axes(self, single: Callable[[Array], Array], x: Array) -> Array:
@@ -77,14 +81,63 @@ class ReadoutTransform(Transform):
         return single(x)
 
 
-def readout_transform(site: dict) -> ReadoutTransform | None:
-    """The map of a repriorised readout's base site; None for any other site."""
-    inverses = (transform.inv for transform in getattr(site["fn"], "transforms", []))
-    return next((inverse for inverse in inverses if isinstance(inverse, ReadoutTransform)), None)
+def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
+    """Return the maps of the repriorised readouts among a run's sites, by the name of the base site.
+
+    A readout may be repriorised inside of a model, by :class:`ReprioriseReadout`, where nobody knows its name: what
+    tells a base site is its distribution, the prior pulled back through the map.
+    """
+    found = {}
+    for name, site in sites.items():
+        for transform in getattr(site["fn"], "transforms", []) if site["type"] == "sample" else []:
+            if isinstance(transform.inv, ReadoutTransform):
+                found[name] = transform.inv
+    return found
+
+
+def weights_of_run(sites: Sites) -> Draws:
+    """Return one draw of the plain model from a run with repriorised readouts: latent sites, readouts, other images.
+
+    Raises:
+        ValueError: if no readout is repriorised in the run.
+    """
+    latent = latent_sites(sites)
+    bases = base_transforms(latent)
+    if not bases:
+        raise ValueError(
+            "the model has no repriorised readout in this run; pass a model wrapped by repriorise or collapse_readout "
+            "(or one that uses ReprioriseReadout), and its targets. Its latent sites are "
+            f"{listing(latent)}."
+        )
+    # Besides readouts there may be other images of base sites, such as the latent scales of nn.bnn.
+    images = [readout_of(name) for name in latent if readout_of(name) != name]
+    found = [name for name in images if name in sites and name not in latent]
+    return {name: sites[name]["value"] for name in [*latent, *found]}
+
+
+def image_draws(
+    model: Callable, draws: Draws, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
+) -> Draws:
+    """Return draws of the plain model for draws of a repriorised one.
+
+    Args:
+        model: the model, repriorised.
+        draws: draws of its latent sites, each with a leading axis.
+        args: arguments that it was fitted with, targets included.
+        kwargs: keyword arguments that it was fitted with.
+        params: values of its param sites.
+    """
+    arrays, rest = partition((args, kwargs))
+    return run_compiled(_image_draws, model, rest, draws, dict(params or {}), arrays)
+
+
+def _image_draws(model: Callable, rest: Any, draws: Draws, params: dict[str, Any], arrays: list[Array]) -> Draws:
+    args, kwargs = combine(arrays, rest)
+    return jax.lax.map(lambda draw: weights_of_run(run_model(model, args, kwargs, values={**params, **draw})), draws)
 
 
 class ReprioriseReadout(Reparam):
-    r"""Repriorise a readout: sample $\phi$ in its place, whose posterior tends to N(0, I) as the network widens.
+    r"""Reparametrisation of a readout by $\phi$, whose posterior tends to N(0, I) as the network widens.
 
     The readout $W$ becomes a deterministic function of the new site ``<name>_base`` and of all that the features
     depend on, $W = \mu + A \phi$ (Hron 2022, eq. 3; Mathematics, :eq:`map`). The new site's distribution is the
@@ -151,10 +204,10 @@ class ReprioriseReadout(Reparam):
         """Replace the readout site; see NumPyro's ``Reparam``."""
         if self.targets is None:
             return fn, obs
-        base_name = f"{name}_base"
+        base = base_name(name)
         if obs is not None:
             raise ValueError(f"the readout {name!r} is observed; a repriorised readout must be latent.")
-        refuse_given_value(name, base_name)
+        refuse_given_value(name, base)
         check_no_nan("features", self.features)
         check_no_nan("targets", self.targets)
         loc, scale = normal_parameters(name, "readout", fn)
@@ -166,9 +219,9 @@ class ReprioriseReadout(Reparam):
             self.variant,
             prior_loc=loc,
             prior_scale=scale,
-            readout=(f"readout {name!r}", tuple(fn.shape())),
             same_type=(loc, scale),
         )
+        problem.check_readout(f"readout {name!r}", tuple(fn.shape()))
         plates = active_plates()
         for plate in plates:
             if plate.subsample_size != plate.size:
@@ -176,7 +229,7 @@ class ReprioriseReadout(Reparam):
         transform = ReadoutTransform(problem)
         prior = fn.to_event(len(problem.readout_shape) - fn.event_dim)
         phi = numpyro.sample(
-            base_name,
+            base,
             dist.TransformedDistribution(prior, transform.inv),
             # The map couples all weights: none of the readout's plates makes them independent any longer.
             infer={"block_plates": [plate.name for plate in plates]},

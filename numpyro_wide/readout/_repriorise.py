@@ -1,31 +1,39 @@
-"""A whole model with its readout repriorised."""
+"""Whole models with their readout repriorised."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, overload
 
 import jax
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
-from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import listing
-from numpyro_wide._traces import latent_sites, run_model
-from numpyro_wide.readout._conjugate import check_options
-from numpyro_wide.readout._given import refuse_base_without_targets
-from numpyro_wide.readout._reparam import ReprioriseReadout
+from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._traces import latent_sites, refuse_subsampled, run_model
+from numpyro_wide.readout._conjugacy import conjugate_sites
+from numpyro_wide.readout._model import (
+    Draws,
+    Model,
+    ReadoutModel,
+    adopt_signature,
+    bound_arguments,
+    check_options,
+)
+from numpyro_wide.readout._reparam import ReprioriseReadout, image_draws
+from numpyro_wide.readout._run import SeenSites, SiteNames
 from numpyro_wide.readout._surrogate import Surrogate
-from numpyro_wide.readout._wrapped import Model, adopt_signature, bound_arguments
+from numpyro_wide.readout._surroundings import refuse_base_without_targets
 
-StandIn: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
+SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
 Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
 @dataclass(frozen=True, eq=False)
-class RepriorisedModel:
+class RepriorisedModel(ReadoutModel):
     """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
 
     fn: Model
@@ -33,7 +41,7 @@ class RepriorisedModel:
     features: str
     targets: str
     noise_scale: str | ArrayLike | None
-    surrogate: StandIn | None
+    surrogate: SurrogateLike | None
     regulariser: Regulariser
     variant: str
 
@@ -45,31 +53,45 @@ class RepriorisedModel:
         arguments = bound_arguments(self.fn, args, kwargs)
         if self.targets not in arguments and not isinstance(arguments, defaultdict):
             raise ValueError(
-                f"targets names the argument {self.targets!r}, which the model does not have; "
-                f"its arguments are {listing(arguments)}. Make the targets an argument, or repriorise the readout "
-                "inside the model with ReprioriseReadout."
+                f"targets names the argument {self.targets!r}, which the model does not have; its arguments are "
+                f"{listing(arguments)}. Make the targets an argument, or repriorise the readout inside the model with "
+                "ReprioriseReadout."
             )
         if arguments[self.targets] is None:
-            refuse_base_without_targets(self.readout, f"{self.readout}_base")
+            refuse_base_without_targets(self.readout, self.base)
             return self.fn(*args, **kwargs)
 
-        sites = _SiteValues(hidden=self.features, base=f"{self.readout}_base")
+        sites = _WholeData(hidden=self.features, base=self.base)
         try:
             with sites, reparam(config=partial(self._reparam, arguments, sites)):
                 result = self.fn(*args, **kwargs)
         except AssertionError as error:
             self._explain(error, args, kwargs)
             raise
-        if self.readout not in sites.values:
-            raise ValueError(
-                f"readout names the sample site {self.readout!r}, which the model does not have; "
-                f"its sites are {listing(sites.values)}."
-            )
-        if f"{self.readout}_base" not in sites.values:
+        check_names_known("readout", self.readout, sites.values)
+        if self.base not in sites.values:
             raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
         return result
 
-    def _reparam(self, arguments: dict[str, Any], sites: "_SiteValues", msg: dict) -> ReprioriseReadout | None:
+    def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames | None:
+        """Return the names of the sites with which the readout can be integrated out; None if it cannot be.
+
+        What the readout was repriorised with need not be the likelihood's; so the model's own likelihood is looked at.
+        """
+        return conjugate_sites(self.fn, self.readout, self.features, args, dict(kwargs))
+
+    def weights(
+        self,
+        rng_key: Array,
+        draws: Draws,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+    ) -> Draws:
+        """Return draws of the model as it was: the readout is the image of the base site, if it is not there yet."""
+        return dict(draws) if self.readout in draws else image_draws(self, draws, args, dict(kwargs), params)
+
+    def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
         if msg["name"] != self.readout:
             return None
         targets: Any = arguments[self.targets]
@@ -78,14 +100,17 @@ class RepriorisedModel:
             targets, noise_scale = self._stand_in(targets)
         elif isinstance(noise_scale, str):
             given = arguments.get(noise_scale)
-            noise_scale = self._preceding(sites, "noise_scale") if given is None else given
+            noise_scale = self._value_before(sites, "noise_scale") if given is None else given
         return ReprioriseReadout(
-            self._preceding(sites, "features"),
+            self._value_before(sites, "features"),
             targets,
             noise_scale,
             regulariser=self.regulariser,
             variant=self.variant,
         )
+
+    def _value_before(self, sites: "_WholeData", role: str) -> Any:
+        return sites.value_before(role, getattr(self, role), f"the readout {self.readout!r}")
 
     def _stand_in(self, observations: Any) -> tuple[Any, Any]:
         if not isinstance(self.surrogate, Surrogate):
@@ -99,7 +124,7 @@ class RepriorisedModel:
         return self.surrogate
 
     def _explain(self, error: AssertionError, args: tuple, kwargs: dict) -> None:
-        """NumPyro asserts, without a word, that a site has a key to be drawn with."""
+        """Tell what is missing where NumPyro asserts, without a word, that a site has a key to be drawn with."""
         if str(error):
             return
         jax.eval_shape(lambda: latent_sites(run_model(self, args, kwargs)).clear())  # says so if a name is wrong
@@ -107,15 +132,6 @@ class RepriorisedModel:
             "the model was called without a PRNG key to draw its sites with; pass it to MCMC or SVI, or call it inside "
             "of numpyro.handlers.seed."
         ) from error
-
-    def _preceding(self, sites: "_SiteValues", role: str) -> Any:
-        name = getattr(self, role)
-        if name not in sites.values:
-            raise ValueError(
-                f"{role} names the site {name!r}, which must come before the readout {self.readout!r} in the model; "
-                f"the sites before it are {listing(sites.values)}."
-            )
-        return sites.values[name]
 
 
 @overload
@@ -126,7 +142,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = ...,
-    surrogate: StandIn | None = ...,
+    surrogate: SurrogateLike | None = ...,
     regulariser: Regulariser = ...,
     variant: str = ...,
 ) -> RepriorisedModel: ...
@@ -140,7 +156,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = ...,
-    surrogate: StandIn | None = ...,
+    surrogate: SurrogateLike | None = ...,
     regulariser: Regulariser = ...,
     variant: str = ...,
 ) -> Callable[[Model], RepriorisedModel]: ...
@@ -153,7 +169,7 @@ def repriorise(
     features: str,
     targets: str,
     noise_scale: str | ArrayLike | None = None,
-    surrogate: StandIn | None = None,
+    surrogate: SurrogateLike | None = None,
     regulariser: Regulariser = None,
     variant: str = "auto",
 ) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
@@ -203,20 +219,16 @@ def repriorise(
             :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC, NUTS
-        >>> from numpyro_wide import repriorise
-        >>> def model(x, y=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ w, 0.1).to_event(1), obs=y)
+        >>> from numpyro_wide import nn, repriorise
+        >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.1)
+        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
         >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
         >>> sorted(mcmc.get_samples())
-        ['hidden', 'w', 'w_base']
+        ['hidden.hidden_0.kernel', 'readout', 'readout_base']
     """
     check_options(fn, variant, readout=readout, features=features, targets=targets)
     if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
@@ -238,33 +250,22 @@ def repriorise(
     return wrap if fn is None else wrap(fn)
 
 
-class _SiteValues(Messenger):
-    """Keeps the values of all sites, and ``hidden`` from every handler outside; refuses a part of the data."""
+class _WholeData(SeenSites):
+    """Handler that keeps the values of all sites, hides the features from outer handlers, and refuses minibatches."""
 
     def __init__(self, hidden: str, base: str):
-        self.hidden = hidden
+        super().__init__({hidden})
         self.base = base
-        self._names: list[str | None] = []  # of the sites at hand, before a handler outside renames them
-        self.values: dict[str, Any] = {}
-        super().__init__()
 
     def process_message(self, msg: dict) -> None:
-        self._names.append(msg.get("name"))
-        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
-            size, subsample_size = msg["args"]
-            raise ValueError(
-                f"the plate {msg['name']!r} takes {subsample_size} of {size} rows, and a repriorised readout would be "
-                "another one for each minibatch; drop subsample_size, or use the model without repriorise."
+        super().process_message(msg)
+        if msg["type"] == "plate":
+            refuse_subsampled(
+                msg,
+                "a repriorised readout would be another one for each minibatch (for which use the model as it was)",
             )
         if msg.get("name") == self.base and msg["scale"] is not None:
             raise ValueError(
                 f"the prior of the readout that {self.base!r} stands for is scaled inside the model, and the map's "
                 "log-determinant would be scaled with it; take the readout out of the scale handler."
             )
-        if msg["type"] == "deterministic" and msg["name"] == self.hidden:
-            msg["stop"] = True
-
-    def postprocess_message(self, msg: dict) -> None:
-        name = self._names.pop()
-        if name is not None:
-            self.values[name] = msg["value"]

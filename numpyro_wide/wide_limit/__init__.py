@@ -1,9 +1,8 @@
-"""The infinite-width limits of fully connected networks, and finite-width kernels to hold against them."""
+"""Infinite-width limits of fully connected networks, and finite-width kernels to hold against them."""
 
 from numpyro_wide.wide_limit.drift import KernelDrift as KernelDrift
 from numpyro_wide.wide_limit.drift import drift_monitor as drift_monitor
 from numpyro_wide.wide_limit.drift import kernel_drift as kernel_drift
-from numpyro_wide.wide_limit.drift import smallest_eigenvalue as smallest_eigenvalue
 from numpyro_wide.wide_limit.empirical import empirical_nngp as empirical_nngp
 from numpyro_wide.wide_limit.empirical import empirical_ntk as empirical_ntk
 from numpyro_wide.wide_limit.empirical import linearize as linearize
@@ -12,16 +11,12 @@ from numpyro_wide.wide_limit.evidence_fit import fit as fit
 from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
 from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
 from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
-from numpyro_wide.wide_limit.ntk_reparam import ntk_map as ntk_map
 from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
 from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
 from numpyro_wide.wide_limit.width_correction import WidthCorrection as WidthCorrection
 from numpyro_wide.wide_limit.width_correction import width_correction as width_correction
 
 __all__ = [
-    "KernelDrift",
-    "WideLimitFit",
-    "WidthCorrection",
     "drift_monitor",
     "empirical_nngp",
     "empirical_ntk",
@@ -33,7 +28,5 @@ __all__ = [
     "kernel_drift",
     "linearize",
     "ntk_ensemble",
-    "ntk_map",
-    "smallest_eigenvalue",
     "width_correction",
 ]

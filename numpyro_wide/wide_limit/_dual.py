@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
-Dual = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
-def reduced_determinant(p: jax.Array, q: jax.Array, r: jax.Array, w_var: jax.Array, b_var: jax.Array) -> jax.Array:
-    """(ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
+def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
+    """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
 
     It equals w² (pq − r²) + w β (p + q − 2r) over the same: of a, b and c themselves, float32 has lost the bias where
     the inputs are large, and with it what tells opposite inputs from dependent ones.
@@ -28,8 +29,8 @@ def reduced_determinant(p: jax.Array, q: jax.Array, r: jax.Array, w_var: jax.Arr
     return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
 
 
-def erf(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Dual of the error function (Williams 1996).
+def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
+    """Return the dual of the error function (Williams 1996).
 
     E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
     """
@@ -38,8 +39,8 @@ def erf(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Arr
     return (2 / jnp.pi) * jnp.arctan(2 * c / root), (4 / jnp.pi) / root
 
 
-def relu(a: jax.Array, b: jax.Array, c: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, eqs. 6 and 7, halved).
+def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
+    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, eqs. 6 and 7, halved).
 
     E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
     its derivative there is set to the mean of the two sides, 0.
@@ -56,8 +57,8 @@ def relu(a: jax.Array, b: jax.Array, c: jax.Array, _: jax.Array) -> tuple[jax.Ar
     return jnp.where(apart, scale * sine, 0) / (2 * jnp.pi) + slope * c, slope
 
 
-def gelu(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
+def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
+    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
 
     By Stein's lemma, with D = (1 + a)(1 + b) − c², G = 1 / (2π√D), S = 1/(1 + a) + 1/(1 + b), and
     P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
@@ -71,21 +72,21 @@ def gelu(a: jax.Array, b: jax.Array, c: jax.Array, e: jax.Array) -> tuple[jax.Ar
     return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
 
-def identity(a: jax.Array, b: jax.Array, c: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Dual of φ(u) = u: c and 1."""
+def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
+    """Return the dual of φ(u) = u: c and 1."""
     return c, jnp.ones_like(c)
 
 
-def _unit(a: jax.Array, b: jax.Array) -> jax.Array:
-    """What determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
+def _unit(a: Array, b: Array) -> Array:
+    """Return what determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
 
     No result depends on it.
     """
     return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
 
 
-def _root_and_ratio(least: jax.Array, e: jax.Array, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """√D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
+def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
+    """Return √D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
     least = least / unit
     # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
     # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.

@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 @jax.custom_jvp
-def flow_operator(ntk: jax.Array, time: jax.Array) -> jax.Array:
+def flow_operator(ntk: Array, time: Array) -> Array:
     """Return Θ⁻¹ (I − exp(−tΘ)), the pseudo-inverse of Θ at t = ∞.
 
     Derivatives of eigenvectors divide by gaps between eigenvalues, which repeated inputs and symmetric
@@ -14,8 +15,8 @@ def flow_operator(ntk: jax.Array, time: jax.Array) -> jax.Array:
     wrong where eigenvalues repeat.
 
     Args:
-        ntk: Θ (n, n), symmetric.
-        time: t, a scalar of the same dtype, at least 0.
+        ntk: kernel Θ, symmetric, (n, n).
+        time: time t, a scalar of the same dtype, at least 0.
     """
     eigenvalues, vectors, time, unlearnable = _spectrum(ntk, time)
     gain = jnp.where(unlearnable, 0, _gain(eigenvalues, time))
@@ -23,9 +24,7 @@ def flow_operator(ntk: jax.Array, time: jax.Array) -> jax.Array:
 
 
 @flow_operator.defjvp
-def _flow_operator_jvp(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _flow_operator_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     ntk_dot, time_dot = tangents
     eigenvalues, vectors, time, unlearnable = _spectrum(*primals)
     gain = jnp.where(unlearnable, 0, _gain(eigenvalues, time))
@@ -42,7 +41,7 @@ def _flow_operator_jvp(
     return value, _recompose(vectors, vectors.T, slopes * rotated + time_dot * jnp.diag(decay))
 
 
-def _spectrum(ntk: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _spectrum(ntk: Array, time: Array) -> tuple[Array, Array, Array, Array]:
     """Return eigenvalues, eigenvectors, a finite time, and which directions no finite precision can learn.
 
     An eigenvalue below n ε times the largest is 0 up to rounding. Its direction is given up once the time
@@ -57,14 +56,14 @@ def _spectrum(ntk: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array, ja
     return jnp.maximum(eigenvalues, 0), vectors, time, unlearnable
 
 
-def _gain(eigenvalues: jax.Array, time: jax.Array) -> jax.Array:
-    """(1 − exp(−λt)) / λ, which is t at λ = 0."""
+def _gain(eigenvalues: Array, time: Array) -> Array:
+    """Return (1 − exp(−λt)) / λ, which is t at λ = 0."""
     positive = jnp.where(eigenvalues > 0, eigenvalues, 1)
     return jnp.where(eigenvalues > 0, -jnp.expm1(-positive * time) / positive, time)
 
 
-def _slopes(eigenvalues: jax.Array, time: jax.Array) -> jax.Array:
-    """Divided differences (g(λ) − g(μ)) / (λ − μ) of the gain g, (n, n), its derivative where λ = μ.
+def _slopes(eigenvalues: Array, time: Array) -> Array:
+    """Return the divided differences (g(λ) − g(μ)) / (λ − μ) of the gain g, (n, n), its derivative where λ = μ.
 
     Each of three forms is accurate where it is used, λ ≥ μ: with g(λ − μ) where μt is not small, for
     e^(−μt) − e^(−λt) = (λ − μ) e^(−μt) g(λ − μ); the plain quotient where only μt is small; Taylor's where
@@ -84,7 +83,7 @@ def _slopes(eigenvalues: jax.Array, time: jax.Array) -> jax.Array:
     return jnp.where(decayed, closed, jnp.where(separate, quotient, series))
 
 
-def _recompose(left: jax.Array, right: jax.Array, middle: jax.Array) -> jax.Array:
+def _recompose(left: Array, right: Array, middle: Array) -> Array:
     """Return ``left @ middle @ right``, ``middle`` a matrix or a diagonal in the form of a column."""
     if middle.shape[1] == 1 and left.shape[1] != 1:
         return jnp.matmul(left, middle * right, precision="highest")

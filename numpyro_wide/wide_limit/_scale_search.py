@@ -1,12 +1,12 @@
-"""The scales at which the infinitely wide network has most evidence, by SciPy's L-BFGS-B from several starts."""
+"""Search for the scales at which the infinitely wide network has most evidence, by L-BFGS-B from several starts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.lax import stop_gradient
 from jax.scipy.linalg import cho_solve
 
@@ -23,17 +23,40 @@ _STEP = 1e-3  # between the gradients whose differences are the curvature
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Scales:
-    """An architecture, the data, and what its logarithms of scales, one vector, stand for.
+class FittedScales(NamedTuple):
+    """Scales and noise of one architecture at the mode of their posterior.
 
     Attributes:
-        activation: of the network.
-        depth: likewise.
-        inputs: (n, d_in).
-        targets: (n,) or (n, k).
-        medians: of the scales a priori; a layer's ``w_std`` is a multiple of its own, the same for all layers.
+        activation: name of the network's activation.
+        depth: number of hidden layers.
+        log_evidence: log evidence at the fitted scales, without their prior.
+        log_marginal: log evidence with the scales integrated out by Laplace's approximation.
+        noise_scale: standard deviation of the noise, in the units of the targets.
+        scales: the other scales, keywords of :func:`fcn_kernel`.
+        standard_errors: standard errors of the logarithms of all scales and of the noise, by name; NaN at a bound.
+    """
+
+    activation: str
+    depth: int
+    log_evidence: float
+    log_marginal: float
+    noise_scale: float
+    scales: dict[str, Any]
+    standard_errors: dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScaleProblem:
+    """An architecture, its data, and the priors of its scales, whose logarithms over their medians are one vector.
+
+    Attributes:
+        activation: name of the network's activation.
+        depth: number of hidden layers.
+        inputs: inputs, (n, d_in).
+        targets: targets, (n,) or (n, k).
+        medians: medians of the scales a priori, by name; a layer's ``w_std`` is a multiple of its own, the same for all
+            layers.
         spreads: standard deviations of the logarithms, in the vector's order, which is that of ``_SPREADS``.
     """
 
@@ -45,7 +68,16 @@ class Scales:
     spreads: np.ndarray
 
     @classmethod
-    def of(cls, activation: str, depth: int, inputs: np.ndarray, targets: np.ndarray, by_input: bool) -> "Scales":
+    def of(cls, activation: str, depth: int, inputs: np.ndarray, targets: np.ndarray, by_input: bool) -> "ScaleProblem":
+        """Set up the problem with the priors that suit the architecture and the size of the targets.
+
+        Args:
+            activation: name of the network's activation.
+            depth: number of hidden layers.
+            inputs: inputs, (n, d_in).
+            targets: targets, (n,) or (n, k).
+            by_input: whether each column of the inputs has a scale of its own.
+        """
         check_activation(activation)
         one = jnp.ones(())
         behind = float(1 / jnp.sqrt(DUALS[activation](one, one, one, 0 * one)[0]))  # keeps the variance at one
@@ -64,7 +96,7 @@ class Scales:
         return cls(activation, depth, inputs, targets, medians, spreads)
 
     def split(self, vector: Any) -> dict[str, Any]:
-        """The numbers of a vector by name."""
+        """Return the numbers of a vector by name."""
         found, start = {}, 0
         for name in filter(self.medians.__contains__, _SPREADS):  # JAX sorts the names of a dictionary
             size = self.medians[name].size if name == "input_scale" else 1
@@ -73,75 +105,92 @@ class Scales:
         return found
 
     def scales(self, logarithms: Any) -> dict[str, Any]:
-        """The scales, from logarithms over their medians."""
-        multiples = self.split(jnp.exp(logarithms) if isinstance(logarithms, jax.Array) else np.exp(logarithms))
+        """Return scales and noise by name, from logarithms over their medians."""
+        multiples = self.split(jnp.exp(logarithms) if isinstance(logarithms, Array) else np.exp(logarithms))
         return {name: self.medians[name] * multiple for name, multiple in multiples.items()}
 
+    def fit(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> FittedScales:
+        """Find the mode of the scales' posterior, and how well it is known.
 
-def fit_scales(scales: Scales, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> dict[str, Any]:
-    size = len(scales.spreads)
-    starts = [np.zeros(size), *(0.7 * scales.spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
-    some = _objective(replace(scales, inputs=scales.inputs[rows], targets=scales.targets[rows]))
-    tried = [_descend(some, start, scales.spreads, 60) for start in starts]
-    start = min(tried, key=lambda result: result.fun)
-    if len(rows) < len(scales.inputs):
-        full = _objective(scales)
-        start = _descend(full, start.x, scales.spreads, 40)
-    else:
-        full = some
-    if not start.fun < _NOT_FINITE:
-        raise ValueError(
-            f"no start of a {scales.activation} network of depth {scales.depth} has a finite evidence; standardise the "
-            "inputs and the targets, or drop rows that repeat with other targets."
+        Args:
+            rows: indices of the rows that the starts see.
+            num_restarts: number of starts, the first at the medians.
+            random: generator of the other starts.
+
+        Raises:
+            ValueError: if no start has a finite evidence.
+        """
+        logarithms, loss = self._mode(rows, num_restarts, random)
+        values, vectors = self._curvature(logarithms)
+        errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
+        errors[np.abs(logarithms) > (_BOUND - 1e-6) * self.spreads] = np.nan
+        found = self.scales(logarithms)
+        return FittedScales(
+            activation=self.activation,
+            depth=self.depth,
+            log_evidence=float(0.5 * np.sum((logarithms / self.spreads) ** 2) - loss),
+            log_marginal=float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(self.spreads))),
+            noise_scale=float(found.pop("noise_scale")),
+            scales={name: value if np.ndim(value) else float(value) for name, value in found.items()},
+            standard_errors=self.split(errors),
         )
-    logarithms = np.asarray(start.x)
-    gradient = full(logarithms)[1]
-    moved = [full(logarithms + step)[1] - gradient for step in _STEP * np.eye(size)]
-    hessian = np.stack(moved) / _STEP
-    hessian = (hessian + hessian.T) / 2
-    values, vectors = np.linalg.eigh(hessian)
-    # No direction is known worse than a priori, whatever the curvature at a point that is not quite the optimum.
-    values = np.maximum(values, 1 / scales.spreads.max() ** 2)
-    errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
-    errors[np.abs(logarithms) > (_BOUND - 1e-6) * scales.spreads] = np.nan
-    found = scales.scales(logarithms)
-    log_evidence = -start.fun + 0.5 * np.sum((logarithms / scales.spreads) ** 2)
-    return {
-        "activation": scales.activation,
-        "depth": scales.depth,
-        "log_evidence": float(log_evidence),
-        "log_marginal": float(-start.fun - 0.5 * np.sum(np.log(values)) - np.sum(np.log(scales.spreads))),
-        "noise_scale": float(found.pop("noise_scale")),
-        "scales": {name: value if np.ndim(value) else float(value) for name, value in found.items()},
-        "standard_errors": scales.split(errors),
-    }
 
+    def _mode(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> tuple[np.ndarray, float]:
+        """Return the logarithms of the best start's optimum, and minus the log posterior there."""
+        size = len(self.spreads)
+        starts = [np.zeros(size), *(0.7 * self.spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
+        some = replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+        best = min((some._descend(start, 60) for start in starts), key=lambda result: result.fun)
+        if len(rows) < len(self.inputs):
+            best = self._descend(best.x, 40)
+        if not best.fun < _NOT_FINITE:
+            raise ValueError(
+                f"no start of a {self.activation} network of depth {self.depth} has a finite evidence; standardise the "
+                "inputs and the targets, or drop rows that repeat with other targets."
+            )
+        return np.asarray(best.x), best.fun
 
-def _objective(scales: Scales) -> Callable:
-    """Minus the log posterior of the logarithms, but for a constant, and its gradient, as NumPy's."""
+    def _descend(self, start: np.ndarray, max_steps: int) -> Any:
+        from scipy.optimize import minimize  # which NumPyro has not loaded
 
-    def with_gradient(logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = _loss_and_gradient(jnp.asarray(logarithms), scales)
-        value, gradient = float(value), np.asarray(gradient)
+        bounds = [(-_BOUND * spread, _BOUND * spread) for spread in self.spreads]
+        options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
+        return minimize(self._objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+
+    def _curvature(self, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""
+        gradient = self._objective(logarithms)[1]
+        moved = [self._objective(logarithms + step)[1] - gradient for step in _STEP * np.eye(len(logarithms))]
+        hessian = np.stack(moved) / _STEP
+        values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+        # No direction is known worse than a priori, whatever the curvature at a point that is not quite the optimum.
+        return np.maximum(values, 1 / self.spreads.max() ** 2), vectors
+
+    def _objective(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return minus the log posterior of the logarithms, but for a constant, and its gradient."""
+        loss, slope = _loss_and_gradient(jnp.asarray(logarithms), self)
+        value, gradient = float(loss), np.asarray(slope)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return _NOT_FINITE, np.zeros_like(gradient)
         return value, gradient
-
-    return with_gradient
 
 
 # Of the module, so that a fit to other rows of as many numbers compiles nothing.
 @jax.jit
 @jax.value_and_grad
-def _loss_and_gradient(logarithms: jax.Array, scales: Scales) -> jax.Array:
-    found = scales.scales(logarithms)
+def _loss_and_gradient(logarithms: Array, problem: ScaleProblem) -> Array:
+    found = problem.scales(logarithms)
     noise_scale = found.pop("noise_scale")
-    gram, _ = fcn_kernel(scales.depth, scales.activation, **found)(scales.inputs)
-    return 0.5 * jnp.sum((logarithms / scales.spreads) ** 2) - _evidence(gram, jnp.asarray(scales.targets), noise_scale)
+    gram, _ = fcn_kernel(problem.depth, problem.activation, **found)(problem.inputs)
+    prior = 0.5 * jnp.sum((logarithms / problem.spreads) ** 2)
+    return prior - _evidence(gram, jnp.asarray(problem.targets), noise_scale)
 
 
-def _evidence(gram: jax.Array, targets: jax.Array, noise_scale: jax.Array) -> jax.Array:
-    r""":func:`gp_log_evidence` with the gradient $(\alpha \alpha^\top - k K^{-1}) / 2$, not that of its factor."""
+def _evidence(gram: Array, targets: Array, noise_scale: Array) -> Array:
+    r"""Return what :func:`gp_log_evidence` does, with the gradient $(\alpha \alpha^\top - k K^{-1}) / 2$ in its place.
+
+    The gradient of a Cholesky factor takes several times as long.
+    """
     factor, whitened = whiten(stop_gradient(gram), targets, stop_gradient(noise_scale))
     value = whitened_log_evidence(factor, whitened)
     inverse = cho_solve((factor, True), jnp.eye(len(gram)))
@@ -150,11 +199,3 @@ def _evidence(gram: jax.Array, targets: jax.Array, noise_scale: jax.Array) -> ja
     slope = stop_gradient(0.5 * (alpha @ alpha.T - columns.shape[1] * inverse))
     moving = jnp.sum(slope * (gram + noise_scale**2 * jnp.eye(len(gram))))
     return value + moving - stop_gradient(moving)
-
-
-def _descend(objective: Callable, start: np.ndarray, spreads: np.ndarray, max_steps: int) -> Any:
-    from scipy.optimize import minimize  # which NumPyro has not loaded
-
-    bounds = [(-_BOUND * spread, _BOUND * spread) for spread in spreads]
-    options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
-    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)

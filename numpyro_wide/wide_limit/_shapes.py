@@ -1,7 +1,9 @@
-"""What kernel matrices and targets must be, and fit together."""
+"""Checks of kernel matrices and targets, and of whether they fit together."""
 
-import jax
+from typing import Any
+
 import numpy as np
+from jax import Array
 
 from numpyro_wide._checks import check_no_nan, is_known
 
@@ -9,14 +11,14 @@ from numpyro_wide._checks import check_no_nan, is_known
 _SYMMETRY = 1e-4
 
 
-def check_shape(name: str, array: jax.Array, expected: tuple[int, ...], meaning: str) -> None:
+def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
     """Raise ``ValueError`` unless ``array`` has the shape ``expected``, called ``meaning`` in the message."""
     if array.shape != expected:
         hint = " Transpose it." if array.shape == expected[::-1] else ""
         raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
 
 
-def check_symmetric(name: str, kernel: jax.Array) -> int:
+def check_symmetric(name: str, kernel: Array) -> int:
     """Return the number of rows of the symmetric matrix ``kernel``; raise ``ValueError`` for anything else."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(
@@ -34,7 +36,16 @@ def check_symmetric(name: str, kernel: jax.Array) -> int:
     return kernel.shape[0]
 
 
-def check_targets(targets: jax.Array, num_train: int) -> None:
+def check_finite(name: str, value: Any) -> None:
+    """Raise ``ValueError`` for NaN and for infinities, ``TypeError`` for what does not hold real numbers."""
+    check_no_nan(name, value)
+    if is_known(value) and (num_infinite := int(np.sum(np.isinf(np.asarray(value, float))))):
+        raise ValueError(
+            f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or correct their rows."
+        )
+
+
+def check_targets(targets: Array, num_train: int) -> None:
     """Raise ``ValueError`` unless ``targets`` is (num_train,) or (num_train, k), without NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(

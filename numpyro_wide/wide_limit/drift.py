@@ -1,10 +1,11 @@
-"""How far training moves the tangent kernel of a network."""
+"""Drift of a network's tangent kernel while it trains."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats
@@ -12,23 +13,26 @@ from numpyro_wide.wide_limit.empirical import Network, empirical_ntk
 
 
 class KernelDrift(NamedTuple):
-    """How far a tangent kernel has moved from the one at the start of training."""
+    """Distance of a tangent kernel from the one at the start of training.
 
-    sup_norm: jax.Array
-    """Largest change over all pairs of grid points, a scalar; with several outputs, of the Frobenius norm."""
-    smallest_eigenvalue: jax.Array
-    """Smallest eigenvalue of the present kernel on the grid, a scalar."""
+    Attributes:
+        sup_norm: largest change over all pairs of grid points, a scalar; with several outputs, of the Frobenius norm.
+        smallest_eigenvalue: smallest eigenvalue of the present kernel on the grid, a scalar.
+    """
+
+    sup_norm: Array
+    smallest_eigenvalue: Array
 
 
-def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
-    """Largest change of a kernel over all pairs of inputs, sup ‖K − K₀‖ (McNamara 2025, Prop. 13).
+def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> Array:
+    """Return the largest change of a kernel over all pairs of inputs, sup ‖K − K₀‖ (McNamara 2025, Prop. 13).
 
     Args:
-        kernel: (n1, n2), or (n1, n2, k, k) with several outputs, over which the norm is Frobenius'.
-        kernel0: the kernel to compare with, of the same shape.
+        kernel: kernel matrix (n1, n2), or (n1, n2, k, k) with several outputs, over which the norm is Frobenius'.
+        kernel0: kernel to compare with, of the same shape.
 
     Returns:
-        A scalar; NaN where a kernel holds one.
+        scalar; NaN where a kernel holds one.
 
     Raises:
         ValueError: if the shapes differ.
@@ -52,14 +56,14 @@ def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> jax.Array:
     return jnp.where(largest > 0, jnp.sqrt(jnp.where(largest > 0, largest, 1)), largest)
 
 
-def smallest_eigenvalue(kernel: ArrayLike) -> jax.Array:
-    """Smallest eigenvalue of a symmetric kernel matrix, the slowest rate at which gradient flow learns.
+def smallest_eigenvalue(kernel: ArrayLike) -> Array:
+    """Return the smallest eigenvalue of a symmetric kernel matrix, the slowest rate at which gradient flow learns.
 
     Args:
-        kernel: (n, n), or (n, n, k, k) with several outputs, read as one matrix of n · k rows.
+        kernel: kernel matrix (n, n), or (n, n, k, k) with several outputs, read as one matrix of n · k rows.
 
     Returns:
-        A scalar; rounding can make it slightly negative.
+        scalar; rounding can make it slightly negative.
 
     Raises:
         ValueError: if the kernel is not square.
@@ -87,16 +91,17 @@ def drift_monitor(
     ``params0`` is computed once, here.
 
     Args:
-        f: the network, as for :func:`empirical_ntk`.
-        params0: the parameters at the start of training.
-        x: the grid, (n, ...).
-        block_size: as for :func:`empirical_ntk`.
+        f: network, f(params, x) -> (n,) or (n, k), as for :func:`empirical_ntk`.
+        params0: parameters at the start of training.
+        x: inputs that the kernel is watched on, (n, ...).
+        block_size: rows whose Jacobians are held at a time; None for all at once.
 
     Returns:
-        monitor(params) -> :class:`KernelDrift`; it can be called inside jit and scan.
+        ``monitor(params)``, which gives a :class:`~numpyro_wide.wide_limit.KernelDrift`; it can be called inside
+        jit and scan.
 
     Raises:
-        ValueError: as :func:`empirical_ntk` does.
+        ValueError: for what :func:`empirical_ntk` refuses.
 
     Example:
         >>> import jax.numpy as jnp

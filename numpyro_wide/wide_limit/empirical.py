@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import whole_number
 
 # (params, x) -> outputs, row by row: the rows of x must not influence each other.
-Network = Callable[[Any, jax.Array], jax.Array]
+Network = Callable[[Any, Array], Array]
 
 
 def empirical_ntk(
@@ -23,26 +24,26 @@ def empirical_ntk(
     *,
     block_size: int | None = None,
     average_outputs: bool = False,
-) -> jax.Array:
-    """Tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian in the parameters (McNamara 2025, eq. 4).
+) -> Array:
+    """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian in the parameters (McNamara 2025, eq. 4).
 
     In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel` as the width grows,
     with an error of order 1/√width (Jacot 2018, Theorem 1), times the identity between outputs.
 
     Args:
-        f: the network, f(params, x) -> (n,) or (n, k); each row depends on its own row of x alone. For a flax
+        f: network, f(params, x) -> (n,) or (n, k); each row depends on its own row of x alone. For a flax
             linen module, its ``apply``.
-        params: a pytree of floating arrays.
+        params: pytree of floating arrays.
         x1: inputs, rows along the leading axis, (n1, ...).
-        x2: inputs (n2, ...); None for x1.
+        x2: other inputs, (n2, ...); None for x1.
         block_size: rows of x1, and of x2, whose Jacobians are held at a time: memory is 2 · block_size · k
             numbers for each parameter. The Jacobians of x2 are recomputed for each block of x1. None for
             all at once.
-        average_outputs: return the mean over outputs of the kernel of an output with itself, (n1, n2), the
+        average_outputs: whether to return the mean over outputs of the kernel of an output with itself, (n1, n2), the
             estimate of the limit that uses all outputs.
 
     Returns:
-        (n1, n2) if the network returns (n,), else (n1, n2, k, k) with the outputs at x1 and x2 last.
+        kernel matrix, (n1, n2) if the network returns (n,), else (n1, n2, k, k) with the outputs at x1 and x2 last.
 
     Raises:
         ValueError: if f returns another shape, params holds other than floating arrays, the inputs' rows
@@ -59,12 +60,12 @@ def empirical_ntk(
     x1, x2 = _check_rows(f, params, x1, x2)
     jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
 
-    def jacobians(x: jax.Array) -> list[jax.Array]:
+    def jacobians(x: Array) -> list[Array]:
         """Return (rows, k, size of the leaf) for each leaf of the parameters."""
         leaves = jax.tree.leaves(jax.vmap(jacobian, in_axes=(None, 0))(params, x))
         return [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves]
 
-    def contract(rows: list[jax.Array], columns: list[jax.Array]) -> jax.Array:
+    def contract(rows: list[Array], columns: list[Array]) -> Array:
         pattern = "ikp,jkp->ij" if average_outputs else "ikp,jlp->ijkl"
         terms = [jnp.einsum(pattern, r, c, precision="highest") for r, c in zip(rows, columns, strict=True)]
         return sum(terms[1:], start=terms[0]) / (rows[0].shape[1] if average_outputs else 1)
@@ -82,22 +83,22 @@ def empirical_nngp(
     x2: ArrayLike | None = None,
     *,
     block_size: int | None = None,
-) -> jax.Array:
-    """Kernel Ψ(x1) Ψ(x2)ᵀ of the readout's Gaussian process, given the hidden weights (Hron 2022, eq. 5).
+) -> Array:
+    """Compute the kernel Ψ(x1) Ψ(x2)ᵀ of the readout's Gaussian process, given the hidden weights (Hron 2022, eq. 5).
 
     Ψ are the scaled embeddings that the N(0, 1) readout weights multiply: for a network in the NTK
     parametrisation ``readout_w_std`` / √width times the last hidden layer, and a column of ``readout_b_std``
     if there is a bias. It then converges to the first kernel of :func:`fcn_kernel` as the width grows.
 
     Args:
-        features: features(params, x) -> (n, d), each row from its own row of x alone.
-        params: the hidden layers' parameters, any pytree.
+        features: function features(params, x) -> (n, d), each row from its own row of x alone.
+        params: parameters of the hidden layers, any pytree.
         x1: inputs, rows along the leading axis, (n1, ...).
-        x2: inputs (n2, ...); None for x1.
+        x2: other inputs, (n2, ...); None for x1.
         block_size: rows of x1, and of x2, whose features are held at a time; None for all at once.
 
     Returns:
-        The kernel matrix (n1, n2).
+        kernel matrix (n1, n2).
 
     Raises:
         ValueError: if features returns anything but a matrix, the inputs' rows differ in shape, or block_size
@@ -121,17 +122,17 @@ def empirical_nngp(
 
 
 def linearize(f: Network, params0: Any) -> Network:
-    """First-order Taylor expansion of a network in its parameters: its linearised twin.
+    """Expand a network in its parameters to first order (Taylor): its linearised twin.
 
     f_lin(params, x) = f(params0, x) + J(x) (params − params0), as in McNamara 2025, Section 5, and Lee 2019,
     eq. 5. Linear in the parameters, it has the same tangent kernel everywhere, that of f at ``params0``.
 
     Args:
-        f: the network, f(params, x) -> any pytree of arrays.
-        params0: where to expand, a pytree of floating arrays.
+        f: network, f(params, x) -> any pytree of arrays.
+        params0: parameters to expand at, a pytree of floating arrays.
 
     Returns:
-        f_lin(params, x), with parameters of the structure of ``params0`` and outputs of the structure of f's.
+        ``f_lin(params, x)``, with parameters of the structure of ``params0`` and outputs of the structure of f's.
 
     Raises:
         ValueError: if ``params0`` holds other than floating arrays; from f_lin, if ``params`` has another
@@ -156,19 +157,19 @@ def linearize(f: Network, params0: Any) -> Network:
 
 
 def _pairwise(
-    embed: Callable[[jax.Array], Any],
-    contract: Callable[[Any, Any], jax.Array],
-    x1: jax.Array,
-    x2: jax.Array | None,
+    embed: Callable[[Array], Any],
+    contract: Callable[[Any, Any], Array],
+    x1: Array,
+    x2: Array | None,
     block_size: int | None,
-) -> jax.Array:
-    """Contract the embeddings of all pairs of rows, (n1, n2, ...), holding two blocks of them at a time."""
+) -> Array:
+    """Combine the embeddings of all pairs of rows, (n1, n2, ...), holding two blocks of them at a time."""
     others = x1 if x2 is None else x2
 
-    def rows(start: jax.Array | int, size: int) -> jax.Array:
+    def rows(start: Array | int, size: int) -> Array:
         left = embed(take_rows(x1, start, size))
 
-        def columns(start: jax.Array | int, size: int) -> jax.Array:
+        def columns(start: Array | int, size: int) -> Array:
             shared = x2 is None and size == x1.shape[0]
             right = left if shared else embed(take_rows(others, start, size))
             return jnp.moveaxis(contract(left, right), 1, 0)
@@ -197,7 +198,7 @@ def _check_same_shapes(params: Any, params0: Any) -> None:
         raise ValueError(f"params must have the shapes of params0, {shapes0}, but got {shapes}.")
 
 
-def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[jax.Array, jax.Array | None]:
+def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array | None]:
     """Return the inputs as arrays, after checks of their shapes and of what ``f`` makes of them."""
     x1, x2 = jnp.asarray(_known_to_jax(x1)), None if x2 is None else jnp.asarray(_known_to_jax(x2))
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
@@ -213,5 +214,5 @@ def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) ->
 
 
 def _known_to_jax(x: ArrayLike) -> ArrayLike:
-    """The array; of a table or a list, NumPy's."""
-    return x if isinstance(x, jax.Array) else np.asarray(x)
+    """Return the array; of a table or a list, NumPy's."""
+    return x if isinstance(x, Array) else np.asarray(x)

@@ -10,14 +10,18 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_no_nan, is_tracing, listing, whole_number
-from numpyro_wide._machine import double_precision
-from numpyro_wide.wide_limit._scale_search import Scales, fit_scales
-from numpyro_wide.wide_limit._shapes import check_targets
+from numpyro_wide._checks import is_tracing, listing, whole_number
+from numpyro_wide.machine import double_precision
+from numpyro_wide.wide_limit._scale_search import FittedScales, ScaleProblem
+from numpyro_wide.wide_limit._shapes import check_finite, check_targets
 from numpyro_wide.wide_limit.kernels import fcn_kernel
 
 _BLOCK = 512  # rows predicted at a time
 _SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied rows goes far below
+# From how many rows on one can be told from the others. How far it must lie from what they predict: in robust standard
+# deviations of such residuals, and, for where a function is steep they are large too, in those of the other targets.
+_FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
+_ONE_OF = 50  # of so many rows one may be far out, and be told
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,19 @@ class WideLimitFit:
     """Scales fitted by :func:`fit`.
 
     Attributes:
-        activation: of the best network.
-        depth: its number of hidden layers.
+        activation: name of the best network's activation.
+        depth: number of its hidden layers.
         log_evidence: log evidence at the fitted scales, without their prior.
         noise_scale: standard deviation of the noise, in the units of the targets.
         scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
             :func:`~numpyro_wide.nn.bnn`.
-        standard_errors: of the logarithms of the fitted numbers, by name, from the curvature of the log posterior
-            (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the median.
+        standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
+            posterior (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the
+            median.
         table: a row for each architecture, a dictionary with "activation", "depth", "log_evidence", "log_marginal"
             (scales integrated out by Laplace) and "noise_scale"; the largest "log_marginal" first.
-        inputs: as fitted, (n, d_in).
-        targets: as fitted, (n,) or (n, k).
+        inputs: inputs of the fit, (n, d_in), a copy.
+        targets: targets of the fit, (n,) or (n, k), a copy.
     """
 
     activation: str
@@ -49,6 +54,11 @@ class WideLimitFit:
     inputs: np.ndarray
     targets: np.ndarray
 
+    def __post_init__(self) -> None:
+        # Arrays of whoever calls may change in place; predictions are those of the rows that were given.
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, np.array(getattr(self, name), float))
+
     def __str__(self) -> str:
         rows = [
             f"{row['activation']:>10} {row['depth']:>5} {row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f} "
@@ -59,17 +69,20 @@ class WideLimitFit:
         return "\n".join([head, *rows])
 
     def predict(self, x_new: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of the infinitely wide network's function, without noise, in double precision.
+        """Predict the infinitely wide network's function without noise, in double precision.
 
         Args:
-            x_new: inputs, (m, d_in).
+            x_new: new inputs, (m, d_in).
 
         Returns:
-            The mean, (m,) or (m, k), and the variance, (m,), which all outputs share.
+            mean, (m,) or (m, k), and variance, (m,), which all outputs share.
 
         Raises:
-            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN.
+            TypeError: for inputs that are no real numbers.
+            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
+                infinities.
         """
+        check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.ndim != 2 or x_new.shape[1] != self.inputs.shape[1]:
             raise ValueError(
@@ -79,9 +92,7 @@ class WideLimitFit:
             raise ValueError("there are no rows to predict for: x_new is empty.")
         kernel = fcn_kernel(self.depth, self.activation, **self.scales)
         with double_precision():
-            gram = np.array(kernel(self.inputs)[0])
-            gram[np.diag_indices_from(gram)] += self.noise_scale**2
-            factor = cho_factor(gram, lower=True)
+            factor = self._factor()
             weights = np.asarray(cho_solve(factor, self.targets))
             means, variances = [], []
             for start in range(0, len(x_new), _BLOCK):
@@ -91,6 +102,17 @@ class WideLimitFit:
                 explained = np.einsum("mn,nm->m", cross, np.asarray(cho_solve(factor, cross.T)))
                 variances.append(np.maximum(np.diagonal(np.asarray(kernel(rows)[0])) - explained, 0.0))
         return np.concatenate(means), np.concatenate(variances)
+
+    def _factor(self) -> tuple[Any, bool]:
+        """Return the Cholesky factor of the targets' covariance, as ``cho_solve`` takes it."""
+        gram = np.array(fcn_kernel(self.depth, self.activation, **self.scales)(self.inputs)[0])
+        gram[np.diag_indices_from(gram)] += self.noise_scale**2
+        return cho_factor(gram, lower=True)
+
+    def _left_out(self) -> np.ndarray:
+        """Return the residuals of all rows, (n, k), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
+        inverse = np.asarray(cho_solve(self._factor(), np.eye(len(self.inputs))))
+        return inverse @ self.targets.reshape(len(self.inputs), -1) / np.diagonal(inverse)[:, None]
 
 
 def fit(
@@ -117,7 +139,10 @@ def fit(
     priors there.
 
     Rows that stand in a table more than once pass for measurements without noise. Where they may have decided, a
-    warning says so; then fit to distinct rows.
+    warning says so; then fit to distinct rows. The noise is Gaussian: a target that is far from what the others predict
+    takes the noise and the scales along. A warning says so where one row, or one in fifty, holds more than half of the
+    sum of squared residuals, each from a prediction by all other rows, and lies out by twenty of their robust standard
+    deviations and five of the other targets'.
 
     Args:
         x: inputs, (n, d_in).
@@ -126,16 +151,20 @@ def fit(
         depth: number of hidden layers, at least 1, or several to compare.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination).
         num_restarts: number of starts for each architecture.
-        num_rows: how many rows they see.
-        seed: of the starts and of the choice of rows.
+        num_rows: number of rows that the starts see.
+        seed: seed of the starts and of the choice of rows.
 
     Returns:
-        The fit of the best architecture, and the table of all.
+        fit of the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with the table of
+        all.
 
     Raises:
-        TypeError: under a transformation of JAX, where numbers are not known.
-        ValueError: for data that are not matrices of as many rows, or hold NaN; an unknown activation or a bad depth;
-            or if no start has a finite evidence.
+        TypeError: under a transformation of JAX, where numbers are not known, or for what does not hold real numbers.
+        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; an unknown activation or
+            a bad depth; or if no start has a finite evidence.
+
+    Warns:
+        UserWarning: if copied rows, or a single far one, may have decided.
 
     Example:
         >>> import numpy as np
@@ -150,15 +179,20 @@ def fit(
         raise TypeError(
             "wide_limit.fit chooses by numbers that are not known under jit, grad or vmap; call it outside."
         )
-    inputs, targets = np.asarray(x, float), np.asarray(y, float)
+    check_finite("x", x)
+    check_finite("y", y)
+    inputs, targets = np.array(x, float), np.array(y, float)
     if inputs.ndim != 2 or 0 in inputs.shape:
         raise ValueError(
             "x must be a matrix (n, d_in) with at least one row and one column, but has shape "
             f"{inputs.shape}; write a single column x[:, None]."
         )
-    check_no_nan("x", inputs)
-    check_no_nan("y", targets)
     check_targets(jnp.asarray(targets), len(inputs))
+    if not isinstance(input_scale, bool | np.bool_):
+        raise ValueError(
+            "input_scale must be True or False, whether each column of x has a scale that is fitted, but got "
+            f"{input_scale!r}."
+        )
     num_restarts = whole_number("num_restarts", num_restarts)
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
     architectures = [
@@ -168,25 +202,54 @@ def fit(
         raise ValueError("there is no architecture to fit; give at least one activation and one depth.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
-    fits = []
     with double_precision():
-        for name, layers in architectures:
-            fits.append(fit_scales(Scales.of(name, layers, inputs, targets, input_scale), rows, num_restarts, random))
-    fits.sort(key=lambda found: -found["log_marginal"])
-    best = fits[0]
-    _warn_of_copies(inputs, targets, best["noise_scale"])
-    names = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
-    return WideLimitFit(
-        **{name: best[name] for name in names if name != "log_marginal"},
-        scales=best["scales"],
-        standard_errors=best["standard_errors"],
-        table=[{name: found[name] for name in names} for found in fits],
-        inputs=inputs,
-        targets=targets,
-    )
+        problems = [ScaleProblem.of(*architecture, inputs, targets, input_scale) for architecture in architectures]
+        fits = sorted((problem.fit(rows, num_restarts, random) for problem in problems), key=lambda f: -f.log_marginal)
+    best = _as_fit(fits, inputs, targets)
+    _warn_of_copies(best)
+    _warn_of_far_rows(best)
+    return best
 
 
-def _warn_of_copies(inputs: np.ndarray, targets: np.ndarray, noise_scale: float) -> None:
+def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -> WideLimitFit:
+    """Return the first of the fits, with a table of all."""
+    shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
+    best = fits[0]._asdict()
+    del best["log_marginal"]
+    table = [{name: getattr(found, name) for name in shown} for found in fits]
+    return WideLimitFit(**best, table=table, inputs=inputs, targets=targets)
+
+
+def _warn_of_far_rows(found: WideLimitFit) -> None:
+    """Warn if one row, or few of many, hold most of the squared residuals and lie far outside of the others."""
+    if len(found.inputs) < _FEWEST_ROWS:
+        return
+    with double_precision():
+        residuals = found._left_out()
+    distances, targets = np.abs(residuals - np.median(residuals, axis=0)), found.targets.reshape(residuals.shape)
+    few = max(1, len(residuals) // _ONE_OF)
+    for distance, target in zip(distances.T, targets.T, strict=True):
+        rows = np.argsort(-distance)[:few]
+        share = np.sum(distance[rows] ** 2) / max(np.sum(distance**2), np.finfo(float).tiny)
+        bound = max(_FAR * 1.4826 * np.median(distance), _FAR_OF_TARGETS * np.std(np.delete(target, rows)))
+        rows = rows[distance[rows] > bound]
+        if share > 0.5 and len(rows):
+            row = int(rows[0])
+            warnings.warn(
+                f"{len(rows)} of {len(residuals)} rows, row {row} with the target {target[row]:.4g} the farthest, lie "
+                f"up to {distance[row]:.2g} from what the other rows predict, and hold most of the sum of squared "
+                f"residuals: the fitted noise, {found.noise_scale:.2g}, and the scales are decided by them. Correct or "
+                "drop them if they are mistakes; otherwise transform the targets, to their logarithms say, or take a "
+                "likelihood with heavy tails.",
+                UserWarning,
+                stacklevel=3,  # whoever calls fit
+            )
+            return
+
+
+def _warn_of_copies(found: WideLimitFit) -> None:
+    """Warn if the noise is small and rows repeat others."""
+    inputs, targets, noise_scale = found.inputs, found.targets, found.noise_scale
     if noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
         return
     num_copies = len(inputs) - len(np.unique(np.column_stack([inputs, targets]), axis=0))
@@ -201,6 +264,7 @@ def _warn_of_copies(inputs: np.ndarray, targets: np.ndarray, noise_scale: float)
 
 
 def _several(given: Any) -> Iterable[Any]:
+    """Return one or several choices as several."""
     if isinstance(given, str | int | np.integer):
         return [given]
     if not isinstance(given, Sequence) and not isinstance(given, np.ndarray):

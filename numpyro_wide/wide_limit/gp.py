@@ -2,8 +2,8 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
@@ -17,8 +17,8 @@ def gp_posterior(
     kernel_test: ArrayLike,
     targets: ArrayLike,
     noise_scale: ArrayLike,
-) -> tuple[jax.Array, jax.Array]:
-    """Posterior of a zero-mean Gaussian process at test inputs, given noisy values at training inputs.
+) -> tuple[Array, Array]:
+    """Condition a zero-mean Gaussian process on noisy values at training inputs, at test inputs.
 
     With M = K + σ²I, the mean is K* M⁻¹ Y and the covariance K** − K* M⁻¹ K*ᵀ (Rasmussen and Williams 2006,
     eqs. 2.23 and 2.24). With the NNGP kernel this is the limit of the posterior of a wide Bayesian network
@@ -33,8 +33,8 @@ def gp_posterior(
             (n,), one for each row.
 
     Returns:
-        The mean, (n_test,) or (n_test, k), and the covariance (n_test, n_test) of the function without
-        noise, which all outputs share.
+        mean, (n_test,) or (n_test, k), and covariance (n_test, n_test) of the function without noise, which all outputs
+        share.
 
     Raises:
         ValueError: for shapes that do not fit, a negative noise scale, NaN, or a kernel matrix that is not symmetric,
@@ -60,8 +60,8 @@ def gp_posterior(
     return mean, covariance
 
 
-def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: ArrayLike) -> jax.Array:
-    """Log marginal likelihood log N(Y; 0, K + σ²I), summed over the columns of the targets.
+def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: ArrayLike) -> Array:
+    """Compute the log marginal likelihood log N(Y; 0, K + σ²I), summed over the columns of the targets.
 
     Rasmussen and Williams 2006, eq. 2.30. With the NNGP kernel it is the limit of a wide network's evidence,
     and can be differentiated with respect to the scales of the prior and of the noise.
@@ -69,13 +69,13 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
     Args:
         kernel_train: K (n, n), the training inputs with themselves.
         targets: Y, (n,) or (n, k).
-        noise_scale: standard deviation σ of the observation noise, a number or (n,).
+        noise_scale: standard deviation σ of the observation noise, a number or (n,), one for each row.
 
     Returns:
-        A scalar; under jit minus infinity where the matrix is not positive definite, and NaN for a negative noise.
+        scalar; under jit minus infinity where the matrix is not positive definite, and NaN for a negative noise.
 
     Raises:
-        ValueError: as :func:`gp_posterior` does.
+        ValueError: for what :func:`gp_posterior` refuses.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,14 +90,14 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
     return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, found)
 
 
-def whitened_log_evidence(chol: jax.Array, whitened: jax.Array) -> jax.Array:
-    """The log evidence, from what :func:`whiten` gives."""
+def whitened_log_evidence(chol: Array, whitened: Array) -> Array:
+    """Compute the log evidence from what :func:`whiten` gives."""
     num_columns = math.prod(whitened.shape[1:])
     log_normaliser = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * chol.shape[0] * math.log(2 * math.pi)
     return -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
 
 
-def whiten(train: jax.Array, targets: jax.Array, noise_scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
+def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array, Array]:
     """Return L, with LLᵀ = K + σ²I, and L⁻¹Y."""
     num_train = train.shape[0]
     check_targets(targets, num_train)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
@@ -16,13 +17,15 @@ from numpyro_wide._checks import (
     check_input_scale,
     check_no_nan,
     check_not_negative,
+    check_one_of,
+    is_known,
     whole_number,
 )
 from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
 
-Kernel = Callable[..., tuple[jax.Array, jax.Array]]
-Layer = tuple[jax.Array, jax.Array]  # variances of its weights and biases
-Carried = tuple[jax.Array, jax.Array, jax.Array]  # E[φ(u) φ(v)] of the layer before, nngp and ntk, (n1, n2) each
+Kernel = Callable[..., tuple[Array, Array]]
+Layer = tuple[Array, Array]  # variances of its weights and biases
+Carried = tuple[Array, Array, Array]  # E[φ(u) φ(v)] of the layer before, nngp and ntk, (n1, n2) each
 
 # Layers that are compiled one after the other, as is quicker to run; beyond, the time to compile would grow with the
 # depth.
@@ -30,19 +33,19 @@ _MAX_UNROLLED = 3
 
 
 class _Moments(NamedTuple):
-    """What a hidden layer makes of single inputs, (n,) each.
+    """Moments of a hidden layer at single inputs, (n,) each.
 
     Attributes:
         square: mean square of what it takes in.
-        variance: of its preactivations u.
+        variance: variance of its preactivations u.
         product: E[φ(u)²].
         slope: E[φ'(u)²].
     """
 
-    square: jax.Array
-    variance: jax.Array
-    product: jax.Array
-    slope: jax.Array
+    square: Array
+    variance: Array
+    product: Array
+    slope: Array
 
 
 def fcn_kernel(
@@ -56,7 +59,7 @@ def fcn_kernel(
     input_scale: ArrayLike | None = None,
     block_size: int | None = None,
 ) -> Kernel:
-    r"""Kernels of a fully connected network as its hidden layers become infinitely wide.
+    r"""Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
     The network is in the NTK parametrisation (Mathematics, :eq:`layer`), all its weights and biases
     N(0, 1): a layer with m inputs h maps them to ``w_std`` / √m · W h + ``b_std`` · b, the readout does so
@@ -77,13 +80,14 @@ def fcn_kernel(
 
     Args:
         depth: number of hidden layers; 0 is a linear model with the readout's scales.
-        activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``), "identity" or "relu".
+        activation: name of the activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``),
+            "identity" or "relu".
         w_std: standard deviation of the hidden layers' weights, a number or (depth,).
         b_std: standard deviation of the hidden layers' biases, a number or (depth,).
         readout_w_std: standard deviation of the readout's weights.
         readout_b_std: standard deviation of the readout's bias.
-        input_scale: what the inputs are multiplied by, a number or (d_in,), one for each column (automatic relevance
-            determination); None for one.
+        input_scale: factor of the inputs, a number or (d_in,), one for each column (automatic relevance determination);
+            None for one.
         block_size: rows of the kernels computed at a time, which bounds the memory beyond the results
             themselves; None for all at once. A few hundred rows suit many thousands of inputs.
 
@@ -110,9 +114,9 @@ def fcn_kernel(
     readout = {"readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
     _check_scales(depth, hidden, readout)
     if input_scale is not None:
-        check_not_negative("input_scale", input_scale)
+        _check_numbers("input_scale", input_scale)
 
-    def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
+    def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
         inputs = as_floats(x1) if x2 is None else as_floats(x1, x2)
         _check_inputs(*inputs)
@@ -128,8 +132,8 @@ def fcn_kernel(
 
 @partial(jax.jit, static_argnames=("activation", "block_size"))
 def _kernels(
-    inputs: tuple[jax.Array, ...], scales: list[jax.Array], *, activation: str, block_size: int | None
-) -> tuple[jax.Array, jax.Array]:
+    inputs: tuple[Array, ...], scales: list[Array], *, activation: str, block_size: int | None
+) -> tuple[Array, Array]:
     """Compute both kernels of ``inputs``, (x1,) or (x1, x2)."""
     w_std, b_std, readout_w_std, readout_b_std = scales
     layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
@@ -137,7 +141,7 @@ def _kernels(
     x1, x2 = inputs[0], inputs[-1]
     moments = [_moments(jnp.mean(x**2, axis=1), layers[:-1], dual) for x in inputs]
 
-    def rows(start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
+    def rows(start: Array | int, size: int) -> tuple[Array, Array]:
         inner = jnp.matmul(take_rows(x1, start, size), x2.T, precision="highest") / x1.shape[1]
         row_moments = jax.tree.map(lambda moment: take_rows(moment, start, size), moments[0])
         diagonal = (jnp.arange(size), start + jnp.arange(size)) if len(inputs) == 1 else None
@@ -146,10 +150,10 @@ def _kernels(
     return in_row_blocks(rows, x1.shape[0], block_size)
 
 
-def _moments(norms: jax.Array, hidden: list[Layer], dual: Dual) -> list[_Moments]:
-    """What the hidden layers make of single inputs, whose mean squares are ``norms`` (n,)."""
+def _moments(norms: Array, hidden: list[Layer], dual: Dual) -> list[_Moments]:
+    """Compute the moments of all hidden layers at single inputs, whose mean squares are ``norms`` (n,)."""
 
-    def through(square: jax.Array, layer: Layer) -> tuple[jax.Array, _Moments]:
+    def through(square: Array, layer: Layer) -> tuple[Array, _Moments]:
         w_var, b_var = layer
         variance = w_var * square + b_var
         product, slope = dual(variance, variance, variance, jnp.zeros_like(variance))
@@ -159,13 +163,13 @@ def _moments(norms: jax.Array, hidden: list[Layer], dual: Dual) -> list[_Moments
 
 
 def _recursion(
-    inner: jax.Array,
+    inner: Array,
     moments1: list[_Moments],
     moments2: list[_Moments],
-    diagonal: tuple[jax.Array, jax.Array] | None,
+    diagonal: tuple[Array, Array] | None,
     layers: list[Layer],
     dual: Dual,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Carry the scaled inner products (n1, n2) of the inputs through all layers (:eq:`kernels`).
 
     ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
@@ -191,7 +195,7 @@ def _recursion(
 
 
 def _through_layers(through: Callable[[Any, Any], tuple[Any, Any]], carried: Any, layers: list) -> tuple[Any, list]:
-    """What ``through`` carries through all layers, and what it gives at each."""
+    """Return what ``through`` carries through all layers, and what it gives at each."""
     if len(layers) > _MAX_UNROLLED:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
         # For gradients a layer's temporaries are computed once more, and not held for all layers.
@@ -204,8 +208,8 @@ def _through_layers(through: Callable[[Any, Any], tuple[Any, Any]], carried: Any
     return carried, given
 
 
-def _scaled(x: jax.Array, input_scale: ArrayLike | None) -> jax.Array:
-    """The inputs (n, d_in) in the units that the network sees."""
+def _scaled(x: Array, input_scale: ArrayLike | None) -> Array:
+    """Return the inputs (n, d_in) in the units that the network sees."""
     if input_scale is None:
         return x
     scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
@@ -214,12 +218,9 @@ def _scaled(x: jax.Array, input_scale: ArrayLike | None) -> jax.Array:
 
 
 def check_activation(activation: str) -> None:
-    """One of those with closed-form kernels."""
-    if not isinstance(activation, str) or activation not in DUALS:
-        raise ValueError(
-            f"activation must be one of {sorted(DUALS)}, the ones with closed-form kernels, "
-            f"but got {activation!r}. For any other, see empirical_ntk and empirical_nngp."
-        )
+    """Refuse an activation that has no closed-form kernels."""
+    also = "(those with closed-form kernels; for any other see empirical_ntk and empirical_nngp)"
+    check_one_of("activation", activation, DUALS, also=also)
 
 
 def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, ArrayLike]) -> None:
@@ -228,10 +229,21 @@ def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, A
         if shape != () and (name in readout or shape != (depth,)):
             layers = "" if name in readout else f" or an array of shape (depth,) = {(depth,)}"
             raise ValueError(f"{name} must be a number{layers}, but got an array of shape {shape}.")
-        check_not_negative(name, scale)
+        _check_numbers(name, scale)
 
 
-def _check_inputs(x1: jax.Array, x2: jax.Array | None = None) -> None:
+def _check_numbers(name: str, scale: ArrayLike) -> None:
+    """Refuse a scale that is no real number, negative, NaN or infinite, where its numbers are known already."""
+    try:
+        as_floats(scale)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a number or an array of real numbers, but got {scale!r}.") from error
+    check_not_negative(name, scale)
+    if is_known(scale) and not np.all(np.isfinite(scale)):
+        raise ValueError(f"{name} must be finite, but got {scale}.")
+
+
+def _check_inputs(x1: Array, x2: Array | None = None) -> None:
     for name, x in {"x1": x1, "x2": x1 if x2 is None else x2}.items():
         if x.ndim != 2 or 0 in x.shape:
             raise ValueError(

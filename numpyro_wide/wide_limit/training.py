@@ -1,7 +1,7 @@
 """Networks in the linear regime, trained by gradient flow: one of them, and the ensemble of all."""
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats, check_no_nan, check_not_negative
@@ -19,8 +19,8 @@ def gradient_flow(
     *,
     initial_train: ArrayLike = 0.0,
     initial_test: ArrayLike = 0.0,
-) -> jax.Array:
-    """Predictions of a linearised network after gradient flow on ½ Σ (f(x) − y)² for some time.
+) -> Array:
+    """Predict with a linearised network after gradient flow on ½ Σ (f(x) − y)² for some time.
 
     f_t(x) = f₀(x) + Θ(x, X) Θ⁻¹ (I − exp(−tΘ)) (Y − f₀(X)) (Lee 2019, eqs. 10 and 11), Θ = Θ(X, X). Exact for
     :func:`linearize` with the empirical tangent kernel of its parameters; for a network in the limit of
@@ -31,10 +31,10 @@ def gradient_flow(
     eigendecomposition, and are silently wrong where eigenvalues of Θ repeat (repeated or symmetric inputs).
 
     Args:
-        ntk_train: Θ(X, X) (n, n).
-        ntk_cross: Θ(x, X) (n_test, n).
+        ntk_train: kernel Θ(X, X) of the training inputs, (n, n).
+        ntk_cross: kernel Θ(x, X) of test with training inputs, (n_test, n).
         targets: Y, (n,), or (n, k) for k outputs with independent kernels.
-        time: how long the flow runs, at least 0. At infinity the training data are interpolated; directions
+        time: duration of the flow, at least 0. At infinity the training data are interpolated; directions
             in which Θ is zero up to rounding (repeated inputs) are not learned.
         initial_train: f₀(X), a number or of the shape of the targets.
         initial_test: f₀(x), a number or (n_test,) or (n_test, k).
@@ -69,8 +69,8 @@ def ntk_ensemble(
     kernel_test: KernelPair,
     targets: ArrayLike,
     time: ArrayLike = jnp.inf,
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and covariance of infinitely wide networks trained by gradient flow from N(0, 1) parameters.
+) -> tuple[Array, Array]:
+    """Compute mean and covariance of infinitely wide networks trained by gradient flow from N(0, 1) parameters.
 
     Training turns each member f₀ ~ GP(0, K) of the ensemble into f₀ + A (Y − f₀(X)) with the smoother
     A = Θ* Θ⁻¹ (I − exp(−tΘ)), so that the ensemble stays Gaussian, with mean AY and covariance
@@ -79,14 +79,14 @@ def ntk_ensemble(
     the limit to derivatives: first ones are exact, second ones wrong where eigenvalues of Θ repeat.
 
     Args:
-        kernel_train: the pair (nngp, ntk), each (n, n), as the kernel of :func:`fcn_kernel` returns it.
-        kernel_cross: the pair (nngp, ntk), each (n_test, n), of test with training inputs.
-        kernel_test: the pair (nngp, ntk), each (n_test, n_test); its ntk is not used.
+        kernel_train: pair (nngp, ntk), each (n, n), as the kernel of :func:`fcn_kernel` returns it.
+        kernel_cross: pair (nngp, ntk), each (n_test, n), of test with training inputs.
+        kernel_test: pair (nngp, ntk), each (n_test, n_test); its ntk is not used.
         targets: Y, (n,), or (n, k) for k independent outputs.
-        time: how long the flow runs, at least 0; infinity by default.
+        time: duration of the flow, at least 0; infinity by default.
 
     Returns:
-        The mean, (n_test,) or (n_test, k), and the covariance (n_test, n_test), which all outputs share.
+        mean, (n_test,) or (n_test, k), and covariance (n_test, n_test), which all outputs share.
 
     Raises:
         ValueError: for anything but pairs, shapes that do not fit, a kernel that is not symmetric, a negative time, or
@@ -125,7 +125,7 @@ def ntk_ensemble(
     return product(smoother, targets), 0.5 * (covariance + covariance.T)
 
 
-def _smoother(train: jax.Array, cross: jax.Array, time: ArrayLike) -> jax.Array:
+def _smoother(train: Array, cross: Array, time: ArrayLike) -> Array:
     """Return Θ* Θ⁻¹ (I − exp(−tΘ)), (n_test, n)."""
     check_no_nan("ntk_train", train)
     check_no_nan("ntk_cross", cross)

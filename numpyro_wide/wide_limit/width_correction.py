@@ -1,9 +1,9 @@
-"""What a finite width changes, to leading order: the evidence and the predictive mean of one hidden layer."""
+"""Corrections of leading order in 1/width: of the evidence and the predictive mean of one hidden layer."""
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
@@ -13,20 +13,21 @@ from numpyro_wide.wide_limit.gp import whiten
 
 
 class WidthCorrection(NamedTuple):
-    """What is divided by the width and added to the limit, and its Monte Carlo standard error.
+    """Coefficients of 1/width, to be added to the limit, and their Monte Carlo standard errors.
 
     Attributes:
-        log_evidence: in nats: the log evidence of a network less that of its limit is this over the width, to leading
-            order; the data prefer a finite width where it is positive.
-        log_evidence_error: its standard error.
-        mean: of the posterior mean of the function at new inputs, (n_new,) or (n_new, k); None without new inputs.
-        mean_error: its standard errors.
+        log_evidence: coefficient of the log evidence, in nats: that of a network less that of its limit is this over
+            the width, to leading order; the data prefer a finite width where it is positive.
+        log_evidence_error: standard error of ``log_evidence``.
+        mean: coefficient of the posterior mean of the function at new inputs, (n_new,) or (n_new, k); None without new
+            inputs.
+        mean_error: standard errors of ``mean``.
     """
 
-    log_evidence: jax.Array
-    log_evidence_error: jax.Array
-    mean: jax.Array | None = None
-    mean_error: jax.Array | None = None
+    log_evidence: Array
+    log_evidence_error: Array
+    mean: Array | None = None
+    mean_error: Array | None = None
 
 
 def width_correction(
@@ -38,7 +39,7 @@ def width_correction(
     units_new: ArrayLike | None = None,
     kernel_cross: ArrayLike | None = None,
 ) -> WidthCorrection:
-    r"""The leading corrections in 1/width to the evidence and the predictive mean of the NNGP, for one hidden layer.
+    r"""Estimate the leading corrections in 1/width to the evidence and the predictive mean of one hidden layer.
 
     Given its hidden weights, a network with Gaussian readout is a Gaussian process, whose kernel is the mean over its
     units of $\psi\psi^\top$. With one hidden layer the units are independent, so the kernel differs from its limit by a
@@ -50,21 +51,22 @@ def width_correction(
     squared signal-to-noise ratio cancel: take float64 where the noise is below a tenth of the signal.
 
     Args:
-        units: (n, m), m independent units at the training inputs, drawn from the prior and scaled so that the mean of
+        units: m independent units at the training inputs, (n, m), drawn from the prior and scaled so that the mean of
             :math:`\psi\psi^\top` is the kernel, but for the variance of a readout's bias: the features of a network of
             m units, times √m. Thousands are needed, as the error tells.
         kernel_train: K (n, n), the limit's, exactly, a readout's bias included.
         targets: Y, (n,) or (n, k).
-        noise_scale: σ, a number or (n,).
-        units_new: (n_new, m), the same units at new inputs, for the predictive mean.
-        kernel_cross: (n_new, n), new inputs with training inputs; goes with ``units_new``.
+        noise_scale: standard deviation σ of the noise, a number or (n,), one for each row.
+        units_new: the same units at new inputs, (n_new, m), for the predictive mean.
+        kernel_cross: kernel of new with training inputs, (n_new, n); goes with ``units_new``.
 
     Returns:
-        Two coefficients of 1/width and their standard errors.
+        two coefficients of 1/width and their standard errors, a
+        :class:`~numpyro_wide.wide_limit.WidthCorrection`.
 
     Raises:
-        ValueError: for shapes that do not fit, NaN, fewer than two units, new units without their kernel, and as
-            :func:`gp_log_evidence` does.
+        ValueError: for shapes that do not fit, NaN, fewer than two units, new units without their kernel, and for what
+            :func:`gp_log_evidence` refuses.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -104,22 +106,22 @@ class _Drawn(NamedTuple):
 
     Attributes:
         units: v, (n, m).
-        scores: products with the targets, (k, m).
-        sizes: squared norms, (m,).
+        scores: products of the units with the targets, (k, m).
+        sizes: squared norms of the units, (m,).
         slopes: derivatives of the log evidence towards v vᵀ, less their mean, (m,).
         spread: mean of v vᵀ, (n, n).
-        smoothed: the targets multiplied by that, (n, k).
+        smoothed: product of that mean with the targets, (n, k).
     """
 
-    units: jax.Array
-    scores: jax.Array
-    sizes: jax.Array
-    slopes: jax.Array
-    spread: jax.Array
-    smoothed: jax.Array
+    units: Array
+    scores: Array
+    sizes: Array
+    slopes: Array
+    spread: Array
+    smoothed: Array
 
 
-def _whitened_units(units: jax.Array, targets: jax.Array) -> _Drawn:
+def _whitened_units(units: Array, targets: Array) -> _Drawn:
     scores = targets.T @ units
     sizes = jnp.sum(units**2, axis=0)
     slopes = 0.5 * (jnp.sum(scores**2, axis=0) - targets.shape[1] * sizes)
@@ -127,8 +129,8 @@ def _whitened_units(units: jax.Array, targets: jax.Array) -> _Drawn:
     return _Drawn(units, scores, sizes, slopes - jnp.mean(slopes), spread, spread @ targets)
 
 
-def _of_evidence(drawn: _Drawn) -> tuple[jax.Array, jax.Array]:
-    """Half the second derivative of the evidence over itself, towards a unit less the mean unit, and its error.
+def _of_evidence(drawn: _Drawn) -> tuple[Array, Array]:
+    """Average half the second derivative of the evidence over itself, towards a unit less the mean unit.
 
     Of the log evidence, that is, and the square of its first derivative. The former is a quadratic form: its mean at
     units less its value at the mean unit. Units enter the mean unit, and so the error, by twice the bilinear form.
@@ -142,12 +144,12 @@ def _of_evidence(drawn: _Drawn) -> tuple[jax.Array, jax.Array]:
     return _mean(terms, -at_mean, terms - 2 * at_both)
 
 
-def _of_mean(drawn: _Drawn, left: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same of the predictive mean: half its second derivative, and its first times that of the log evidence.
+def _of_mean(drawn: _Drawn, left: Array) -> tuple[Array, Array]:
+    """Average half the predictive mean's second derivative, and its first times that of the log evidence.
 
     Args:
-        drawn: the units at the training inputs.
-        left: what is left of them at new inputs once the limit has predicted them, (n_new, m).
+        drawn: units at the training inputs.
+        left: what the limit does not predict of the units at new inputs, (n_new, m).
     """
     directions = left[:, None] * drawn.scores[None]  # first derivatives, (n_new, k, m)
     around = directions - jnp.mean(directions, axis=-1, keepdims=True)
@@ -158,12 +160,12 @@ def _of_mean(drawn: _Drawn, left: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _mean(terms, left_spread @ drawn.smoothed, terms + at_both)
 
 
-def _mean(terms: jax.Array, constant: jax.Array, influence: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean over units, the last axis, plus a constant; and its standard error, by what each unit changes."""
+def _mean(terms: Array, constant: Array, influence: Array) -> tuple[Array, Array]:
+    """Average over units, the last axis, plus a constant; and give the standard error, by what each unit changes."""
     return jnp.mean(terms, axis=-1) + constant, jnp.std(influence, axis=-1) / terms.shape[-1] ** 0.5
 
 
-def _check_units(name: str, units: jax.Array, num_rows: int, meaning: str) -> None:
+def _check_units(name: str, units: Array, num_rows: int, meaning: str) -> None:
     if units.ndim != 2 or units.shape[0] != num_rows or units.shape[1] < 2:
         raise ValueError(
             f"{name} must be a matrix ({meaning}, m) with {meaning} = {num_rows} rows and two units m at least, but "

@@ -16,8 +16,7 @@ import optax
 import pytest
 from numpyro.contrib.module import flax_module
 
-from numpyro_wide import AmortizedForwardKL, natural, nn
-from numpyro_wide.amortized import _fingerprint
+from numpyro_wide import AmortizedForwardKL, _programs, _resume, natural, nn
 
 ROOT = Path(__file__).parents[2]
 KEY = jax.random.key(3)
@@ -124,7 +123,7 @@ def test_a_setting_that_an_optimiser_keeps_in_its_state_counts(tmp_path):
 def test_where_libraries_have_changed_programs_are_not_compared(checkpoint, tmp_path, monkeypatch):
     path = tmp_path / "run.npz"
     path.write_bytes(checkpoint.read_bytes())
-    monkeypatch.setattr(_fingerprint, "_version", lambda name: "99")
+    monkeypatch.setattr(_resume, "_version", lambda name: "99")
     with pytest.warns(UserWarning, match=r"other versions .*its model cannot be compared.*make sure") as caught:
         assert int(run(path, 4, scale=1.1).state.step) == 4
     assert caught[0].filename == __file__
@@ -208,10 +207,10 @@ def test_programs_of_natural_families_with_control_flow_have_a_digest():
         return function
 
     x, constant = jnp.ones(2), np.array([1.0, 2.0], np.float32)
-    same = _fingerprint.program_digest(program(3, constant), x)
-    assert same == _fingerprint.program_digest(program(3, constant.copy()), x)
+    same = _programs.program_digest(program(3, constant), x)
+    assert same == _programs.program_digest(program(3, constant.copy()), x)
     others = [program(4, constant), program(3, constant + 1e-6)]
-    assert len({same, *(_fingerprint.program_digest(other, x) for other in others)}) == 3
-    assert _fingerprint.digest({"a": 1, "b": {"x", "y"}}) == _fingerprint.digest({"b": {"y", "x"}, "a": 1})
-    assert _fingerprint.digest(object(), lambda: 1) == _fingerprint.digest(object(), lambda: 2)  # at other addresses
-    assert _fingerprint.digest(jax.random.key(0)) != _fingerprint.digest(jax.random.key(1))
+    assert len({same, *(_programs.program_digest(other, x) for other in others)}) == 3
+    assert _programs.digest({"a": 1, "b": {"x", "y"}}) == _programs.digest({"b": {"y", "x"}, "a": 1})
+    assert _programs.digest(object(), lambda: 1) == _programs.digest(object(), lambda: 2)  # at other addresses
+    assert _programs.digest(jax.random.key(0)) != _programs.digest(jax.random.key(1))

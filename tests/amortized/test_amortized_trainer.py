@@ -51,7 +51,7 @@ def test_run_goes_on_as_one_longer_run(uninterrupted):
 def test_interrupted_run_resumes_from_its_checkpoint(uninterrupted, tmp_path, monkeypatch):
     options = {"progress_bar": False, "held_out": 50, "evaluate_every": 40, "checkpoint_every": 27}
     path = tmp_path / "folder" / "checkpoint.npz"
-    save, saved = _run._checkpoint.save, []
+    save, saved = _run._resume.save, []
 
     def save_twice(path, record):
         if len(saved) == 2:
@@ -60,7 +60,7 @@ def test_interrupted_run_resumes_from_its_checkpoint(uninterrupted, tmp_path, mo
         save(path, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_run._checkpoint, "save", save_twice)
+        patch.setattr(_run._resume, "save", save_twice)
         with pytest.raises(KeyboardInterrupt):
             trainer().run(KEY, 150, checkpoint=path, **options)
     assert saved == [27, 54]

@@ -10,13 +10,11 @@ from numpyro_wide import plots
 from numpyro_wide.calibration import (
     Simulations,
     expected_coverage,
-    hpd_ranks,
     sbc_ranks,
     tarp,
-    tarp_ranks,
-    uniformity_band,
     uniformity_p_value,
 )
+from numpyro_wide.calibration.internal import hpd_ranks, tarp_ranks, uniformity_band
 
 S, L = 1000, 99
 MEAN_WEIGHT, POSTERIOR_SCALE = 0.8, 0.8**0.5  # θ ~ N(1, 2²), y | θ ~ N(θ, 1)
@@ -225,7 +223,7 @@ FEW = {"z": np.zeros(3)}
         (lambda: hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))})), "need log_density_truth"),
         (
             lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 9))}), region="tail"),
-            "must be 'central' or 'hpd', but got 'tail'",
+            "region must be one of 'central', 'hpd', but got 'tail'",
         ),
         (
             lambda: tarp_ranks(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(2)}),
@@ -245,6 +243,7 @@ FEW = {"z": np.zeros(3)}
         ),
         (lambda: uniformity_p_value([], 9), r"numbers in 0, ..., num_draws = 9, but got shape \(0,\)\."),
         (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but .* values nan"),
+        (lambda: uniformity_p_value([0.5, 2.0], 9), r"of whole numbers in 0, ..., num_draws = 9"),
         (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but .* values 0, ..., 12"),
         (lambda: uniformity_band([0.5, 0.2], 10), "increasing sequence"),
         (lambda: uniformity_band([0.5, 0.2], 10, cumulative=False), "masses of bins with sum 1"),
@@ -255,3 +254,42 @@ FEW = {"z": np.zeros(3)}
 def test_refuses_what_does_not_fit(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Simulations(np.zeros(3), np.zeros((3, 9))), "truth must be a dictionary .* by name, but is a ndarray"),
+        (lambda: sbc_ranks(np.zeros(3)), r"must be Simulations, but got a ndarray; the order is sbc_ranks\(sim"),
+        (lambda: hpd_ranks(None), "must be Simulations, but got a NoneType"),
+        (lambda: sbc_ranks(Simulations(FEW, {"z": np.zeros((3, 9))}), rng_key=3), "rng_key must be a PRNG key"),
+        (lambda: tarp(Simulations(FEW, {"z": np.zeros((3, 9))}), None), r"PRNG key.*order is \(rng_key, simulations"),
+        (lambda: tarp_ranks(jax.random.key(0), FEW), "must be Simulations, but got a dict"),
+        (
+            lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), np.zeros(3)),
+            "references must be a dictionary of arrays by name, but is a ndarray; the names are 'z'",
+        ),
+        (
+            lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(3) * 1j}),
+            r"references\['z'\] must hold real numbers, but has the type complex128",
+        ),
+        (lambda: uniformity_p_value([1j, 2], 9), "ranks must hold real numbers"),
+    ],
+)
+def test_refuses_arguments_of_another_kind(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_simulations_hold_copies_of_real_numbers():
+    truth, draws, density = np.arange(3.0), np.zeros((3, 9)), np.ones(3)
+    held = Simulations({"z": truth}, {"z": draws}, {"y": truth}, density, draws)
+    before = sbc_ranks(held)["z"]
+    for array in (truth, draws, density):
+        array -= 7
+    assert held.truth["z"].tolist() == held.observed["y"].tolist() == [0, 1, 2]
+    assert held.log_density_truth.tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(sbc_ranks(held)["z"], before)
+    for wrong in (np.zeros(3, complex), np.array(["a", "b", "c"]), np.array([None, 1.0, 2.0])):
+        with pytest.raises(TypeError, match="z must hold real numbers, but has the type"):
+            Simulations({"z": wrong}, {"z": draws})

@@ -12,6 +12,7 @@ import pytest
 
 from numpyro_wide import datasets
 from numpyro_wide.datasets import Dataset, Standardiser
+from numpyro_wide.datasets.internal import read_idx
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 4, 3072), np.uint8)  # the last of the six batches is for testing
@@ -149,7 +150,7 @@ def test_mnist(tmp_path, reader, is_gzipped):
 
 def test_idx_of_other_types(tmp_path):
     (tmp_path / "numbers").write_bytes(idx(np.array([[1.5, -2.0]], ">f4"), 0x0D))
-    read = datasets.read_idx(tmp_path / "numbers")
+    read = read_idx(tmp_path / "numbers")
     assert read.tolist() == [[1.5, -2.0]]
     assert read.dtype == np.dtype("=f4")
 
@@ -294,6 +295,16 @@ def test_standardiser_uses_the_training_rows_alone():
     np.testing.assert_allclose((whole.mean(), whole.std()), (0, 1), atol=1e-5)
 
 
+def test_standardiser_holds_copies():
+    loc, scale, train = np.zeros(2), np.ones(2), np.array([[1.0, 2.0], [3.0, 6.0]])
+    given, fitted = Standardiser(loc, scale), Standardiser.fit(train)
+    for array in (loc, scale, train):
+        array *= 5
+        array += 7
+    assert given([[4.0, 6.0]]).tolist() == [[4, 6]]
+    assert fitted([4.0, 8.0]).tolist() == [2, 2]  # a single row
+
+
 def test_centred_one_hot():
     targets = datasets.centred_one_hot(DIGITS, 10)
     np.testing.assert_allclose(targets, np.eye(10)[DIGITS] - 0.1, rtol=1e-6)
@@ -317,6 +328,13 @@ def test_subsets_by_seed():
         (lambda: datasets.centred_one_hot([[0, 1]], 10), r"vector of whole numbers, but got int64 of shape \(1, 2\)"),
         (lambda: Standardiser.fit(np.zeros((0, 2))), r"at least one row, but has shape \(0, 2\)"),
         (lambda: Standardiser.fit([1.0, np.nan]), "must be finite, but 1 of its entries are not"),
+        (lambda: Standardiser.fit([np.inf, 1.0]), "must be finite, but 1 of its entries are not; drop or impute"),
+        (lambda: Standardiser([np.nan], 1.0), "loc must be finite"),
+        (lambda: Standardiser(0.0, [1.0, 0.0]), "scale must be positive everywhere"),
+        (lambda: Standardiser(np.zeros(2), np.ones(3)), r"must have the same shape.*\(2,\) and \(3,\); pass a number"),
+        (lambda: Standardiser.fit(np.eye(3))(np.ones((4, 1))), r"rows of shape \(3,\).*got an array of shape \(4, 1\)"),
+        (lambda: Standardiser.fit(np.eye(3)).inverse(1.0), r"rows of shape \(3,\).*got an array of shape \(\)"),
+        (lambda: datasets.split(Dataset(np.eye(3), np.ones(4)), 2, 1, 0), "same number of rows, but got 3 and 4"),
         (lambda: datasets.centred_one_hot([0], 1.5), "num_classes must be a whole number of at least 1, but got 1.5"),
         (lambda: datasets.subset(datasets.marathon(), -1, 0), "num_rows must be a whole number of at least 0"),
         (lambda: datasets.split(datasets.marathon(), 2, -1, 0), "num_test must be a whole number of at least 0"),
@@ -326,6 +344,14 @@ def test_subsets_by_seed():
 def test_what_preparation_refuses(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_is_no_real_number_is_not_standardised():
+    for wrong in (np.eye(2) * 1j, np.array([["a"], ["b"]]), np.array([[None], [1.0]])):
+        with pytest.raises(TypeError, match="train must hold real numbers, but has the type"):
+            Standardiser.fit(wrong)
+        with pytest.raises(TypeError, match="values must hold real numbers, but has the type"):
+            Standardiser(0.0, 1.0)(wrong)
 
 
 def test_arrays_are_split_as_a_dataset():

@@ -156,6 +156,23 @@ def test_include_and_drop():
     )
 
 
+def test_a_readout_of_which_only_the_base_was_stored():
+    """The image of the base site at each draw: what a run that stores both has."""
+    mcmc = MCMC(NUTS(REPRIORISED, max_tree_depth=2), num_warmup=20, num_samples=6, num_chains=1, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, Y)
+    draws = dict(mcmc.get_samples(group_by_chain=True))
+    whole = to_arviz(stub(dict(draws), REPRIORISED), REPRIORISED, X, Y)
+    del draws["w"]
+    idata = to_arviz(stub(draws, REPRIORISED), REPRIORISED, X, Y)
+    assert "w_base" not in idata["posterior"]
+    np.testing.assert_allclose(idata["posterior"]["w"], whole["posterior"]["w"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(idata["log_likelihood"]["y"], whole["log_likelihood"]["y"], rtol=1e-3, atol=1e-2)
+    del draws["w_base"]
+    with pytest.raises(ValueError, match="draws of all latent sites, but 'w_base'.* is not stored"):
+        to_arviz(stub(draws, REPRIORISED), REPRIORISED, X, Y)
+    assert "sigma" in to_arviz(stub(draws, REPRIORISED), REPRIORISED, X, Y, log_likelihood=False)["posterior"]
+
+
 def test_a_site_that_integrating_out_has_hidden_comes_back_with_the_readout():
     draws = prior_draws()
     stored = {name: draws[name] for name in ("sigma", "net/hidden")}
@@ -303,3 +320,61 @@ def test_a_second_call_compiles_nothing(model):
     assert not compiled
     assert not np.allclose(idata["log_likelihood"]["y"], again["log_likelihood"]["y"])
     np.testing.assert_array_equal(again["observed_data"]["y"], Y + 1)
+
+
+SHARPNESS = 1.0
+
+
+def changing(x, cfg, y=None):
+    """What a global and an object hold enters the likelihood."""
+    hidden = numpyro.sample("net/hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(SHARPNESS * x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH, 2]).to_event(2))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ w, cfg.noise).to_event(1), obs=y)
+
+
+def expected_log_likelihood(posterior, sharpness, noise):
+    hidden, w = np.asarray(posterior["net.hidden"]), np.asarray(posterior["w"])
+    return stats.norm.logpdf(Y, np.tanh(sharpness * X @ hidden) @ w, noise).sum(-1)
+
+
+@pytest.mark.parametrize("form", ["plain", "repriorised", "collapsed"])
+def test_the_model_is_looked_at_as_it_is_at_the_call(form, monkeypatch):
+    """A notebook cell run again: a global, then an attribute of an argument, changes between two calls."""
+    cfg, draws = SimpleNamespace(noise=0.3), prior_draws(changing, SimpleNamespace(noise=0.3))
+    del draws["features"]
+    model = changing
+    if form == "collapsed":
+        model = collapse_readout(changing, readout="w", features="features", observed="y")
+        del draws["w"]
+    if form == "repriorised":
+        model = repriorise(changing, readout="w", features="features", targets="y", noise_scale=0.3)
+    found = []
+    for sharpness, noise in ((1.0, 0.3), (3.0, 0.3), (3.0, 0.7)):
+        monkeypatch.setitem(globals(), "SHARPNESS", sharpness)
+        cfg.noise = noise
+        idata = to_arviz(stub(draws, model), model, X, cfg, Y, predictions=(X, cfg), include=["features"])
+        expected = expected_log_likelihood(idata["posterior"], sharpness, noise)
+        np.testing.assert_allclose(idata["log_likelihood"]["y"], expected, rtol=1e-3, atol=1e-3)
+        features = np.tanh(sharpness * X @ np.asarray(draws["net/hidden"]))
+        np.testing.assert_allclose(idata["posterior"]["features"], features, rtol=1e-3, atol=1e-4)
+        function = features @ np.asarray(idata["posterior"]["w"])
+        deviations = (np.asarray(idata["predictions"]["y"]) - function) / noise  # 96 draws of N(0, 1)
+        assert 0.7 < deviations.std() < 1.3
+        found.append(idata["log_likelihood"]["y"].values)
+    assert np.abs(found[1] - found[0]).max() > 1 and np.abs(found[2] - found[1]).max() > 1
+
+
+@pytest.mark.parametrize("width", [1, 30])
+def test_a_loop_over_the_width_of_a_network(width, monkeypatch):
+    monkeypatch.setitem(globals(), "WIDTH", width)
+    draws = prior_draws()
+    for form, left_out in ((network, ["function"]), (COLLAPSED, ["function", "w"])):
+        stored = {name: values for name, values in draws.items() if name not in left_out}
+        idata = to_arviz(stub(stored, form), form, X, Y)
+        posterior = idata["posterior"]
+        assert posterior["w"].shape == (2, 3, width, 2)
+        sigma = np.asarray(posterior["sigma"])[..., None, None]
+        expected = stats.norm.logpdf(Y, function_of(posterior, X), sigma).sum(-1)
+        np.testing.assert_allclose(idata["log_likelihood"]["y"], expected, rtol=2e-3, atol=1e-3)

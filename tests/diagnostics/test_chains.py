@@ -9,7 +9,6 @@ from scipy.signal import lfilter
 
 from numpyro_wide.diagnostics import (
     _chains,
-    autocorrelation,
     effective_sample_size,
     function_ess,
     project,
@@ -17,6 +16,7 @@ from numpyro_wide.diagnostics import (
     random_projections,
     rhat_squared,
 )
+from numpyro_wide.diagnostics.internal import autocorrelation
 
 
 def ar1(correlation, num_chains, num_draws, columns=(), seed=0):

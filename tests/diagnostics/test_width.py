@@ -66,13 +66,17 @@ def test_every_number_against_quadrature():
     np.testing.assert_allclose(row.sample_size, average**2 / mean(lambda h: evidence(h) ** 2), rtol=0.02)
 
 
-@pytest.mark.parametrize("num_outputs", [None, 3])
-def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs):
+@pytest.mark.parametrize(("num_outputs", "form"), [(None, "collapsed"), (3, "collapsed"), (3, "repriorised")])
+def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs, form):
     """One hidden layer, with a readout's bias: the closed-form kernel, noise by output."""
     targets = Y if num_outputs is None else np.stack([Y, -Y, Y**2], axis=1)
     noise = 0.4 if num_outputs is None else np.array([0.3, 0.4, 0.8], "f")
     net = FCN(1, 20, "erf", w_std=1.5, b_std=0.5, readout_b_std=0.3)
-    model = collapse_readout(bnn(net, num_outputs, noise), readout="readout", features="features", observed="y")
+    model = bnn(net, num_outputs, noise)
+    if form == "collapsed":
+        model = collapse_readout(model, readout="readout", features="features", observed="y")
+    else:  # the map need not be that of the model's own noise
+        model = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.5)
     row = wide_enough(KEY, model, X, targets, num_draws=100).rows["model"]
     kernel = fcn_kernel(1, "erf", **net.scales())(X)[0]
     columns = targets.reshape(5, -1).T
@@ -241,6 +245,92 @@ def test_a_second_call_compiles_nothing(form):
         other = wide_enough(key, model, x, 30 * y, num_draws=100)
     assert first and not second
     assert other.rows["model"].log_evidence < report.rows["model"].log_evidence - 1  # of the new data and not the old
+
+
+WIDTH = 1
+
+
+class Config:
+    """An argument that is no array: what it holds may change between two calls."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+
+def by_global(x, y=None):
+    erf_network(x, y, width=WIDTH)
+
+
+def by_closure(scale):
+    def model(x, y=None):
+        features = numpyro.deterministic("features", scale() * jnp.concatenate([x, jnp.ones_like(x)], axis=1))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    return model
+
+
+def by_object(x, cfg, y=None):
+    features = numpyro.deterministic("features", jnp.concatenate([x, jnp.ones_like(x)], axis=1))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, cfg.noise).to_event(1), obs=y)
+
+
+def numbers(row):
+    return np.array([row.log_evidence, row.gap, row.accept_prob, row.limit_log_evidence])
+
+
+def wrapped_as(form, model, noise_scale=0.3):
+    if form == "collapsed":
+        return collapse_readout(model, readout="w", features="features", observed="y")
+    if form == "repriorised":
+        return repriorise(model, readout="w", features="features", targets="y", noise_scale=noise_scale)
+    return model
+
+
+FORMS = ("plain", "collapsed", "repriorised")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loop_over_a_global_gives_the_numbers_of_each_width(form, monkeypatch):
+    model = wrapped_as(form, by_global)
+    for width in (1, 30):
+        monkeypatch.setitem(globals(), "WIDTH", width)
+        anew = wrapped_as(form, lambda x, y=None, width=width: erf_network(x, y, width=width))
+        found, expected = (wide_enough(KEY, one, X, Y, num_draws=100).rows["model"] for one in (model, anew))
+        np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5)
+        if width == 1:
+            first = found
+    assert abs(found.log_evidence - first.log_evidence) > 0.5
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_a_changed_closure_is_seen(form):
+    """The evidence is a closed form: y ~ N(0, s² (x xᵀ + 1) + σ²)."""
+    scale = [1.0]
+    model = wrapped_as(form, by_closure(lambda: scale[0]))
+    for value in (1.0, 0.1):
+        scale[0] = value
+        covariance = value**2 * (X @ X.T + 1) + 0.09 * np.eye(len(X))
+        row = wide_enough(KEY, model, X, Y, num_draws=100).rows["model"]
+        expected = stats.multivariate_normal.logpdf(Y, np.zeros(len(X)), covariance)
+        np.testing.assert_allclose(row.log_evidence, expected, rtol=1e-4)
+        if form == "collapsed":
+            np.testing.assert_allclose(row.limit_log_evidence, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_a_changed_attribute_of_an_argument_is_seen(form):
+    cfg = Config(0.3)
+    model = wrapped_as(form, by_object)
+    for noise in (0.3, 1.0):
+        cfg.noise = noise
+        covariance = X @ X.T + 1 + noise**2 * np.eye(len(X))
+        expected = stats.multivariate_normal.logpdf(Y, np.zeros(len(X)), covariance)
+        if form == "repriorised":  # the map may be built from any noise, and the evidence is the model's
+            model = wrapped_as(form, by_object, noise_scale=noise)
+        row = wide_enough(KEY, model, X, cfg, Y, num_draws=100).rows["model"]
+        np.testing.assert_allclose(row.log_evidence, expected, rtol=1e-4)
 
 
 def test_mistakes_are_refused():

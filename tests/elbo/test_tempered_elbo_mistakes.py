@@ -19,6 +19,8 @@ from numpyro_wide.elbo import TemperedTraceMeanFieldELBO
         ({"eta": -1.0}, "eta must be positive"),
         ({"eta": float("nan")}, "eta must be positive"),
         ({"eta": float("inf")}, "eta must be one finite number"),
+        ({"eta": 1j}, "eta must be one finite number"),
+        ({"eta": 0.5, "num_particles": 0}, "num_particles must be a whole number of at least 1, but got 0"),
         ({"eta": [0.5, 0.5]}, "eta must be one finite number"),
         ({"eta": {"w": -1.0}}, "'w'"),
         ({"tau": -1.0, "num_neurons": 10}, "tau"),

@@ -130,6 +130,7 @@ def test_certificate_formula(x64):
         ({"bias_scale": -1.0}, "bias_scale must not be negative"),
         ({"readout_scale": float("nan")}, "readout_scale must not be negative or NaN"),
         ({"targets": np.full(10, np.nan)}, "targets must not contain NaN, but 10"),
+        ({"targets": np.full(10, np.inf)}, "targets must be finite, but hold 10 infinite entries; drop them"),
     ],
 )
 def test_the_bound_refuses_what_gives_none(arguments, message):
@@ -140,6 +141,12 @@ def test_the_bound_refuses_what_gives_none(arguments, message):
         (name, value), *_ = arguments.items()
         bounds = jax.jit(lambda value: mean_field_bound(**(data | {name: value})))(np.min(value))
         assert not np.isfinite(bounds).any()
+
+
+def test_the_bound_takes_one_scale_at_a_time():
+    for name in ("noise_scale", "weight_scale", "bias_scale", "readout_scale"):
+        with pytest.raises(ValueError, match=rf"{name} must be one number, but has shape \(10,\); call once for each"):
+            mean_field_bound(X, Y, X, 100, **{name: np.ones(10)})
 
 
 def test_a_guide_on_its_prior_obeys_the_bound_and_is_warned_about():

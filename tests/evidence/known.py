@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.handlers import reparam
+from numpyro.infer.reparam import LocScaleReparam
 from scipy import integrate, special, stats
 
 from numpyro_wide import collapse_readout, repriorise, surrogate_targets
@@ -57,6 +59,39 @@ def one_unit() -> Known:
     log_joint = log_likelihood + stats.norm.logpdf(a) + stats.norm.logpdf(b)
     model = collapse_readout(network, readout="w", features="features", observed="y")
     return Known(model, (x, y), special.logsumexp(log_joint) + 2 * np.log(grid[1] - grid[0]))
+
+
+@cache
+def funnel() -> Known:
+    """Neal's funnel, not centred, with noisy observations: quadrature over the logarithm of its width."""
+    y = 0.1 * np.random.default_rng(3).normal(size=9).astype("f")
+
+    def model(y=None):
+        neck = numpyro.sample("neck", dist.Normal(0, 3))
+        widths = numpyro.sample("widths", dist.Normal(0, jnp.exp(neck / 2)).expand([9]).to_event(1))
+        numpyro.sample("y", dist.Normal(widths, 0.5).to_event(1), obs=y)
+
+    straightened = reparam(model, config={"widths": LocScaleReparam(0)})
+    grid = np.linspace(-30, 30, 20_001)
+    log_joint = stats.norm.logpdf(grid, 0, 3) + stats.norm.logpdf(y[:, None], 0, np.sqrt(np.exp(grid) + 0.25)).sum(0)
+    return Known(straightened, (y,), special.logsumexp(log_joint) + np.log(grid[1] - grid[0]))
+
+
+@cache
+def correlation() -> Known:
+    """Pairs with an unknown correlation: quadrature over it."""
+    y = np.random.default_rng(4).multivariate_normal([0, 0], [[1, 0.7], [0.7, 1]], size=15).astype("f")
+
+    def model(y=None):
+        root = numpyro.sample("root", dist.LKJCholesky(2, 2.0))
+        with numpyro.plate("rows", 15):
+            numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=root), obs=y)
+
+    r = np.linspace(-1, 1, 20_003)[1:-1]
+    log_prior = np.log(1 - r**2)
+    square = ((y**2).sum(1)[:, None] - 2 * r * y.prod(1)[:, None]) / (1 - r**2)
+    log_likelihood = (-0.5 * square - 0.5 * np.log(1 - r**2) - np.log(2 * np.pi)).sum(0)
+    return Known(model, (y,), special.logsumexp(log_prior + log_likelihood) - special.logsumexp(log_prior))
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import condition
+from numpyro.handlers import condition, mask, scale
 from numpyro.infer.util import potential_energy
 from scipy import stats
 
@@ -40,6 +40,31 @@ def classes(x, y=None):
     numpyro.sample("y", dist.Bernoulli(logits=features @ w).to_event(1), obs=y)
 
 
+def handled(x, y=None):
+    """Likelihoods that are masked, or raised to a power, for all rows or for each; plates, one in the other."""
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("groups", 2, dim=-2):
+        group = numpyro.sample("group", dist.Normal(mean, 0.7))
+        with numpyro.plate("rows", 4, dim=-1), mask(mask=jnp.array([True, False, True, True])):
+            numpyro.sample("in groups", dist.Normal(group, 1.0), obs=jnp.stack([y, y]))
+    with scale(scale=0.3):
+        numpyro.sample("tempered", dist.Normal(mean, 1.0).expand([4]), obs=y)
+        numpyro.factor("extra", mean)
+    with scale(scale=jnp.array([0.5, 1.0, 2.0, 0.1])):
+        numpyro.sample("weighted", dist.Normal(mean, 1.0).expand([4]), obs=y)
+
+
+def correlated(x, y=None):
+    """Correlations, as a factor and as a matrix, and a funnel."""
+    root = numpyro.sample("root", dist.LKJCholesky(3, 1.5))
+    matrix = numpyro.sample("matrix", dist.LKJ(2, 2.0))
+    neck = numpyro.sample("neck", dist.Normal(0, 3))
+    funnel = numpyro.sample("funnel", dist.Normal(0, jnp.exp(neck / 2)).expand([4]).to_event(1))
+    numpyro.sample("three", dist.MultivariateNormal(jnp.zeros(3), scale_tril=root), obs=y[:3])
+    numpyro.sample("two", dist.MultivariateNormal(jnp.zeros(2), matrix), obs=y[:2])
+    numpyro.sample("y", dist.Normal(funnel, 1.0).to_event(1), obs=y)
+
+
 READOUT = {"readout": "w", "features": "features"}
 MODELS = {
     "plain": (network, (X, Y)),
@@ -50,6 +75,8 @@ MODELS = {
         (X, jnp.arange(30) % 2),
     ),
     "constrained": (constrained, (X, Y[:4, 0])),
+    "handled": (handled, (X, Y[:4, 0])),
+    "correlated": (correlated, (X, Y[:4, 0])),
 }
 
 

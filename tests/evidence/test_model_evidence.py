@@ -11,7 +11,8 @@ from numpyro.infer import NUTS
 from scipy import stats
 
 from numpyro_wide import model_evidence
-from numpyro_wide.evidence import _methods
+from numpyro_wide._programs import partition
+from numpyro_wide.evidence import _chains, _methods
 from tests.compilations import compilations
 from tests.evidence import known
 
@@ -41,6 +42,75 @@ def test_both_methods_on_a_conjugate_model_compiled_once():
         model_evidence(key, model, x, y + 1, method="stepping-stone")
     assert not again
     assert abs(other.log_evidence - bridge.log_evidence) > 1  # of the new data
+
+
+SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400, "progress_bar": False}
+WIDTH = 1
+
+
+def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
+    """A loop over what is a global of the model: sums of weights, whose evidence is known."""
+    x, y = np.linspace(-1, 1, 6, dtype="f"), np.linspace(-2, 3, 6, dtype="f")
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH]).to_event(1))
+        numpyro.sample("y", dist.Normal(x * w.sum(), 1.0).to_event(1), obs=y)
+
+    def found():
+        return model_evidence(KEY, model, x, y, method="bridge", **SMALL)
+
+    def truth(width):
+        return stats.multivariate_normal.logpdf(y, np.zeros(6), width * np.outer(x, x) + np.eye(6))
+
+    first = []
+    for width in (1, 30):
+        monkeypatch.setitem(globals(), "WIDTH", width)
+        first.append(found())
+        assert abs(first[-1].log_evidence - truth(width)) < 4 * first[-1].standard_error < 0.3
+    with compilations() as again:
+        for width, before in zip((1, 30), first, strict=True):
+            monkeypatch.setitem(globals(), "WIDTH", width)
+            assert found().log_evidence == before.log_evidence
+    assert not again
+
+
+def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():
+    def program_of(slope, offset=0.0, callback=False):
+        square = jax.custom_jvp(lambda v: v**2 + offset)
+        square.defjvp(lambda v, t: (square(v[0]), slope * v[0] * t[0]))
+
+        def model(y):
+            mean = numpyro.sample("mean", dist.Normal(0, 1))
+            if callback:
+                jax.debug.callback(lambda v: None, mean)
+            numpyro.sample("y", dist.Normal(square(mean), 1), obs=y)
+
+        data, rest = partition(((jnp.ones(()),), {}))
+        return _chains.Target(model, rest, data)._programs
+
+    assert program_of(2.0) is program_of(2.0)
+    assert program_of(2.0) is not program_of(3.0) and program_of(2.0) is not program_of(2.0, 1.0)
+    assert program_of(2.0, callback=True) is not program_of(2.0, callback=True)
+
+
+@pytest.mark.parametrize("method", ["auto", "stepping-stone"])
+@pytest.mark.filterwarnings("ignore:log evidence")
+def test_the_prior_is_drawn_once_for_each_purpose_and_no_key_serves_twice(monkeypatch, method):
+    model, args, _ = known.conjugate()
+    keys, priors = [], []
+    for name in ("prior_weights", "start", "gaussian_draws", "resample"):
+        of_chains = getattr(_chains, name)
+
+        def recorded(*arguments, of_chains=of_chains, name=name):
+            key = arguments[0] if name == "resample" else arguments[1]
+            keys.extend(map(tuple, np.atleast_2d(jax.random.key_data(key)).tolist()))
+            priors.extend([name] if name == "prior_weights" else [])
+            return of_chains(*arguments)
+
+        monkeypatch.setattr(_chains, name, recorded)
+    found = model_evidence(KEY, model, *args, method=method, num_chains=8, num_warmup=200, num_samples=400)
+    assert len(keys) == len(set(keys))
+    assert len(priors) == (1 if found.method == "bridge" else 2)
 
 
 def test_hundreds_of_rows_in_single_precision():
@@ -90,6 +160,8 @@ def standardised_errors(case, num_repetitions, **options):
         (known.conjugate, "stepping-stone"),
         (known.one_unit, "stepping-stone"),
         (known.rotated_counts, "bridge"),
+        (known.funnel, "stepping-stone"),
+        (known.correlation, "bridge"),
     ],
 )
 def test_errors_over_repetitions_are_those_that_are_told(case, method):

@@ -1,5 +1,8 @@
 """What users are told when a kernel cannot work with what they pass."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,8 @@ from numpyro_wide.mcmc import (
     UnderdampedLangevin,
 )
 from tests.mcmc.cases import KERNELS, regression
+
+KEY = jax.random.key(0)
 
 
 def square(z):
@@ -37,66 +42,164 @@ def test_kernels_refuse_wrong_settings(name, arguments, settings, error, message
         KERNELS[name](*arguments, **settings)
 
 
-@pytest.mark.parametrize(
-    ("kernel_class", "settings", "message"),
-    [
-        (PreconditionedCrankNicolson, {"step_size": 1.1}, r"step_size must lie in \(0, 1\], but got 1.1"),
-        (PreconditionedCrankNicolsonLangevin, {"step_size": 2.5}, r"step_size must lie in \(0, 2\]"),
-        (UnderdampedLangevin, {"damping": 0.0}, r"damping must lie in \(0, 1\]"),
-        (UnderdampedLangevin, {"bias_tolerance": 0.0}, r"bias_tolerance must lie in \(0, 1\), but got 0.0"),
-        (
-            UnderdampedLangevin,
-            {"adjusted": False, "target_accept_prob": 0.9},
-            r"target_accept_prob is for adjusted=True, but got 0.9 with adjusted=False; .* by bias_tolerance",
+def first_state(kernel_class, potential_fn, position, **settings):
+    return kernel_class(potential_fn=potential_fn, **settings).init(KEY, 0, position)
+
+
+class Case(NamedTuple):
+    """A mistake, and what the user is told."""
+
+    name: str
+    call: Callable[[], Any]
+    message: str
+    error: type[Exception] = ValueError
+
+
+CASES = [
+    Case(
+        "pcn: step_size=1.1",
+        lambda: PreconditionedCrankNicolson(regression, step_size=1.1),
+        r"step_size must lie in \(0, 1\], but got 1.1",
+    ),
+    Case(
+        "pcnl: step_size=2.5",
+        lambda: PreconditionedCrankNicolsonLangevin(regression, step_size=2.5),
+        r"step_size must lie in \(0, 2\]",
+    ),
+    Case(
+        "langevin: damping=0.0", lambda: UnderdampedLangevin(regression, damping=0.0), r"damping must lie in \(0, 1\]"
+    ),
+    Case(
+        "langevin: bias_tolerance=0.0",
+        lambda: UnderdampedLangevin(regression, bias_tolerance=0.0),
+        r"bias_tolerance must lie in \(0, 1\), but got 0.0",
+    ),
+    Case(
+        "langevin: adjusted=False, target_accept_prob=0.9",
+        lambda: UnderdampedLangevin(regression, adjusted=False, target_accept_prob=0.9),
+        r"target_accept_prob is for adjusted=True, but got 0.9 with adjusted=False; .* by bias_tolerance",
+    ),
+    Case(
+        "microcanonical: bias_tolerance=1.0",
+        lambda: MicrocanonicalLangevin(regression, bias_tolerance=1.0),
+        r"bias_tolerance must lie in \(0, 1\)",
+    ),
+    Case(
+        "microcanonical: momentum_length=0.0",
+        lambda: MicrocanonicalLangevin(regression, momentum_length=0.0),
+        r"momentum_length must lie in \(0, inf\)",
+    ),
+    Case(
+        "microcanonical: step_jitter=1.0",
+        lambda: MicrocanonicalLangevin(regression, step_jitter=1.0),
+        r"step_jitter must lie in \[0, 1\)",
+    ),
+    Case(
+        "microcanonical: num_steps=0",
+        lambda: MicrocanonicalLangevin(regression, num_steps=0),
+        "num_steps must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "microcanonical: trajectory='nuts'",
+        lambda: MicrocanonicalLangevin(regression, trajectory="nuts"),
+        "must be one of .*'langevin', 'hamiltonian', but got 'nuts'",
+    ),
+    Case(
+        "split: num_steps=0",
+        lambda: SplitHMC(regression, num_steps=0),
+        "num_steps must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "split: num_steps='many'",
+        lambda: SplitHMC(regression, num_steps="many"),
+        "num_steps must be a whole number of at least 1, but got 'many'",
+    ),
+    Case(
+        "split: num_steps=True",
+        lambda: SplitHMC(regression, num_steps=True),
+        "num_steps must be a whole number of at least 1, but got True",
+    ),
+    Case(
+        "split: num_steps=2.5",
+        lambda: SplitHMC(regression, num_steps=2.5),
+        "num_steps must be a whole number of at least 1, but got 2.5",
+    ),
+    Case(
+        "split: max_num_steps=np.bool_(True)",
+        lambda: SplitHMC(regression, max_num_steps=np.bool_(True)),
+        "max_num_steps must be a whole number of at least 1",
+    ),
+    Case("split: persistence=1.0", lambda: SplitHMC(regression, persistence=1.0), r"persistence must lie in \[0, 1\)"),
+    Case(
+        "split: num_steps=5, step_size=1.0",
+        lambda: SplitHMC(regression, num_steps=5, step_size=1.0),
+        r"step_size must lie in \(0, 0.4\]",
+    ),
+    Case(
+        "pcn: no first position",
+        lambda: PreconditionedCrankNicolson(potential_fn=square).init(KEY, 0),
+        "needs a first position; pass init_params",
+    ),
+    Case(
+        "pcn: potential that is no scalar",
+        lambda: first_state(PreconditionedCrankNicolson, lambda z: z**2, jnp.ones(3)),
+        r"must return a scalar, but returned shape \(3,\)",
+    ),
+    Case(
+        "pcn: potential that is not finite",
+        lambda: first_state(PreconditionedCrankNicolson, lambda z: jnp.sum(jnp.log(z)), -jnp.ones(3)),
+        "not finite at the first position",
+    ),
+    Case(
+        "split: no first position",
+        lambda: SplitHMC(potential_fn=square).init(KEY, 0),
+        "needs a first position; pass init_params",
+    ),
+    Case(
+        "split: potential that is no scalar",
+        lambda: first_state(SplitHMC, lambda z: z**2, jnp.ones(3)),
+        r"must return a scalar, but returned shape \(3,\)",
+    ),
+    Case(
+        "split: potential that is not finite",
+        lambda: first_state(SplitHMC, lambda z: jnp.sum(jnp.log(z)), -jnp.ones(3)),
+        "not finite at the first position",
+    ),
+    Case(
+        "microcanonical: one coordinate is no sphere",
+        lambda: first_state(
+            MicrocanonicalLangevin, lambda z: square(z["a"]), {"a": jnp.ones(1), "b": jnp.ones((0, 2))}
         ),
-        (MicrocanonicalLangevin, {"bias_tolerance": 1.0}, r"bias_tolerance must lie in \(0, 1\)"),
-        (MicrocanonicalLangevin, {"momentum_length": 0.0}, r"momentum_length must lie in \(0, inf\)"),
-        (MicrocanonicalLangevin, {"step_jitter": 1.0}, r"step_jitter must lie in \[0, 1\)"),
-        (MicrocanonicalLangevin, {"num_steps": 0}, "num_steps must be a whole number of at least 1, but got 0"),
-        (MicrocanonicalLangevin, {"trajectory": "nuts"}, "must be 'langevin' or 'hamiltonian', but got 'nuts'"),
-        (SplitHMC, {"num_steps": 0}, "num_steps must be a whole number of at least 1, but got 0"),
-        (SplitHMC, {"num_steps": "many"}, "num_steps must be a whole number of at least 1, but got 'many'"),
-        (SplitHMC, {"num_steps": True}, "num_steps must be a whole number of at least 1, but got True"),
-        (SplitHMC, {"num_steps": 2.5}, "num_steps must be a whole number of at least 1, but got 2.5"),
-        (SplitHMC, {"max_num_steps": np.bool_(True)}, "max_num_steps must be a whole number of at least 1"),
-        (SplitHMC, {"persistence": 1.0}, r"persistence must lie in \[0, 1\)"),
-        (SplitHMC, {"num_steps": 5, "step_size": 1.0}, r"step_size must lie in \(0, 0.4\]"),
-    ],
-)
-def test_settings_of_single_kernels(kernel_class, settings, message):
-    with pytest.raises(ValueError, match=message):
-        kernel_class(regression, **settings)
+        "needs at least 2 unconstrained coordinates to turn in, but there is 1; take",
+    ),
+    Case(
+        "langevin: shape of the inverse mass",
+        lambda: first_state(UnderdampedLangevin, square, jnp.ones(3), inverse_mass_matrix=jnp.ones(2)),
+        r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)",
+    ),
+    Case(
+        "microcanonical: shape of the inverse mass",
+        lambda: first_state(MicrocanonicalLangevin, square, jnp.ones(3), inverse_mass_matrix=jnp.ones(2)),
+        r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)",
+    ),
+    Case(
+        "langevin: model not seen",
+        lambda: UnderdampedLangevin(regression).get_potential_fn(),
+        "call `init` first",
+        RuntimeError,
+    ),
+    Case(
+        "langevin: potential for a model",
+        lambda: UnderdampedLangevin(potential_fn=square).wrap_model(lambda model: model),
+        "built from a model, not from a potential_fn",
+    ),
+]
 
 
-@pytest.mark.parametrize("kernel_class", [PreconditionedCrankNicolson, SplitHMC])
-def test_first_position_is_checked(kernel_class):
-    key = jax.random.key(0)
-    with pytest.raises(ValueError, match="needs a first position; pass init_params"):
-        kernel_class(potential_fn=square).init(key, 0)
-    with pytest.raises(ValueError, match=r"must return a scalar, but returned shape \(3,\)"):
-        kernel_class(potential_fn=lambda z: z**2).init(key, 0, jnp.ones(3))
-    with pytest.raises(ValueError, match="not finite at the first position"):
-        kernel_class(potential_fn=lambda z: jnp.sum(jnp.log(z))).init(key, 0, -jnp.ones(3))
-
-
-def test_one_coordinate_is_no_sphere():
-    kernel = MicrocanonicalLangevin(potential_fn=lambda z: square(z["a"]))
-    with pytest.raises(ValueError, match="needs at least 2 unconstrained coordinates to turn in, but there is 1; take"):
-        kernel.init(jax.random.key(0), 0, {"a": jnp.ones(1), "b": jnp.ones((0, 2))})
-
-
-@pytest.mark.parametrize("kernel_class", [UnderdampedLangevin, MicrocanonicalLangevin])
-def test_inverse_mass_must_fit(kernel_class):
-    kernel = kernel_class(potential_fn=square, inverse_mass_matrix=jnp.ones(2))
-    with pytest.raises(ValueError, match=r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)"):
-        kernel.init(jax.random.key(0), 0, jnp.ones(3))
-
-
-def test_the_model_must_have_been_seen():
-    with pytest.raises(RuntimeError, match="call `init` first"):
-        UnderdampedLangevin(regression).get_potential_fn()
-    with pytest.raises(ValueError, match="built from a model, not from a potential_fn"):
-        UnderdampedLangevin(potential_fn=square).wrap_model(lambda model: model)
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_mistakes_with_single_kernels(case):
+    with pytest.raises(case.error, match=case.message):
+        case.call()
 
 
 def test_whole_numbers_of_numpy_are_numbers_of_rotations():

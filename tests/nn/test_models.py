@@ -249,6 +249,7 @@ class SameName(linen.Module):
         return linen.Dense(2, name="layer")(x) + self.param("layer.kernel", linen.initializers.zeros, (2,))
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -294,6 +295,12 @@ class SameName(linen.Module):
         (lambda: bnn(NETWORK, 2, 0.0), ValueError, "noise must be positive"),
         (lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1), ValueError, "readout_scale must be positive"),
         (lambda: bnn(NETWORK, None, NOISE)(X, Y), ValueError, r"y must have shape \(12,\) .* num_outputs=None"),
+        (lambda: bnn(NETWORK, 2, np.inf), ValueError, "noise must be finite, but got inf"),
+        (lambda: bnn(NETWORK, 2, dist.Uniform(-1, 1)), ValueError, "prior of noise must be one of positive numbers"),
+        (lambda: bnn(NETWORK, 2, NOISE)(X + 1j, Y), TypeError, "must hold real numbers, .* complex"),
+        (lambda: bnn(NETWORK, 2, NOISE)(X, Y * 1j), TypeError, "must hold real numbers, .* complex"),
+        (lambda: bnn(NETWORK, 2, NOISE)(X / 0, Y), ValueError, "x must be finite, but 36 of its entries are infinite"),
+        (lambda: bnn(NETWORK, 2, NOISE)(X, np.full_like(Y, np.nan)), ValueError, "y must not contain NaN"),
         (lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]), ValueError, r"must give a matrix \(n, d\)"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from flax import linen
 from scipy import integrate, stats
 
-from numpyro_wide.nn import CNN, FCN, NTKConv, NTKDense, WideResNet, unit_scale
+from numpyro_wide.nn import CNN, FCN, NTKConv, NTKDense, WideResNet
+from numpyro_wide.nn.internal import unit_scale
 from numpyro_wide.wide_limit import fcn_kernel
 
 

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 from numpyro_wide import collapse_readout, repriorise
-from numpyro_wide.nn import CNN, FCN, WideResNet, bnn
+from numpyro_wide.nn import CNN, FCN, NTKDense, WideResNet, bnn
 from numpyro_wide.nn._latent_scales import scale_site
 from numpyro_wide.wide_limit import fcn_kernel
 
@@ -142,10 +142,14 @@ def test_both_handlers_take_them():
     [
         ({"depth": 3}, "scales must be among 'w_std'"),
         ({"w_std": dist.Normal(0, 1)}, "prior of w_std must be one of"),
-        ({"w_std": dist.Gamma(2.0, 1.0)}, "but is a Gamma"),
+        ({"w_std": dist.Gamma(2.0, 1.0)}, "but got 'Gamma'"),
         ({"b_std": dist.HalfNormal(1.0)}, "give w_std too"),
         ({"w_std": dist.LogNormal(0, 1).expand([3])}, "must be a number or have shape"),
         ({"input_scale": np.ones(2)}, "one for each column"),
+        ({"w_std": np.inf}, "w_std must be finite, but got inf"),
+        ({"w_std": (1.0, np.nan)}, "w_std must be finite"),
+        ({"w_std": -1.0}, "w_std must not be negative"),
+        ({"w_std": dist.Uniform(-1, 1)}, "prior of w_std must be one of positive numbers, but is uniform from -1"),
     ],
 )
 def test_scales_that_do_not_fit_are_refused(scales, message):
@@ -180,8 +184,32 @@ def test_images_of_normal_numbers_are_quantiles_in_both_tails(prior, reference):
     assert np.all(slopes[:8] > 0)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scales": {"w_std": "1"}}, "w_std must be a real number or an array of them, but got '1'"),
+        ({"scales": {"w_std": 1j}}, "w_std must be a real number"),
+        ({"scales": [1.0]}, "scales must be a dictionary, .* but is a list"),
+        ({"noise": "0.1"}, "noise must be a real number"),
+        ({"readout_scale": dist.HalfNormal(1.0)}, "readout_scale must be numbers, but is a distribution"),
+    ],
+)
+def test_what_is_no_scale_is_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        bnn(FCN(2, 7), None, **{"noise": 0.1, **options})
+
+
+@pytest.mark.parametrize("make", [lambda b_std: NTKDense(4, b_std=b_std), lambda b_std: FCN(1, 4, b_std=b_std)])
+@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.float32(0)])
+def test_a_bias_of_scale_zero_is_no_parameter(make, zero):
+    shapes = jax.eval_shape(make(zero).init, jax.random.key(0), X)["params"]
+    assert "bias" not in shapes and "bias" not in shapes.get("hidden_0", {})
+    assert FCN(1, 4, readout_b_std=zero).apply(FCN(1, 4).init(jax.random.key(0), X), X).shape == (6, 4)
+
+
 def test_noise_of_another_shape_is_refused():
-    for noise, outputs in ((np.full((6, 1), 0.5), None), (np.full(3, 0.5), 1)):
+    prior = dist.LogNormal(np.zeros(4), 1.0)
+    for noise, outputs in ((np.full((6, 1), 0.5), None), (np.full(3, 0.5), 1), (np.full(4, 0.5), None), (prior, None)):
         with pytest.raises(ValueError, match="noise must broadcast"):
             trace(seed(bnn(FCN(1, 4), outputs, noise), jax.random.key(0))).get_trace(X)
 

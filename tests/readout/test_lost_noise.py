@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_wide import collapse_readout
 from numpyro_wide.linear_gaussian import ReadoutProblem, log_evidence
+from tests.conftest import enable_x64
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
 X = jnp.linspace(-1, 1, 50)[:, None]
@@ -97,6 +98,26 @@ def test_no_word_in_float64():
     quietly(lambda: run(make(), x, y))
 
 
+def test_digits_that_are_lost_are_told_before_the_evidence_is_nan():
+    """From a tenth of a nat on; targets that are centred and standardised, or float64, are the remedies told."""
+
+    def model(x, y=None, prior_scale=1.0, noise=0.5):
+        hidden = numpyro.sample("hidden", dist.Normal(0, 2).expand([1, 100]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 10)
+        w = numpyro.sample("w", dist.Normal(0, prior_scale).expand([100]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
+
+    wrapped = collapse_readout(model, **SITES)
+    far = 2000 + 10 * Y
+    told = "rounding moves it by about .* nats.* Centre and standardise the targets.* Run in float64"
+    with pytest.warns(UserWarning, match=told):
+        run(wrapped, X, far, prior_scale=300.0, noise=3.0)
+    quietly(lambda: run(collapse_readout(model, **SITES), X, (far - far.mean()) / far.std()))
+    x, y = np.asarray(X, float), np.asarray(far, float)
+    with enable_x64(True):
+        quietly(lambda: run(collapse_readout(model, **SITES), x, y, prior_scale=300.0, noise=3.0))
+
+
 def test_it_is_said_where_the_evidence_is_nan():
     """By row, by output and with a prior scale, on either side of the limit."""
     rng = np.random.default_rng(0)
@@ -109,3 +130,4 @@ def test_it_is_said_where_the_evidence_is_nan():
             problem = ReadoutProblem.of(features, targets, scale, prior_scale=3.0)
             np.testing.assert_allclose(problem.noise_above_rounding(), factor, rtol=1e-4)
             assert bool(jnp.isnan(log_evidence(features, targets, scale, prior_scale=3.0))) == is_lost
+            assert bool(jnp.isinf(problem.evidence_error())) == is_lost

@@ -9,7 +9,7 @@ from numpyro.handlers import seed, trace
 
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import FCN, bnn
-from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
+from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel, gp_log_evidence
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_standard_errors_are_those_of_the_curvature(found):
 
     def at(*moves):
         scales = dict(found.scales)
-        changed = wide_limit.WideLimitFit(
+        changed = WideLimitFit(
             **{**vars(found), "scales": {name: np.array(value, float) for name, value in scales.items()}}
         )
         noise = found.noise_scale
@@ -85,7 +85,7 @@ def test_standard_errors_are_those_of_the_curvature(found):
             else:
                 changed.scales[name][index if changed.scales[name].ndim else ()] *= np.exp(by)
         (name, index), by = moves[-1]
-        return moved(wide_limit.WideLimitFit(**{**vars(changed), "noise_scale": noise}), name, index, by)
+        return moved(WideLimitFit(**{**vars(changed), "noise_scale": noise}), name, index, by)
 
     for i, one in enumerate(PLACES):
         for j, other in enumerate(PLACES):
@@ -153,6 +153,54 @@ def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
         assert fit(np.tile(x, (2, 1)), np.tile(y, 2)).noise_scale < 0.1
 
 
+def test_an_outlier_that_takes_the_fit_along_is_told():
+    for far in (1e6, -30.0):
+        y = Y.copy()
+        y[7] = far
+        with pytest.warns(UserWarning, match=r"1 of 40 rows, row 7 with the target .*, lie .* decided by them"):
+            assert wide_limit.fit(X, y, num_restarts=1).noise_scale > 3
+    # In one of two outputs.
+    with pytest.warns(UserWarning, match="row 7 with the target -30"):
+        wide_limit.fit(X, np.stack([Y, y], axis=1), num_restarts=1)
+
+
+def test_two_outliers_do_not_hide_each_other():
+    x, y = np.tile(X, (3, 1)) + 0.1 * RNG.normal(size=(120, 2)), np.tile(Y, 3)
+    y[[3, 70]] = 1e6
+    with pytest.warns(UserWarning, match="2 of 120 rows, row (3|70) with the target 1e"):
+        wide_limit.fit(x, y, num_restarts=1)
+
+
+def skewed(rng):
+    return np.exp(rng.normal(size=60))
+
+
+def step(rng):
+    return np.where(np.arange(60) < 7, 1.0, 0.0)
+
+
+def heavy(rng):
+    return rng.standard_t(3, size=60)
+
+
+@pytest.mark.parametrize("draw", [skewed, step, heavy])
+def test_targets_that_are_only_skewed_or_heavy_raise_no_alarm(draw):
+    """Warnings are errors here; tables of the UCI archive stay further from the bounds."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, 2))
+    for _ in range(3):
+        wide_limit.fit(x, draw(rng), num_restarts=1)
+
+
+def test_predictions_stay_when_the_arrays_of_the_fit_are_changed():
+    x, y = X[:12].copy(), Y[:12].copy()
+    fit = wide_limit.fit(x, y, num_restarts=1)
+    before = fit.predict(X_NEW)
+    x *= 5
+    y *= 5
+    np.testing.assert_array_equal(fit.predict(X_NEW), before)
+
+
 def test_no_scale_runs_away():
     """A step function of a skewed input, on which evidence alone takes the biases to hundreds."""
     x = np.exp(2 * RNG.normal(size=(60, 1)))
@@ -183,6 +231,11 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
         ({"x": X[:0], "y": Y[:0]}, ValueError, "at least one row"),
         ({"y": Y[:5]}, ValueError, "targets"),
         ({"y": np.where(Y > 1, np.nan, Y)}, ValueError, "NaN"),
+        ({"y": np.append(Y[1:], np.inf)}, ValueError, "y must be finite, but 1 of its entries are infinite; drop or"),
+        ({"x": np.append(X[1:], [[0, -np.inf]], axis=0)}, ValueError, "x must be finite, but 1 of its"),
+        ({"y": Y + 1j}, TypeError, "arrays must hold real numbers, .* complex128"),
+        ({"y": ["a"] * 40}, TypeError, "arrays must hold real numbers"),
+        ({"input_scale": np.ones(2)}, ValueError, "input_scale must be True or False"),
         ({"activation": "tanh"}, ValueError, "closed-form kernels"),
         ({"depth": 0}, ValueError, "depth must be"),
         ({"depth": ()}, ValueError, "no architecture"),

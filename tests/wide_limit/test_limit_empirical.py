@@ -14,8 +14,8 @@ from numpyro_wide.wide_limit import (
     fcn_kernel,
     kernel_drift,
     linearize,
-    smallest_eigenvalue,
 )
+from numpyro_wide.wide_limit.internal import smallest_eigenvalue
 
 WIDTHS = (16, 64, 256)
 NUM_SEEDS = 48

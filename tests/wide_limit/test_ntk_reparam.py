@@ -1,4 +1,4 @@
-"""The NTK reparametrisation against dense Jacobians of a small network, and exact where the network is linear."""
+"""A study's NTK reparametrisation against dense Jacobians of a small network, and exact where that is linear."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from numpyro_wide.wide_limit import linearize, ntk_map
-from numpyro_wide.wide_limit.ntk_reparam import log_det_series
+from numpyro_wide.wide_limit import linearize
+from studies._ntk_reparam import log_det_series, ntk_map
 
 NOISE = 0.3
 
@@ -103,28 +103,3 @@ def test_gradients_of_the_estimate_are_its_own(problem):
     )
     expected = (estimate(1e-5) - estimate(-1e-5)) / 2e-5
     np.testing.assert_allclose(jax.jit(jax.grad(estimate))(0.0), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"targets": np.ones(3)}, r"shape of the network's outputs, \(2,\), got \(3,\)"),
-        ({"targets": np.array([1.0, np.nan])}, "targets must not contain NaN"),
-        ({"regulariser": 0.0}, "regulariser must be positive everywhere, but got 0.0"),
-        ({"num_probes": 0}, "num_probes must be a whole number of at least 1, but got 0"),
-        ({"order": 1.5}, "order must be a whole number of at least 1, but got 1.5"),
-    ],
-)
-def test_refuses_what_does_not_fit(changes, message):
-    arguments = {"targets": np.ones(2), "regulariser": 0.1, "num_probes": 2, "order": 2} | changes
-    targets, regulariser = arguments.pop("targets"), arguments.pop("regulariser")
-    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
-        ntk_map(
-            lambda w, x: x @ w,
-            jnp.ones(3),
-            np.ones((2, 3)),
-            targets,
-            regulariser,
-            rng_key=jax.random.key(0),
-            **arguments,
-        )

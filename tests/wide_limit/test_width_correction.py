@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.special
 import scipy.stats
 
 from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior, width_correction
@@ -157,3 +158,42 @@ def test_compiles_and_agrees_in_single_precision():
     assert found.log_evidence.dtype == np.float32
     np.testing.assert_allclose(found.log_evidence, exact.log_evidence, rtol=1e-3)
     np.testing.assert_allclose(found.log_evidence_error, exact.log_evidence_error, rtol=1e-3)
+
+
+def test_every_network_of_units_of_three_kinds(x64):
+    """By brute force: all numbers of units of each kind, at three widths, which leaves an error of order 1/width³."""
+    rng = np.random.default_rng(7)
+    kinds, y = rng.normal(size=(4, 3)), np.array([0.8, -1.1, 1.6])  # three training rows and a new one
+    kernel = kinds @ kinds.T / 3
+    found = width_correction(
+        np.tile(kinds[:3], 4000),
+        kernel[:3, :3],
+        y,
+        NOISE,
+        units_new=np.tile(kinds[3:], 4000),
+        kernel_cross=kernel[3:, :3],
+    )
+
+    def predicted(kernels):
+        """Log evidence and predictive mean of each kernel."""
+        covariance = kernels[:, :3, :3] + NOISE**2 * np.eye(3)
+        solved = np.linalg.solve(covariance, np.broadcast_to(y[:, None], (len(kernels), 3, 1)))[..., 0]
+        logdet = np.linalg.slogdet(2 * np.pi * covariance)[1]
+        return -0.5 * (solved @ y + logdet), np.sum(kernels[:, 3, :3] * solved, axis=1)
+
+    def of_width(width):
+        first, second = (numbers.ravel() for numbers in np.mgrid[: width + 1, : width + 1])
+        inside = first + second <= width
+        counts = np.stack([first, second, width - first - second])[:, inside].T
+        log_evidence, mean = predicted(np.einsum("ij,aj,bj->iab", counts / width, kinds, kinds))
+        log_terms = log_evidence + scipy.stats.multinomial.logpmf(counts, width, np.full(3, 1 / 3))
+        total = scipy.special.logsumexp(log_terms)
+        limit, limit_mean = (part[0] for part in predicted(kernel[None]))
+        return np.array([width * (total - limit), width * (np.exp(log_terms - total) @ mean - limit_mean)])
+
+    one, two, four = map(of_width, (80, 160, 320))
+    once = 2 * two - one, 2 * four - two
+    evidence, mean = (4 * once[1] - once[0]) / 3
+    np.testing.assert_allclose(found.log_evidence, evidence, rtol=2e-3)
+    np.testing.assert_allclose(found.mean[0], mean, rtol=2e-3)
+    assert abs(evidence) > 0.1 and abs(mean) > 0.1

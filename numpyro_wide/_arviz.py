@@ -1,0 +1,67 @@
+"""Estimators of ArviZ, behind one interface for its two generations, 0.x and 1.x.
+
+ArviZ takes a second to import, so each function imports it when it is first called.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+_FEWEST = 25  # draws, a fifth of which are the tail, of which a law of two parameters is fitted to five at least
+
+
+def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
+    r"""Smooth log weights, so that they sum to one, and estimate the Pareto shape $\hat k$ (Vehtari et al. 2024).
+
+    Where the tail has fewer than five draws, or draws that are all the same, the weights stay as they are, and the
+    shape is infinite: it is not known.
+    """
+    as_they_are = log_ratios - logsumexp(log_ratios), np.inf
+    if len(log_ratios) < _FEWEST:
+        return as_they_are
+    import arviz
+
+    if hasattr(arviz, "psislw"):
+        log_weights, pareto_k = arviz.psislw(log_ratios)
+    else:  # ArviZ 1.x, which takes log likelihoods, that is, the negative of log ratios
+        from arviz_stats.base import array_stats
+
+        try:
+            log_weights, pareto_k = array_stats.psislw(-log_ratios)
+        except ValueError:  # all the same
+            return as_they_are
+    return np.asarray(log_weights), float(pareto_k)
+
+
+def effective_sample_size(values: np.ndarray, method: str = "bulk") -> np.ndarray:
+    """Estimate the effective number of draws.
+
+    Args:
+        values: draws (chain, draw, ...).
+        method: name of ArviZ's method, such as "bulk" or "mean".
+
+    Returns:
+        One number for each entry, (...), float64.
+    """
+    import arviz
+
+    return np.asarray(arviz.ess({"x": np.asarray(values)}, method=method)["x"], dtype=float)
+
+
+def rhat(values: np.ndarray) -> np.ndarray:
+    """Estimate the rank-normalised split R-hat (Vehtari et al. 2021) of (chain, draw, ...), for each entry."""
+    import arviz
+
+    return np.asarray(arviz.rhat({"x": np.asarray(values)})["x"], dtype=float)
+
+
+def from_datasets(datasets: dict[str, Any]) -> Any:
+    """Assemble ArviZ's data from one ``xarray.Dataset`` a group: an ``InferenceData``, or with 1.x a ``DataTree``."""
+    import arviz
+
+    if int(arviz.__version__.split(".")[0]) >= 1:
+        from xarray import DataTree
+
+        return DataTree.from_dict(datasets)
+    return arviz.InferenceData(**datasets)

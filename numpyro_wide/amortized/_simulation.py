@@ -1,0 +1,246 @@
+"""One run of a simulating model, one run of a guide for what it simulated, and the checks of both."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.primitives import Messenger
+
+from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites
+
+Draws = dict[str, Array]
+
+
+def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the observed sites as a tuple.
+
+    Args:
+        observed: name of one site, or a sequence of names.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if the sequence is empty.
+    """
+    names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
+    if not names:
+        raise ValueError("observed must name at least one site; without data there is nothing to condition on.")
+    return names
+
+
+def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...], args: tuple, kwargs: dict) -> Draws:
+    """Run the model once, and keep the values of its sample sites and of the deterministic sites that are observed."""
+    sites = run_model(model, args, kwargs, rng_key=rng_key)
+    return {
+        name: site["value"]
+        for name, site in sites.items()
+        if site["type"] == "sample" or (site["type"] == "deterministic" and name in observed)
+    }
+
+
+def run_guide(
+    guide: Callable,
+    rng_key: Array,
+    params: Mapping[str, Any],
+    observed_values: Draws,
+    args: tuple,
+    kwargs: dict,
+    latents: Draws | None = None,
+) -> Sites:
+    """Run the guide for one data set.
+
+    Args:
+        guide: ``guide(observed_values, *args, **kwargs)``.
+        rng_key: a PRNG key for the latents that are not given.
+        params: values of the guide's param and mutable sites, by name.
+        observed_values: values of the observed sites, by name.
+        args: further arguments of the guide.
+        kwargs: keyword arguments of the guide.
+        latents: values of the guide's sample sites, by name; None to have them drawn.
+
+    Returns:
+        The guide's sites, by name.
+    """
+    # A guide with mutable state writes into the containers it is given.
+    params = jax.tree.map(lambda leaf: leaf, dict(params))
+    values = {**params, **(latents or {})}
+    return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
+
+
+def draw_from_guide(
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+) -> tuple[Draws, Array]:
+    """Draw once the latents that the guide covers, and return them with their log density, a scalar."""
+    sites = run_guide(guide, rng_key, params, observed_values, args, kwargs)
+    return values_of_type(sites, "sample"), log_density(sites)
+
+
+def log_density(sites: Sites) -> Array:
+    """Sum the log densities of the sample sites of one run, at their values."""
+    terms = [jnp.sum(site["fn"].log_prob(site["value"])) for site in sample_sites(sites).values()]
+    return sum(terms[1:], start=terms[0])
+
+
+def values_of_type(sites: Sites, *types: str) -> dict[str, Any]:
+    """Return the values, by name, of the sites of the given types, such as "sample" or "param"."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] in types}
+
+
+def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
+    """Return the names of the model's sample sites that are not data."""
+    return [name for name in sample_sites(model_sites) if name not in observed]
+
+
+def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
+    """Refuse a model whose run is not one simulation of the observed sites.
+
+    Args:
+        sites: sites of one run of the model, called without data.
+        observed: names of the sites that are data at inference time.
+
+    Raises:
+        ValueError: if an observed site is missing, a site has a given value, parameters or state, a plate is
+            subsampled, or a log density is scaled.
+    """
+    candidates = [name for name, site in sites.items() if site["type"] in ("sample", "deterministic")]
+    check_names_known("observed", observed, candidates, kind="sample or deterministic site")
+    given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
+    if given:
+        raise ValueError(
+            f"the model must simulate every site, but {listing(given)} have given values (obs=..., or a factor). Call "
+            "it without data: give its argument for the data the default None, and pass obs=None on."
+        )
+    for kind, mend in [
+        ("param", "fix their values with numpyro.handlers.substitute(model, data=params)"),
+        ("mutable", "leave mutable state to the guide"),
+    ]:
+        if names := values_of_type(sites, kind):
+            raise ValueError(
+                f"the model must hold no {kind} sites, as it is simulated, not learnt, got {listing(names)}; {mend}."
+            )
+    _check_plates_and_scales("model", sites)
+
+
+def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> None:
+    """Refuse a guide whose density is not one of latents of the model.
+
+    Args:
+        sites: sites of one run of the guide.
+        model_sites: sites of one run of the model.
+        observed: names of the sites that are data at inference time.
+
+    Raises:
+        ValueError: if the guide observes, samples what is no latent of the model or nothing at all, differs from the
+            model in a site's shape or kind, subsamples, or scales a log density.
+    """
+    latents = latent_names(model_sites, observed)
+    samples = sample_sites(sites)
+    scored = [name for name, site in samples.items() if name in observed or site["is_observed"]]
+    if scored:
+        raise ValueError(
+            f"the guide must score latents alone, but it has the observed sites {listing(scored)}; read data from its "
+            f"first argument, a dictionary with the keys {listing(observed)}, and use no obs=... and no factor."
+        )
+    # An auxiliary variable would have no simulated value to be scored at.
+    check_names_known("the guide", samples, latents, kind="latent site")
+    if not samples:
+        raise ValueError(
+            f"the guide has no sample site; give it one for some of the model's latent sites {listing(latents)}."
+        )
+    _check_plates_and_scales("guide", sites)
+    for name, site in samples.items():
+        _check_guide_site(name, site, model_sites[name])
+
+
+def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
+    shape, expected = site["fn"].shape(), jnp.shape(model_site["value"])
+    if shape != expected:
+        raise ValueError(
+            f"the guide's site {name!r} must have the model's shape {expected}, but has {shape}; the guide is written "
+            "for one simulated data set, and plates or .expand(...) give a distribution its shape."
+        )
+    if site["fn"].support.is_discrete != model_site["fn"].support.is_discrete:
+        kinds = ["discrete" if s["fn"].support.is_discrete else "continuous" for s in (site, model_site)]
+        raise ValueError(
+            f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}; give the guide a distribution "
+            "with the model's support."
+        )
+    if site["infer"].get("enumerate"):
+        raise ValueError(
+            f"the guide's site {name!r} asks to be enumerated, but is scored at its simulated value; remove "
+            "infer={'enumerate': ...}. Leave the site out of the guide to have it marginalised."
+        )
+
+
+def _check_plates_and_scales(where: str, sites: Sites) -> None:
+    for name, site in sites.items():
+        if site["type"] == "plate":
+            refuse_subsampled(site, f"the {where} must run on all rows of a simulation")
+        if site["type"] == "sample" and site["scale"] is not None:
+            raise ValueError(
+                f"the {where}'s site {name!r} has a scaled log density (handlers.scale), but densities are compared as "
+                "they are; remove the scale."
+            )
+
+
+def check_params(
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+) -> Sites:
+    """Run the guide once, and refuse parameters that lack one of its sites, which would start from its own value.
+
+    Args:
+        guide: ``guide(observed_values, *args, **kwargs)``.
+        rng_key: a PRNG key for the run.
+        params: values of the guide's param and mutable sites, by name.
+        observed_values: values of the observed sites of one data set, by name.
+        args: further arguments of the guide.
+        kwargs: keyword arguments of the guide.
+
+    Returns:
+        The sites of the run, by name.
+
+    Raises:
+        TypeError: if ``params`` is no dictionary.
+        ValueError: if it lacks a param or mutable site.
+    """
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "params must be a dictionary with the values of the guide's param sites, as a trainer's run returns them, "
+            f"but is a {type(params).__name__}."
+        )
+    recorder = _ParameterNames(guide)
+    try:
+        sites = run_guide(recorder, rng_key, params, observed_values, args, kwargs)
+    except Exception as error:
+        # Such as NumPyro's assertion that of a flax module's parameters and state, either both are given or neither.
+        _refuse_missing(recorder.names, params, error)
+        raise
+    held = values_of_type(sites, "param", "mutable")
+    _refuse_missing([name for name, value in held.items() if value is not None], params)
+    return sites
+
+
+class _ParameterNames(Messenger):
+    """Recorder of the names of the param and mutable sites that a guide comes to."""
+
+    def __init__(self, fn: Callable):
+        super().__init__(fn)
+        self.names: list[str] = []
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] in ("param", "mutable") and msg["name"] not in self.names:
+            self.names.append(msg["name"])
+
+
+def _refuse_missing(names: list[str], params: Mapping[str, Any], cause: Exception | None = None) -> None:
+    missing = [name for name in names if name not in params]
+    if missing:
+        raise ValueError(
+            f"params must hold values for all param and mutable sites of the guide, but {listing(missing)} are "
+            "missing, and the guide would be one that is not fitted. Pass what a trainer's run returned, or get_params "
+            "of its state."
+        ) from cause

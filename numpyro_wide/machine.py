@@ -1,0 +1,98 @@
+"""The machine that everything runs on: threads of a CPU, several devices, double precision."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+
+from numpyro_wide._checks import whole_number
+
+if TYPE_CHECKING:
+    import threadpoolctl
+
+
+def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None) -> Any:
+    r"""Spread the rows of inputs and targets over devices, for a model that runs on all of them.
+
+    JAX then compiles the one program for all devices: each computes the features of its own rows, and only the Gram
+    matrix $\Psi^\top \Psi$ (d, d), $\Psi^\top Y$ (d, k) and the gradient are summed over devices. The model needs no
+    change; with d ≤ n, the "feature" variant is the one to use, which "auto" takes. Give the arrays to ``MCMC`` as
+    arguments, with ``jit_model_args=True``, which keeps them from being copied into the program.
+
+    With several processes (``jax.distributed``), each gives its own rows and all of them run the same program.
+
+    Args:
+        *arrays: arrays with the rows along the leading axis, (n, ...); n must be a multiple of the number of devices.
+        devices: devices to spread the rows over; all of JAX's by default.
+
+    Returns:
+        The arrays, sharded: one array for one, a list for several.
+
+    Raises:
+        ValueError: if there is no device, rows cannot be shared out evenly, or arrays differ in their number of rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import shard_rows
+        >>> x, y = shard_rows(jnp.ones((8, 3)), jnp.ones(8))
+        >>> x.shape, dict(x.sharding.mesh.shape)
+        ((8, 3), {'rows': 1})
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    shapes = [np.shape(array) for array in arrays]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise ValueError(f"the arrays must have the same number of rows, but their shapes are {shapes}.")
+    if not devices:
+        raise ValueError("devices must name at least one device, but got none; leave it out for all of JAX's.")
+    rows = shapes[0][0]
+    num_shares = len(devices) // jax.process_count()
+    if rows % num_shares:
+        raise ValueError(
+            f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave out {rows % num_shares} of them."
+        )
+    sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))
+    sharded = [jax.make_array_from_process_local_data(sharding, np.asarray(array)) for array in arrays]
+    return sharded[0] if len(sharded) == 1 else sharded
+
+
+def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
+    """Limit the threads of the BLAS library that XLA's CPU backend calls.
+
+    XLA hands Cholesky factorisations, triangular solves and eigendecompositions to SciPy's OpenBLAS,
+    whose threads compete with XLA's own. Up to a few thousand rows, one BLAS thread is the fastest.
+    Has no effect on accelerators.
+
+    Args:
+        num_threads: number of BLAS threads, at least 1.
+
+    Returns:
+        The limiter. The limit holds from the call on; used as a context manager, the limiter
+        restores the previous numbers at its end.
+
+    Raises:
+        ValueError: if ``num_threads`` is not a positive whole number.
+
+    Example:
+        >>> import numpyro_wide
+        >>> limits = numpyro_wide.set_blas_threads(1)
+        >>> limits.restore_original_limits()
+    """
+    num_threads = whole_number("num_threads", num_threads)
+    # threadpoolctl limits the libraries that are loaded by now, and jaxlib loads SciPy's BLAS lazily.
+    import scipy.linalg  # noqa: F401
+    import threadpoolctl
+
+    return threadpoolctl.threadpool_limits(limits=num_threads, user_api="blas")
+
+
+def double_precision() -> Any:
+    """Return a context in which JAX computes in float64, whatever it is set to."""
+    try:
+        return jax.enable_x64(True)
+    except AttributeError:  # jax < 0.8
+        from jax.experimental import enable_x64
+
+        return enable_x64()

@@ -1,0 +1,235 @@
+"""Draws from the wide limit of the posterior: no Markov chain."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+from numpyro.primitives import Messenger
+
+from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide._checks import check_key, is_known, is_tracing, whole_number
+from numpyro_wide._programs import combine, partition, run_compiled
+from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
+from numpyro_wide.readout._conjugacy import is_drawn
+from numpyro_wide.readout._marginal import ReadoutMarginal
+from numpyro_wide.readout._model import Draws, ReadoutModel
+from numpyro_wide.readout._reparam import base_transforms, weights_of_run
+
+# Draws of the prior for each that is asked for, where they are weighted.
+_NUM_PROPOSALS = 10
+
+
+@jax.tree_util.register_pytree_node_class
+class WideLimitDraws(dict):
+    """Draws by site, as :func:`wide_limit_draws` gives them.
+
+    Attributes:
+        pareto_shape: of the tail of their weights (Vehtari et al. 2024): above 0.7 too few draws of the prior carry the
+            weight. None where draws are not weighted, or nothing is known of numbers, as under ``jit``.
+    """
+
+    def __init__(self, draws: Draws, pareto_shape: float | None = None):
+        super().__init__(draws)
+        self.pareto_shape = pareto_shape
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], float | None]]:
+        """Return the draws, as of any dictionary."""
+        return tuple(self.values()), (tuple(self), self.pareto_shape)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[tuple[str, ...], float | None], values: tuple[Any, ...]) -> "WideLimitDraws":
+        """Undo :meth:`tree_flatten`."""
+        return cls(dict(zip(names[0], values, strict=True)), names[1])
+
+
+def wide_limit_draws(
+    rng_key: Array,
+    repriorised_model: Callable,
+    num_samples: int,
+    *model_args: Any,
+    weighted: bool | None = None,
+    **model_kwargs: Any,
+) -> WideLimitDraws:
+    r"""Draw from the wide-limit approximation to the posterior.
+
+    Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
+    (Hron 2022, Prop. 2.2; Mathematics, :eq:`map`): no Markov chain. With a Gaussian likelihood the readout is exact
+    given the hidden weights, and what is left out is how far the data move those from their prior, which vanishes as
+    the network widens (Thm. 2.1; :eq:`gap`).
+
+    That holds for weights. A latent noise, or a latent scale of the network, is learnt from the data at any width, and
+    so draws of the prior, ten for each that is asked for, are chosen again with their evidence
+    $N(Y; 0, \Psi \Psi^\top + \sigma^2 I)$ as weight: the posterior at any width as their number grows, and at the
+    wide limit with few, since there the weight is the same for all hidden weights. One of them may be chosen many
+    times. Where the prior is far from the posterior, take that of scales which
+    :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` found.
+
+    Args:
+        rng_key: a PRNG key.
+        repriorised_model: what :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout` gave, or a
+            model that uses :class:`~numpyro_wide.ReprioriseReadout`.
+        num_samples: number of draws.
+        *model_args: arguments of the model, targets included.
+        weighted: whether draws are chosen by their evidence; by default where the noise is latent. Say so too where the
+            network's scales are.
+        **model_kwargs: keyword arguments of the model.
+
+    Returns:
+        Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them, with the Pareto shape
+        of their weights.
+
+    Raises:
+        TypeError: if ``rng_key`` is no PRNG key, or ``num_samples`` no number.
+        ValueError: if that is not a positive whole number, or no readout is repriorised in the run, as without targets.
+
+    Warns:
+        RuntimeWarning: if the Pareto shape of the weights is above 0.7.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide import ReadoutPredictive, nn, repriorise, wide_limit_draws
+        >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+        >>> x = jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
+        >>> y = jnp.sin(x[:, 0])
+        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, y)
+        >>> ReadoutPredictive(wrapped, draws, (x, y))(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
+        (20, 3)
+    """
+    order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
+    check_key("rng_key", rng_key, order)
+    num_samples = whole_number("num_samples", num_samples, order=order)
+    arrays, rest = partition((model_args, model_kwargs))
+    show_numbers(repriorised_model, model_args, model_kwargs)
+    is_latent = not is_tracing() and has_latent_noise(repriorised_model, model_args, model_kwargs)
+    static, shape = (num_samples, rest), None
+    draws_key, readout_key = random.split(rng_key)
+    if not (is_latent if weighted is None else weighted):
+        draws = run_compiled(_wide_limit, repriorised_model, static, draws_key, arrays)
+    else:
+        draws, log_weights = run_compiled(_weighted_limit, repriorised_model, static, draws_key, arrays)
+        shape = _pareto_shape(log_weights)
+    if isinstance(repriorised_model, ReadoutModel) and repriorised_model.readout not in draws:
+        draws = repriorised_model.weights(readout_key, draws, model_args, model_kwargs)
+    return WideLimitDraws(draws, shape)
+
+
+def _pareto_shape(log_weights: Array) -> float | None:
+    if not is_known(log_weights):
+        return None
+    _, shape = pareto_smoothed(np.asarray(log_weights, float))
+    if shape > 0.7:
+        warnings.warn(
+            f"the Pareto shape of the draws' weights is {shape:.2f}, above 0.7: few draws of the prior carry them. "
+            "Narrow the priors of noise and scales, around those of wide_limit.fit say, widen the network, or sample.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return shape
+
+
+def _wide_limit(model: Callable, static: tuple[int, Any], rng_key: Array, arrays: list[Array]) -> Draws:
+    num_samples, rest = static
+    args, kwargs = combine(arrays, rest)
+    return jax.lax.map(lambda key: _limit_draw(model, args, kwargs, key), random.split(rng_key, num_samples))
+
+
+def _limit_draw(
+    model: Callable, args: tuple, kwargs: dict[str, Any], key: Array, base_key: Array | None = None
+) -> Draws:
+    base = StandardNormalBase(is_exact=True, rng_key=base_key)
+    sites = run_model(model, args, kwargs, rng_key=key, inside=(base,))
+    if any(isinstance(site["fn"], ReadoutMarginal) for site in sample_sites(sites).values()):
+        return {name: site["value"] for name, site in latent_sites(sites).items()}  # the readout is drawn later
+    return weights_of_run(sites)
+
+
+def _weighted_limit(
+    model: Callable, static: tuple[int, Any], rng_key: Array, arrays: list[Array]
+) -> tuple[Draws, Array]:
+    """Return draws chosen by their weights, and the logarithms of these."""
+    num_samples, rest = static
+    args, kwargs = combine(arrays, rest)
+    key, choice_key, base_key = random.split(rng_key, 3)
+    keys = random.split(key, _NUM_PROPOSALS * num_samples)
+
+    def weigh(key: Array) -> Array:
+        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
+        return log_weight(sites)
+
+    log_weights = jax.lax.map(weigh, keys)
+    finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
+    # Only keys are chosen, and draws made anew: the weights of all proposals would fill the memory.
+    chosen = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
+    both = chosen, random.split(base_key, num_samples)
+    draws = jax.lax.map(lambda keys: _limit_draw(model, args, kwargs, *keys), both)
+    return draws, log_weights
+
+
+def log_weight(sites: Sites) -> Array:
+    """Return the log ratio of a run's joint density to the density that it was drawn from, a scalar.
+
+    That is each site's prior, and N(0, I) for the base site of a readout; with a Gaussian likelihood, and no
+    regulariser, the ratio is the evidence, whatever the draw of the base site.
+    """
+    bases = base_transforms(sites)
+    total = jnp.zeros(())
+    for name, site in sample_sites(sites).items():
+        log_prob = site["fn"].log_prob(site["value"])
+        if site["is_observed"]:
+            total += jnp.sum(
+                log_prob if site["scale"] is None else site["scale"] * log_prob
+            )  # a scale for each row, say
+        elif name in bases:
+            total += jnp.sum(log_prob) - jnp.sum(dist.Normal(0.0, 1.0).log_prob(site["value"]))
+    return total  # other latent sites were drawn from their prior
+
+
+def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether the noise of a wrapped model's readout is drawn, and so learnt from the data at any width."""
+
+    def noise_scales(key: Array) -> list[Any]:
+        sites = run_model(model, args, kwargs, rng_key=key)
+        problems = [transform.problem for transform in base_transforms(sites).values()]
+        marginals = (site["fn"] for site in sample_sites(sites).values())
+        problems += [fn.problem for fn in marginals if isinstance(fn, ReadoutMarginal)]
+        return [problem.noise_scale for problem in problems]
+
+    return is_drawn(noise_scales)
+
+
+class StandardNormalBase(Messenger):
+    r"""Handler that draws the base sites of repriorised readouts from N(0, I), their wide limit, not from their prior.
+
+    Args:
+        is_exact: whether the images of the base sites are to be draws of the readout's posterior given the features;
+            with a regulariser other than the noise variance those of N(0, I) are not.
+        rng_key: a PRNG key for the base sites, in the place of the sites' own.
+    """
+
+    def __init__(self, is_exact: bool = False, rng_key: Array | None = None):
+        self.is_exact = is_exact
+        self.rng_key = rng_key
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        """Give a base site its value."""
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        for transform in base_transforms({msg["name"]: msg}).values():
+            key = msg["kwargs"]["rng_key"] if self.rng_key is None else self.rng_key
+            standard_normal = random.normal(numpyro.prng_key() if key is None else key, msg["fn"].shape())
+            msg["value"] = transform.base_of_posterior_draw(standard_normal) if self.is_exact else standard_normal
+
+
+def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
+    arrays, _ = partition((args, kwargs))
+    if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
+        jax.eval_shape(lambda: latent_sites(run_model(model, args, kwargs)).clear())

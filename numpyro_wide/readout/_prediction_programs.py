@@ -1,0 +1,273 @@
+"""Programs behind predictions with the readout integrated out: one Gaussian for each draw of the hidden weights.
+
+A program is a function of (model, setting, rng_key, draws, params, data) for ``run_compiled``, and returns its results
+and, by draw, whether they are finite.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array, random
+from jax.scipy.special import logsumexp
+
+from numpyro_wide._blocks import map_draws
+from numpyro_wide._programs import combine
+from numpyro_wide.readout._model import Draws, ReadoutModel
+from numpyro_wide.readout._run import ReadoutRun, SiteNames, StoppedRunError
+
+
+class Setting(NamedTuple):
+    """Settings that a program depends on besides arrays.
+
+    Attributes:
+        names: names of the sites.
+        batch_size: number of draws that are worked on at once; None for as many as fit.
+        num_draws: number of draws.
+        rest: arguments of the fit and of the test without their arrays, as ``partition`` gives them.
+    """
+
+    names: SiteNames
+    batch_size: int | None
+    num_draws: int
+    rest: Any
+
+
+class Quantity(NamedTuple):
+    """A quantity that is computed draw by draw.
+
+    Attributes:
+        what: its name in messages, in the plural.
+        body: the program.
+        is_average: whether results are logarithms of averages over the draws, not one for each draw.
+    """
+
+    what: str
+    body: Callable
+    is_average: bool = False
+
+
+class Quantities(NamedTuple):
+    """The quantities of one way to predict.
+
+    Attributes:
+        readouts: draws of the readout.
+        predictions: moments and draws at other inputs.
+        log_densities: log densities of observations, row by row.
+        joint_log_densities: log density of all observations together.
+        is_integrated: whether the readout is integrated out.
+    """
+
+    readouts: Quantity
+    predictions: Quantity
+    log_densities: Quantity
+    joint_log_densities: Quantity
+    is_integrated: bool
+
+
+def _readouts(
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+) -> tuple[Array, Array]:
+    fitted_on, *_ = combine(data, setting.rest)
+    runs = _Runs(model, setting.names, params, [fitted_on])
+    (fit,) = runs.shapes(draws)
+
+    def single(draw: tuple[Draws, Array]) -> Array:
+        (fit,) = runs(draw[0])
+        problem = fit.problem(model.variant)
+        return fit.prior_loc + problem.draw(draw[1].astype(problem.features.dtype))
+
+    normals = random.normal(rng_key, (setting.num_draws, *fit.prior_loc.shape))
+    found = _map(single, (draws, normals), setting, [fit])
+    return found, finite_draws(found)
+
+
+def _predictions(
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+) -> tuple[Draws, Array]:
+    runs = _Runs(model, setting.names, params, combine(data, setting.rest))
+    fit, new = runs.shapes(draws)
+    _check_fits(setting.names, fit, new, is_observed=False)
+    # All numbers at once: each call of a generator is a program of its own to compile.
+    shapes = fit.prior_loc.shape, fit.loc.shape, new.loc.shape
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    normals = jnp.split(random.normal(rng_key, (setting.num_draws, ends[-1])), ends[:-1], axis=1)
+    normals = [part.reshape(setting.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
+
+    def single(draw: tuple[Draws, list[Array]]) -> Draws:
+        fit, new = runs(draw[0])
+        problem = fit.problem(model.variant)
+        phi, residuals, noise = (part.astype(problem.features.dtype) for part in draw[1])
+        mean, variance, function = problem.predict(new.features, phi, residuals)
+        noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
+        return {
+            "mean": new.loc + mean,
+            "variance": variance,
+            "predictive_variance": variance + noise_scale**2,
+            "noise_scale": noise_scale,
+            setting.names.observed: new.loc + function + noise_scale * noise,
+        }
+
+    found = _map(single, (draws, normals), setting, [fit, new])
+    return found, finite_draws(found)
+
+
+def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Array, Array]:
+    """Return log densities of each row's observations, (m,), and whether their moments are finite, a scalar.
+
+    A density may be zero, and its logarithm infinite, of observations far from any prediction.
+    """
+    mean, variance, _ = fit.problem(variant).predict(new.features)
+    variance = variance + new.noise_scale**2
+    by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
+    # Given the hidden weights the outputs are independent.
+    by_row = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
+    return by_row, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
+
+
+def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Array, Array]:
+    """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
+    mean, covariance = fit.problem(variant).predict_jointly(new.features)
+    noise_scale, residual = (
+        jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
+    )
+    covariance = covariance + jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2
+    by_output = dist.MultivariateNormal(mean.T, covariance).log_prob(residual)
+    is_finite = jnp.isfinite(new.loc).all() & jnp.isfinite(mean).all() & jnp.isfinite(covariance).all()
+    # A density may be zero, as of a single row; NumPyro's is, too, where an observation is NaN.
+    found = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
+    return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
+
+
+def _averaged(
+    solve: Callable[[ReadoutRun, ReadoutRun, str], tuple[Array, Array]],
+    model: ReadoutModel,
+    setting: Setting,
+    rng_key: None,
+    draws: Draws,
+    params: dict,
+    data: list,
+) -> tuple[Array, Array]:
+    runs = _Runs(model, setting.names, params, combine(data, setting.rest))
+    fit, new = runs.shapes(draws)
+    _check_fits(setting.names, fit, new, is_observed=True)
+
+    def single(draw: Draws) -> tuple[Array, Array]:
+        fit, new = runs(draw)
+        return solve(fit, new, model.variant)
+
+    found, is_finite = _map(single, draws, setting, [fit, new])
+    return log_of_average(found, is_finite), is_finite
+
+
+INTEGRATED = Quantities(
+    readouts=Quantity("readouts", _readouts),
+    predictions=Quantity("predictions", _predictions),
+    log_densities=Quantity("predictions", partial(_averaged, _log_densities), is_average=True),
+    joint_log_densities=Quantity("predictions", partial(_averaged, _joint_log_density), is_average=True),
+    is_integrated=True,
+)
+
+
+def log_of_average(log_densities: Array, is_finite: Array) -> Array:
+    """Return the log of the average of densities over the draws whose moments are finite.
+
+    Args:
+        log_densities: (draw, m).
+        is_finite: whether each draw's moments are, (draw,). Whether others may be left out is for the caller to say.
+    """
+    found = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
+    return logsumexp(found, axis=0) - jnp.log(is_finite.sum())
+
+
+def finite_draws(results: Any) -> Array:
+    """Return whether all results of a draw are finite, (draw,)."""
+    by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(results)]
+    return jnp.array(by_leaf).all(axis=0)
+
+
+class _Runs(NamedTuple):
+    """A model's runs at a draw: with the arguments of the fit, and with those of the test."""
+
+    model: ReadoutModel
+    names: SiteNames
+    params: dict[str, Array]
+    calls: list[tuple[tuple, dict]]
+
+    def __call__(self, draw: Draws) -> list[ReadoutRun]:
+        """Run the model at a draw."""
+        return [self.model.run(self.names, {**self.params, **draw}, *call) for call in self.calls]
+
+    def shapes(self, draws: Draws) -> list[ReadoutRun]:
+        """Return the runs with shapes in the place of numbers."""
+        first = {name: values[0] for name, values in draws.items()}
+        return [
+            jax.eval_shape(lambda call=call: self.model.run(self.names, {**self.params, **first}, *call))
+            for call in self.calls
+        ]
+
+
+def _check_fits(names: SiteNames, fit: ReadoutRun, new: ReadoutRun, *, is_observed: bool) -> None:
+    check_observed(names.observed, new.is_observed, is_wanted=is_observed)
+    num_rows, num_features = new.features.shape
+    if new.loc.shape[0] != num_rows:
+        error = f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}."
+        raise StoppedRunError(ValueError(error), num_rows)
+    if num_features != fit.features.shape[1]:
+        raise ValueError(
+            f"the inputs give features with {num_features} columns, but the model was fitted with "
+            f"{fit.features.shape[1]}."
+        )
+
+
+def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
+    """Check that there are observations where their density is wanted, and none where they would not be used.
+
+    Args:
+        site: name of the observed site.
+        is_observed: whether the arguments at hand hold observations.
+        is_wanted: whether they should.
+
+    Raises:
+        ValueError: if they do and should not, or the other way round.
+    """
+    if is_observed and not is_wanted:
+        raise ValueError(
+            f"the observed site {site!r} is observed with these arguments, and predictions make no use of "
+            "observations; call without them, predictive(key, x_new), or get their density from "
+            "predictive.log_density(x_new, y_new)."
+        )
+    if is_wanted and not is_observed:
+        raise ValueError(
+            f"the observed site {site!r} is not observed with these arguments; pass the observations whose "
+            "density is wanted, predictive.log_density(x_new, y_new)."
+        )
+
+
+def _map(single: Callable, draws: Any, setting: Setting, runs: list[ReadoutRun]) -> Any:
+    return map_in_batches(single, draws, setting, max(1, *(run.features.size for run in runs)))
+
+
+def map_in_batches(single: Callable, draws: Any, setting: Setting, size_of_draw: int) -> Any:
+    """Map a function over draws, as many at once as the setting says.
+
+    Args:
+        single: function of one draw.
+        draws: tree of arrays with a leading axis for the draws.
+        setting: the program's setting.
+        size_of_draw: number of entries that one draw keeps in memory, which decides where the setting does not.
+    """
+    batch_size = setting.batch_size
+    if batch_size is None:
+        limit = 2**20 if jax.default_backend() == "cpu" else 2**26
+        batch_size = _divisor(setting.num_draws, limit // size_of_draw)
+    return map_draws(single, draws, batch_size)
+
+
+def _divisor(number: int, limit: int) -> int:
+    """Return the largest divisor within the limit: batches of one size are one program to compile."""
+    return max(size for size in range(1, min(number, max(1, limit)) + 1) if number % size == 0)

@@ -1,0 +1,159 @@
+"""Positions where chains may start, as far up as an optimiser gets in a stated number of steps."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.handlers import seed
+from numpyro.infer import init_to_uniform
+from numpyro.infer.util import initialize_model, unconstrain_fn
+from tqdm.auto import tqdm
+
+from numpyro_wide._checks import check_key, check_names_known, check_positive, whole_number
+from numpyro_wide._programs import combine, partition
+
+_NUM_STRETCHES = 50  # of the progress bar
+
+
+def init_to_optimum(
+    rng_key: Array,
+    model: Callable[..., Any],
+    *model_args: Any,
+    num_chains: int = 1,
+    num_steps: int = 1500,
+    step_size: float = 0.02,
+    hold: Mapping[str, Any] | None = None,
+    init_strategy: Callable[..., Any] = init_to_uniform,
+    progress_bar: bool = True,
+    **model_kwargs: Any,
+) -> dict[str, Array]:
+    """Find starts for the chains of any kernel: each where Adam gets from a start of its own.
+
+    For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
+    no answer: at the optimum itself the noise of a network that can fit every row goes to zero, and predictions from
+    there are worthless. So hold the noise, at least, and let a kernel sample from what this returns.
+
+    Args:
+        rng_key: a PRNG key.
+        model: a NumPyro model; of a wide network, the collapsed or the repriorised one.
+        *model_args: positional arguments that the kernel will be run with, observations included.
+        num_chains: number of starts.
+        num_steps: number of Adam's steps on the potential energy in unconstrained coordinates, which is what the kernel
+            will see.
+        step_size: size of Adam's first step; it decays to zero along a cosine.
+        hold: values, by the name of the site, of latent sites that are not optimised, in the space of the model;
+            ``{"noise_base": 0.0}`` for the median of a latent noise of :func:`~numpyro_wide.nn.bnn`.
+        init_strategy: NumPyro's strategy for the position that the optimiser starts from.
+        progress_bar: whether to show a bar, with the lowest and the highest potential energy of the chains.
+        **model_kwargs: keyword arguments that the kernel will be run with.
+
+    Returns:
+        Unconstrained values by site, with a leading axis for the chains where there are several: ``init_params`` of
+        ``MCMC.run``. Of each chain's positions, the one of least potential energy.
+
+    Raises:
+        ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, or gives one
+            another shape than it has; or a chain's potential energy is finite nowhere.
+        TypeError: if ``rng_key`` is no PRNG key.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_wide import collapse_readout
+        >>> from numpyro_wide.runs import init_to_optimum
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> plain = bnn(FCN(depth=2, width=8), num_outputs=None, noise=0.1)
+        >>> model = collapse_readout(plain, readout="readout", features="features", observed="y")
+        >>> x = jnp.linspace(-1, 1, 20)[:, None]
+        >>> start = init_to_optimum(jax.random.key(0), model, x, jnp.sin(3 * x[:, 0]), num_steps=50, num_chains=2)
+        >>> start["hidden.hidden_0.kernel"].shape
+        (2, 1, 8)
+        >>> mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=10, num_chains=2, chain_method="vectorized")
+        >>> mcmc.run(jax.random.key(1), x, jnp.sin(3 * x[:, 0]), init_params=start)
+    """
+    check_key("rng_key", rng_key, "init_to_optimum(rng_key, model, x, y)")
+    whole_number("num_chains", num_chains)
+    whole_number("num_steps", num_steps)
+    check_positive("step_size", step_size)
+    keys = jax.random.split(rng_key, num_chains)
+    info = initialize_model(
+        keys,
+        model,
+        init_strategy=init_strategy,
+        dynamic_args=True,
+        model_args=model_args,
+        model_kwargs=model_kwargs,
+    )
+    held = _held(model, model_args, model_kwargs, info, dict(hold or {}))
+    free = {name: value for name, value in info.param_info.z.items() if name not in held}
+    arrays, rest = partition((model_args, model_kwargs), Array)
+
+    def potential(free: dict[str, Array], held: dict[str, Array], arrays: list[Any]) -> Array:
+        args, kwargs = combine(arrays, rest)
+        return info.potential_fn(*args, **kwargs)({**free, **held})
+
+    if not free:
+        raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
+    found = _descend(potential, free, (held, arrays), num_steps, step_size, progress_bar)
+    start = {name: {**found, **held}[name] for name in info.param_info.z}
+    return start if num_chains > 1 else {name: value[0] for name, value in start.items()}
+
+
+def _held(model: Callable, args: tuple, kwargs: dict, info: Any, hold: dict[str, Any]) -> dict[str, Array]:
+    """Return the values that are held, unconstrained, for each chain."""
+    z = info.param_info.z
+    check_names_known("hold", hold, z, kind="latent site")
+    for name, value in hold.items():
+        shape = jnp.shape(info.model_trace[name]["value"])
+        if jnp.shape(value) != shape:
+            raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {jnp.shape(value)}.")
+    values = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in hold.items()}
+    found = unconstrain_fn(seed(model, jax.random.key(0)), args, kwargs, values) if values else {}
+    return {name: jnp.broadcast_to(value, z[name].shape) for name, value in found.items()}
+
+
+def _descend(
+    potential: Callable, free: Any, rest: tuple[Any, list[Any]], num_steps: int, step_size: float, progress_bar: bool
+) -> Any:
+    """Return the best position of each chain."""
+    import optax  # the package does without it until it is asked to optimise
+
+    adam = optax.adam(optax.cosine_decay_schedule(step_size, num_steps))
+
+    def step(state: tuple, held: Any, arrays: list[Any]) -> tuple:
+        position, adam_state, best, least = state
+        energy, slope = jax.value_and_grad(potential)(position, held, arrays)
+        is_best = energy < least  # false for NaN
+        best = jax.tree.map(partial(jnp.where, is_best), position, best)
+        usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), slope)
+        update, adam_state = adam.update(usable, adam_state)
+        return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
+
+    @jax.jit
+    def stretch(states: tuple, held: Any, arrays: list[Any], length: Array) -> tuple:
+        def one(state: tuple, held: Any) -> tuple:
+            return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, arrays), state)
+
+        return jax.vmap(one)(states, held)
+
+    num_chains = jax.tree.leaves(free)[0].shape[0]
+    states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
+    lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(int))
+    with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
+        for length in lengths:
+            states = stretch(states, *rest, jnp.asarray(length, jnp.int32))
+            if progress_bar:
+                bar.set_postfix_str(f"U from {states[3].min():.4g} to {states[3].max():.4g}", refresh=False)
+                bar.update(length)
+    lost = np.flatnonzero(~np.isfinite(states[3]))
+    if lost.size:
+        raise ValueError(
+            f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
+            "sites' supports, and of the noise one that the precision at hand can tell from none "
+            "(jax.config.update('jax_enable_x64', True) for a smaller one)."
+        )
+    return states[2]

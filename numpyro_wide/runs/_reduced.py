@@ -1,0 +1,148 @@
+"""Kernels that store projections and function values of the weights in the place of the weights."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from jax import Array
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_wide._checks import listing
+
+
+def reduced(
+    kernel: MCMCKernel,
+    *,
+    drop: Iterable[str],
+    functions: Mapping[str, Callable[[dict[str, Array]], Array]] | None = None,
+) -> "ReducedKernel":
+    """Leave sites out of the stored draws, and store functions of every draw instead.
+
+    The weights of a wide network by the number of draws do not fit into memory; what is asked of them often does. The
+    chain itself is the kernel's, draw for draw. Under NumPyro, what is stored is computed at every step, those of
+    warmup and those that thinning leaves out included.
+
+    Args:
+        kernel: any MCMC kernel, of this package or of NumPyro, built from a model.
+        drop: names of sites that are not to be stored, latent or deterministic; both the readout and its base site of
+            a repriorised model are wide.
+        functions: functions of one draw, a dictionary of all sites, those that are dropped among them, by the name that
+            their values are stored under. :func:`random_projections`, :func:`site_function` and
+            :func:`readout_function` make some.
+
+    Returns:
+        A kernel for :class:`numpyro.infer.MCMC`.
+
+    Raises:
+        TypeError: if ``kernel`` is not a kernel, or a function is not callable.
+        ValueError: when the chain starts, if a dropped site does not exist, or a function has the name of a site that
+            is stored.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> from numpyro_wide.diagnostics import random_projections
+        >>> from numpyro_wide.runs import reduced
+        >>> from numpyro_wide.readout import site_function
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        ...     numpyro.sample("y", dist.Normal(x @ w, 0.1).to_event(1), obs=y)
+        >>> functions = {
+        ...     "projections": random_projections(jax.random.key(0), ["w"]),
+        ...     "predictions": site_function(model, "y", jnp.ones((2, 3))),
+        ... }
+        >>> kernel = reduced(NUTS(model), drop=["w"], functions=functions)
+        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), jnp.eye(3), jnp.ones(3))
+        >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
+        {'predictions': (10, 2), 'projections': (10, 100)}
+    """
+    if not isinstance(kernel, MCMCKernel):
+        raise TypeError(
+            f"kernel must be an MCMC kernel, such as NUTS(model), but is a {type(kernel).__name__}; wrap the kernel, "
+            "not the model, and pass the result to MCMC."
+        )
+    functions = dict(functions or {})
+    for name, function in functions.items():
+        if not callable(function):
+            raise TypeError(f"functions[{name!r}] must be a function of a draw, but is a {type(function).__name__}.")
+    return ReducedKernel(kernel, (drop,) if isinstance(drop, str) else tuple(drop), functions)
+
+
+class ReducedKernel(MCMCKernel):
+    """Kernel that takes the steps of another one, whose attributes it has, and stores other values.
+
+    Args:
+        kernel: the kernel that takes the steps.
+        drop: names of sites that are not stored.
+        functions: functions of a draw, by the name that their values are stored under.
+    """
+
+    def __init__(self, kernel: MCMCKernel, drop: tuple[str, ...], functions: dict[str, Callable]):
+        self.kernel = kernel
+        self._drop = drop
+        self._functions = functions
+
+    @property
+    def sample_field(self) -> str:
+        """Name of the state's field that holds the draw."""
+        return self.kernel.sample_field
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """Fields of the state that are always stored."""
+        return self.kernel.default_fields
+
+    @property
+    def is_ensemble_kernel(self) -> bool:
+        """True if the chains depend on each other."""
+        return self.kernel.is_ensemble_kernel
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the first state."""
+        return self.kernel.init(*args, **kwargs)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Take one step."""
+        return self.kernel.sample(*args, **kwargs)
+
+    def refresh(self, *args: Any, **kwargs: Any) -> Any:
+        """Recompute what the state caches, for other model arguments."""
+        return self.kernel.refresh(*args, **kwargs)
+
+    def get_diagnostics_str(self, state: Any) -> str:
+        """Describe the state for the progress bar."""
+        return self.kernel.get_diagnostics_str(state)
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """Return the map to constrained values, all of them."""
+        return self.kernel.get_constrain_fn(model_args, model_kwargs)
+
+    def wrap_model(self, wrapper: Callable) -> Self:
+        """Return a copy for ``wrapper(model)``."""
+        return type(self)(self.kernel.wrap_model(wrapper), self._drop, self._functions)
+
+    def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
+        """Return the map from a draw to what is stored of it."""
+        to_sites = self.kernel.postprocess_fn(model_args, model_kwargs)
+
+        def to_stored(draw: Any) -> dict[str, Array]:
+            sites = to_sites(draw)
+            if not isinstance(sites, dict):
+                raise ValueError(f"draws must be dictionaries of sites to be reduced, but are {type(sites).__name__}.")
+            unknown = [name for name in self._drop if name not in sites]
+            if unknown:
+                raise ValueError(
+                    f"drop names {listing(unknown)}, which is not stored anyway; the stored sites are {listing(sites)}."
+                )
+            stored = {name: value for name, value in sites.items() if name not in self._drop}
+            taken = [name for name in self._functions if name in stored]
+            if taken:
+                raise ValueError(f"functions has {listing(taken)}, the name of a stored site; choose another name.")
+            return {**stored, **{name: function(sites) for name, function in self._functions.items()}}
+
+        return to_stored
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "kernel":  # copies and pickles ask before there is a kernel
+            raise AttributeError(name)
+        return getattr(self.kernel, name)

@@ -1,0 +1,201 @@
+"""Surrogates fitted once, at the wide limit."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.distributions import Distribution
+
+from numpyro_wide._checks import is_known, is_tracing, whole_number
+from numpyro_wide.machine import double_precision
+from numpyro_wide.readout.internal import Surrogate
+from numpyro_wide.surrogates._arguments import broadcast, checked_kernel, checked_observations, checked_parameters
+from numpyro_wide.surrogates._functions import (
+    of_density,
+    of_distribution,
+    of_joint_distribution,
+    takes_function_values_alone,
+)
+from numpyro_wide.surrogates._likelihoods import LIKELIHOODS, Categorical, Likelihood, logit_basis
+from numpyro_wide.surrogates._variational import VariationalFit
+
+Name = Literal["bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
+Nodes = tuple[np.ndarray, np.ndarray]
+
+_NUM_QUADRATURE, _NUM_NORMALS = 32, 128
+
+
+def fitted_surrogate(
+    observations: ArrayLike,
+    likelihood: Name | Callable[[Any], Distribution] | Callable[[Any, Any], Any],
+    kernel: ArrayLike,
+    *,
+    num_classes: int | None = None,
+    contrasts: bool = False,
+    total_count: ArrayLike | None = None,
+    concentration: ArrayLike | None = None,
+    df: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    offset: ArrayLike = 0.0,
+    num_nodes: int | None = None,
+    seed: int = 0,
+) -> Surrogate:
+    r"""Fit Gaussian targets and noise to a likelihood at the wide limit, to repriorise a readout by.
+
+    Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
+    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The map by which it
+    repriorises a readout is a bijection, so the posterior stays exact, and a gradient costs what it costs with
+    :func:`surrogate_targets`; but this surrogate knows where the data take the function, and $\phi$ is closer to
+    N(0, I).
+
+    - "bernoulli" and "binomial": $f$ is the logit;
+    - "poisson": $f$ is the log of the rate;
+    - "negative_binomial": $f$ is the log of the mean, as NumPyro's ``NegativeBinomial2(exp(f), concentration)``;
+    - "student_t": $f$ is the location. Its log density is not concave, so that mean curvatures may be negative: the
+      weight is the mean of $(\nu + 1) / (\nu s^2 + (y - f)^2)$, the precision of its scale mixture given $f$, which is
+      positive and discounts outliers;
+    - "categorical": softmax of $k$ logits, all with one weight a row, so that they share a factorisation;
+    - what the model holds: a function of function values, of the shape of the observations, to a NumPyro distribution,
+      such as ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
+      function values a row, (n, k), logits say, and each row has one weight. Where the log density is not concave its
+      curvature counts as zero; what a ``mask`` hides has no weight;
+    - a function $\log p(y \mid f)$ of one observation and its function value, with derivatives by JAX too.
+
+    A latent dispersion, scale or degrees of freedom must be given as a number: its mean in a pilot run, say. A
+    surrogate that is stale, since the chain moves that number or the scales of the network, is never wrong, but slower:
+    fit it again with the pilot's numbers and :func:`mean_kernel` of its draws.
+
+    Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
+    to where the float type that the chain runs in can tell the surrogate from no noise at all, as counts in the
+    thousands would have it in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use
+    float64.
+
+    Args:
+        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for as many independent outputs.
+        likelihood: likelihood of the observations, by name or as a function; the function values must be ``features @
+            readout`` up to the offset.
+        kernel: $K$ (n, n), the covariance of the function values of an output a priori: :func:`mean_kernel` of the
+            model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
+        num_classes: number of classes $k$ of a categorical, or of function values of a row of any likelihood that has
+            several.
+        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
+            :func:`~numpyro_wide.surrogates.class_contrasts`.
+        total_count: number of trials of a binomial, which may be zero; broadcasts against the observations, like those
+            below.
+        concentration: concentration $r$ of a negative binomial: its variance is $\mu + \mu^2 / r$ for a mean of $\mu$.
+        df: degrees of freedom $\nu$ of Student's t.
+        scale: scale $s$ of Student's t.
+        offset: what the function values have besides ``features @ readout``, the log of an exposure say; broadcasts
+            against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
+            to ``features @ readout``, not here.
+        num_nodes: number of nodes of the quadrature where a row has one function value, 32 by default; for a
+            categorical, and where a row has several, number of normal draws, 128 by default.
+        seed: seed of the normal draws.
+
+    Returns:
+        ``(targets, noise_scale)``, for ``repriorise(..., surrogate=...)``: of the shape of the observations; for a
+        categorical (n, k), or (n, k - 1) with contrasts, and (n, 1).
+
+    Raises:
+        TypeError: under jit, grad or vmap, where numbers are not known, or for what does not hold real numbers.
+        ValueError: for an unknown likelihood, a parameter that it lacks or does not have, observations that it cannot
+            give, a function that is no likelihood of each row by itself, or a kernel that is not a symmetric, positive
+            semidefinite (n, n) matrix.
+
+    Warns:
+        RuntimeWarning: if the fit does not settle.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import fitted_surrogate, mean_kernel, repriorise
+        >>> def model(x, counts=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50]).to_event(1))
+        ...     numpyro.sample("count", dist.Poisson(jnp.exp(features @ w)).to_event(1), obs=counts)
+        >>> x, counts = jnp.array([[-1.0], [0.5], [1.0]]), jnp.array([0, 1, 3])
+        >>> kernel = mean_kernel(jax.random.key(0), model, "features", x)
+        >>> fitted = fitted_surrogate(counts, "poisson", kernel)
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="counts", surrogate=fitted)
+        >>> fitted.targets.shape, fitted.noise_scale.shape
+        ((3,), (3,))
+    """
+    if is_tracing() or not (is_known(observations) and is_known(kernel)):
+        raise TypeError(
+            "fitted_surrogate fits once, by numbers that are not known under jit, grad or vmap, nor inside of a model; "
+            "call it before, and pass what it gives: repriorise(..., surrogate=fitted_surrogate(...))."
+        )
+    given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
+    parameters = checked_parameters(likelihood, {**given, "df": df, "scale": scale})
+    if contrasts and "num_classes" not in parameters:
+        raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
+    observed = checked_observations(observations, likelihood, parameters)
+    covariance = checked_kernel(kernel, len(observed))
+    # A sum of w K_ii short of where the map takes the noise for lost in rounding, by what draws of features vary.
+    most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
+    with double_precision():
+        if "num_classes" in parameters:
+            columns = [_of_classes(observed, likelihood, int(parameters["num_classes"]), contrasts, offset)]
+        else:
+            columns = _of_columns(observed, likelihood, parameters, offset)
+        fits = [VariationalFit(column, covariance, *_nodes(column, num_nodes, seed)).fit(most) for column in columns]
+    targets = np.concatenate([fit.targets for fit in fits], axis=1)
+    scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
+    if "num_classes" not in parameters:
+        targets, scales = targets.reshape(observed.shape), scales.reshape(observed.shape)
+    return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
+
+
+def _of_classes(
+    observed: np.ndarray, likelihood: Any, num_classes: int, contrasts: bool, offset: ArrayLike
+) -> Likelihood:
+    """Return the likelihood of rows that have several function values each, the logits of classes."""
+    basis = logit_basis(num_classes, contrasts)
+    offsets = broadcast("offset", offset, (len(observed), num_classes))
+    if callable(likelihood):
+        return of_joint_distribution(likelihood, observed, basis, offsets)
+    return Categorical(observed.astype(int), basis, offsets)
+
+
+def _of_columns(
+    observed: np.ndarray, likelihood: Any, parameters: dict[str, Any], offset: ArrayLike
+) -> list[Likelihood]:
+    """Return the likelihood of each output by itself, a column of the observations (n, k) or (n,)."""
+    offsets = broadcast("offset", offset, observed.shape)
+    places: list[Any] = [()] if observed.ndim == 1 else [(i,) for i in range(observed.shape[1])]
+    if callable(likelihood) and takes_function_values_alone(likelihood):
+        return [of_distribution(likelihood, observed, offsets, place) for place in places]
+    columns = [(observed[:, *place], offsets[:, *place]) for place in places]
+    if callable(likelihood):
+        return [of_density(likelihood, *column) for column in columns]
+    full = {name: broadcast(name, value, observed.shape) for name, value in parameters.items()}
+    kind: Any = LIKELIHOODS[likelihood]
+    return [
+        kind(*column, **{name: value[:, *place] for name, value in full.items()})
+        for column, place in zip(columns, places, strict=True)
+    ]
+
+
+def _nodes(likelihood: Likelihood, num_nodes: int | None, seed: int) -> Nodes:
+    """Return standard normals and their weights: Gauss-Hermite's for one function value a row, else draws."""
+    shape = likelihood.start.shape
+    if isinstance(likelihood, Categorical) or shape[1] > 1:
+        return _normals(num_nodes, shape, seed)
+    return _quadrature(num_nodes)
+
+
+def _quadrature(num_nodes: int | None) -> Nodes:
+    """Return the nodes and weights of Gauss and Hermite."""
+    count = _NUM_QUADRATURE if num_nodes is None else whole_number("num_nodes", num_nodes, 2)
+    nodes, shares = np.polynomial.hermite_e.hermegauss(count)
+    return nodes[:, None, None], shares / np.sum(shares)
+
+
+def _normals(num_nodes: int | None, shape: tuple[int, int], seed: int) -> Nodes:
+    """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
+    count = _NUM_NORMALS if num_nodes is None else whole_number("num_nodes", num_nodes, 2)
+    half = np.random.default_rng(seed).normal(size=(-(-count // 2), *shape))
+    half /= np.sqrt(np.mean(half**2, axis=0))
+    return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))

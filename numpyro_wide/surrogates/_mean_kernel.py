@@ -1,0 +1,135 @@
+"""Covariance of a network's function values, from draws of all its weights but the readout."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.typing import ArrayLike
+
+from numpyro_wide._checks import check_key, check_names_known, is_tracing, whole_number
+from numpyro_wide._programs import TracedProgram, combine, partition
+from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
+from numpyro_wide.readout.internal import ReadoutModel, normal_parameters
+
+
+def mean_kernel(
+    rng_key: Array,
+    model: Callable,
+    features: str,
+    *model_args: Any,
+    num_draws: int = 20,
+    readout: str | None = None,
+    samples: Mapping[str, ArrayLike] | None = None,
+    **model_kwargs: Any,
+) -> np.ndarray:
+    r"""Average $\Psi \Psi^\top$ over draws: what :func:`fitted_surrogate` takes for the wide limit's kernel.
+
+    As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
+    kernel of the network's Gaussian process. Any model of any architecture will do here; for a fully connected network
+    ``wide_limit.fcn_kernel(...)(x)[0]`` has the kernel in closed form.
+
+    Args:
+        rng_key: a PRNG key.
+        model: the model, repriorised or collapsed or neither, as it is now: what it takes from outside, a global say,
+            may change between calls.
+        features: name of the site that holds what the readout multiplies, (n, d).
+        *model_args: arguments of the model; observations do not matter.
+        num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
+            are more.
+        readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
+            not 1. Of variances that differ over outputs the mean is taken.
+        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take in the place of the
+            prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
+        **model_kwargs: keyword arguments of the model.
+
+    Returns:
+        kernel (n, n), in double precision, NumPy's.
+
+    Raises:
+        TypeError: if the key is none, or under jit, where numbers are not known.
+        ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
+            not Normal, a plate is subsampled, or the samples do not all have as many draws.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import mean_kernel
+        >>> def model(x, labels=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([50]).to_event(1))
+        ...     numpyro.sample("label", dist.Bernoulli(logits=features @ w).to_event(1), obs=labels)
+        >>> x = jnp.array([[-1.0], [0.5], [1.0]])
+        >>> mean_kernel(jax.random.key(0), model, "features", x, readout="w").shape
+        (3, 3)
+    """
+    order = "mean_kernel(rng_key, model, features, x)"
+    check_key("rng_key", rng_key, order)
+    if is_tracing():
+        raise TypeError("mean_kernel gives numbers, which are not known under jit, grad or vmap; call it outside.")
+    model = model.fn if isinstance(model, ReadoutModel) else model
+    count = whole_number("num_draws", num_draws, order=order)
+    given = {} if samples is None else _chosen(samples, count)
+    count = len(next(iter(given.values()))) if given else count
+    arrays, rest = partition((model_args, model_kwargs))
+    of_draw = partial(_scaled_features, model, (features, readout, rest))
+    # Traced once for all draws of this call, and anew by the next: the model may have changed by then.
+    program = TracedProgram(of_draw, rng_key, {name: draws[0] for name, draws in given.items()}, arrays)
+    kernel: Any = 0.0
+    for i, key in enumerate(random.split(rng_key, count)):
+        values = {name: draws[i] for name, draws in given.items()}
+        psi = np.asarray(program(key, values, arrays), float)
+        if not np.isfinite(psi).all():
+            raise ValueError(
+                f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
+            )
+        kernel = kernel + psi @ psi.T / count
+    return kernel
+
+
+def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
+    """Return up to ``count`` draws, evenly spaced."""
+    draws = {name: np.asarray(value) for name, value in samples.items()}
+    lengths = {name: value.shape[:1] for name, value in draws.items()}
+    if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
+        raise ValueError(
+            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
+            f"{lengths}; take mcmc.get_samples()."
+        )
+    (total,) = next(iter(lengths.values()))
+    rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
+    return {name: value[rows] for name, value in draws.items()}
+
+
+def _scaled_features(
+    model: Callable, static: tuple[str, str | None, Any], key: Array, values: dict[str, Array], arrays: list[Array]
+) -> Array:
+    """Return the features of one draw, each column times the prior standard deviation of its weight."""
+    features, readout, rest = static
+    args, kwargs = combine(arrays, rest)
+    sites = run_model(model, args, kwargs, values=values, rng_key=key)
+    check_names_known("features", features, sites)
+    for site in sites.values():
+        if site["type"] == "plate":
+            refuse_subsampled(site, "the kernel is that of all of them")
+    psi = jnp.asarray(sites[features]["value"])
+    if psi.ndim != 2:
+        raise ValueError(f"the features {features!r} must have shape (n, d), but have {psi.shape}.")
+    return psi if readout is None else psi * _prior_scale(sites, readout, psi.shape[1]).astype(psi.dtype)[None]
+
+
+def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
+    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
+    latent = latent_sites(sites)
+    check_names_known("readout", readout, latent, kind="latent site")
+    fn = latent[readout]["fn"]
+    if fn.shape()[:1] != (num_features,):
+        raise ValueError(
+            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
+            f"the shape {fn.shape()}."
+        )
+    _, scale = normal_parameters(readout, "readout", fn)
+    full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
+    return jnp.sqrt(jnp.mean(full**2, axis=1))

@@ -1,0 +1,3 @@
+"""Names of the wide limit that tests and sibling rooms need and users do not."""
+
+from numpyro_wide.wide_limit.drift import smallest_eigenvalue as smallest_eigenvalue

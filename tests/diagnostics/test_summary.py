@@ -1,0 +1,251 @@
+"""Summaries of runs: the same numbers as ArviZ's and NumPy's on the same arrays, for every form of the model."""
+
+from types import SimpleNamespace
+
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
+from numpyro_wide.diagnostics import summary
+from numpyro_wide.mcmc import PreconditionedCrankNicolson
+from numpyro_wide.runs import run_in_pieces
+from tests.models import small_data
+
+KEY = jax.random.key(0)
+X, Y = small_data(8)
+Y = np.concatenate([Y, Y**2 - 1], axis=1)
+WIDTH = 4
+
+
+def network(x, y=None):
+    """Two outputs, a noise with a coordinate of its own, a site of three numbers."""
+    base = numpyro.sample("sigma_base", dist.Normal(0, 1))
+    sigma = numpyro.deterministic("sigma", jnp.exp(0.5 * base - 1))
+    slopes = numpyro.sample("slopes", dist.Normal(0, 0.1).expand([3]).to_event(1))
+    extra = numpyro.sample("extra", dist.HalfNormal(0.1))
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, WIDTH]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(3 * x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([WIDTH, 2]).to_event(2))
+    offset = slopes.sum() * x + extra
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ w + offset, sigma).to_event(1), obs=y)
+
+
+COLLAPSED = collapse_readout(network, readout="w", features="features", observed="y")
+REPRIORISED = repriorise(network, readout="w", features="features", targets="y", noise_scale="sigma")
+OPTIONS = {"num_warmup": 40, "num_samples": 30, "num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+SCALARS = ["sigma", "slopes[0]", "slopes[1]", "slopes[2]", "extra"]
+
+
+def run(kernel, *fields, **options):
+    mcmc = MCMC(kernel, **OPTIONS | options)
+    mcmc.run(KEY, X, Y, extra_fields=fields)
+    return mcmc
+
+
+@pytest.fixture(scope="module")
+def collapsed():
+    return run(PreconditionedCrankNicolson(COLLAPSED), "num_grad", "accept_prob")
+
+
+@pytest.fixture(scope="module")
+def repriorised():
+    return run(NUTS(REPRIORISED, max_tree_depth=3), "num_steps", "accept_prob", "adapt_state.step_size")
+
+
+def of_arviz(values):
+    """R-hat and effective sample size of (chain, draw, entry), by ArviZ."""
+    data = {"x": np.asarray(values, float)}
+    return np.asarray(az.rhat(data)["x"]), np.asarray(az.ess(data)["x"])
+
+
+def function_of(model, mcmc):
+    mean = ReadoutPredictive(model, mcmc.get_samples(), (X, Y))(KEY, X)["mean"]
+    return np.asarray(mean).reshape(2, 30, -1)
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_the_function_is_that_with_the_readout_integrated_out(form, request):
+    mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
+    found = summary(mcmc, model, X, Y).function
+    values = function_of(model, mcmc)
+    rhat, ess = of_arviz(values)
+    assert found.is_integrated and found.rhat.shape == (16,)
+    np.testing.assert_allclose(found.rhat, rhat, rtol=1e-3)
+    np.testing.assert_allclose(found.ess, ess, rtol=2e-2)
+    distinct = [1 + (np.ptp(np.stack([chain[1:], chain[:-1]]), axis=0) > 0).any(1).sum() for chain in values]
+    assert found.num_distinct.tolist() == distinct
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_scalar_sites_one_by_one(form, request):
+    mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
+    found = summary(mcmc, model, X, Y, quantiles=(0.1, 0.5)).sites
+    # The coordinate is left out beside its image, and so are the weights that fit into a table.
+    assert sorted(set(found) - {f"hidden[0, {i}]" for i in range(WIDTH)}) == sorted(
+        SCALARS + ([f"w[{i}, {j}]" for i in range(WIDTH) for j in range(2)] if form == "repriorised" else [])
+    )
+    draws = mcmc.get_samples(group_by_chain=True)
+    for name, values in {"sigma": draws["sigma"], "slopes[1]": draws["slopes"][..., 1]}.items():
+        values, site = np.asarray(values, float), found[name]
+        rhat, ess = of_arviz(values[..., None])
+        np.testing.assert_allclose([site.rhat, site.ess], [rhat[0], ess[0]], rtol=1e-6)
+        np.testing.assert_allclose([site.mean, site.standard_deviation], [values.mean(), values.std(ddof=1)])
+        assert site.quantiles == {level: np.quantile(values, level) for level in (0.1, 0.5)}
+
+
+def test_the_sampler_and_the_size(collapsed, repriorised):
+    found, fields = summary(collapsed, COLLAPSED, X, Y), collapsed.get_extra_fields()
+    assert (found.num_chains, found.num_draws, found.num_features) == (2, 30, WIDTH)
+    assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
+    assert found.num_gradients == int(np.sum(fields["num_grad"])) and found.num_divergent is None
+    np.testing.assert_allclose(found.accept_prob, np.mean(fields["accept_prob"]), rtol=1e-6)
+    np.testing.assert_allclose(found.step_size, collapsed.last_state.step_size)
+    assert found.num_nonfinite == int(np.sum(collapsed.last_state.num_nonfinite))
+
+    found, fields = summary(repriorised, REPRIORISED, X, Y), repriorised.get_extra_fields(group_by_chain=True)
+    assert found.num_gradients == int(np.sum(fields["num_steps"]))
+    assert found.num_divergent == int(np.sum(fields["diverging"])) and found.num_nonfinite is None
+    np.testing.assert_allclose(found.step_size, fields["adapt_state.step_size"][:, -1])
+    assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
+
+
+def test_a_plain_model_is_looked_at_with_its_weights():
+    mcmc = run(NUTS(network, max_tree_depth=3))
+    found = summary(mcmc, network, X, Y)
+    draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
+    offset = draws["slopes"].sum(-1)[..., None, None] * X + draws["extra"][..., None, None]
+    values = np.tanh(3 * X @ draws["hidden"]) @ draws["w"] + offset
+    rhat, ess = of_arviz(values.reshape(2, 30, -1))
+    assert not found.function.is_integrated and found.num_features is None
+    np.testing.assert_allclose(found.function.rhat, rhat, rtol=1e-3)
+    np.testing.assert_allclose(found.function.ess, ess, rtol=2e-2)
+    np.testing.assert_allclose(found.accept_prob, np.mean(mcmc.last_state.mean_accept_prob))
+    assert found.num_gradients is None and "gradients" not in str(found)
+
+
+def test_classes_are_looked_at_by_their_probabilities():
+    def classifier(x, labels=None):
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 20]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 20**0.5)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([20, 3]).to_event(2))
+        numpyro.sample("label", dist.Categorical(logits=features @ w).to_event(1), obs=labels)
+
+    labels = np.arange(8) % 3
+    model = repriorise(
+        classifier,
+        readout="w",
+        features="features",
+        targets="labels",
+        surrogate=lambda labels: surrogate_targets(labels, "categorical", num_classes=3),
+    )
+    mcmc = MCMC(PreconditionedCrankNicolson(model), **OPTIONS)
+    mcmc.run(KEY, X, labels)
+    found = summary(mcmc, model, X, labels)
+    draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
+    probs = jax.nn.softmax(np.tanh(X @ draws["hidden"]) / 20**0.5 @ draws["w"], axis=-1)
+    rhat, ess = of_arviz(probs.reshape(2, 30, -1))
+    np.testing.assert_allclose(found.function.rhat, rhat, rtol=5e-3)
+    np.testing.assert_allclose(found.function.ess, ess, rtol=5e-2)
+    assert not found.function.is_integrated and not found.sites and found.num_features == 20
+    assert str(found).startswith("2 chains of 30 draws; 80 parameters, 20 features\nfunction at the inputs (at all")
+
+
+def test_one_chain_is_split_into_its_halves():
+    mcmc = run(PreconditionedCrankNicolson(COLLAPSED), num_chains=1)
+    found = summary(mcmc, COLLAPSED, X, Y)
+    sigma = np.asarray(mcmc.get_samples()["sigma"], float)
+    rhat, _ = of_arviz(np.stack([sigma[:15], sigma[15:]])[..., None])
+    _, ess = of_arviz(sigma[None, :, None])
+    np.testing.assert_allclose([found.sites["sigma"].rhat, found.sites["sigma"].ess], [rhat[0], ess[0]], rtol=1e-6)
+    assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
+
+
+def test_a_run_in_pieces_gives_the_same(tmp_path):
+    mcmc = MCMC(PreconditionedCrankNicolson(COLLAPSED), **OPTIONS)
+    drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)
+    found = summary(drawn, COLLAPSED, X, Y)
+    values = np.asarray(drawn.get_samples(group_by_chain=True)["sigma"], float)
+    rhat, _ = of_arviz(values[..., None])
+    np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
+    assert found.num_gradients == int(np.sum(drawn.get_extra_fields()["num_grad"])) and found.function is not None
+
+
+def stub(draws, model=COLLAPSED):
+    """A finished run with these draws, as far as summary looks at it."""
+    return SimpleNamespace(
+        sampler=SimpleNamespace(model=model),
+        get_samples=lambda group_by_chain: draws,
+        get_extra_fields=lambda group_by_chain: {},
+    )
+
+
+def draws_of(shape, moves=True, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = {"sigma_base": (), "slopes": (3,), "extra": (), "hidden": (1, WIDTH)}
+    draws = {name: rng.normal(size=(*shape, *size)).astype("f") for name, size in sizes.items()}
+    draws["extra"] = np.abs(draws["extra"])
+    return draws if moves else {name: np.repeat(value[:, :1], shape[1], axis=1) for name, value in draws.items()}
+
+
+def test_chains_that_stand_still_are_told_of():
+    one = {name: value[:1].repeat(2, 0) for name, value in draws_of((2, 20), moves=False).items()}
+    assert "no draw moves it" in str(summary(stub(one), COLLAPSED, X, Y))
+    moving, still = draws_of((2, 20)), draws_of((2, 20), moves=False)
+    both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
+    assert "a chain stands still: [20, 1] distinct draws by chain" in str(summary(stub(both), COLLAPSED, X, Y))
+    assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised", "plain"])
+def test_draws_that_were_not_stored(form):
+    model = {"collapsed": COLLAPSED, "repriorised": REPRIORISED, "plain": network}[form]
+    draws = draws_of((2, 20))
+    draws["w" if form == "plain" else "w_base"] = np.zeros((2, 20, WIDTH, 2), "f")
+    assert summary(stub(draws, model), model, X, Y).function is not None
+    del draws["hidden"]
+    found = summary(stub(draws, model), model, X, Y)
+    assert found.function is None and "unknown, since not all latent sites are stored" in str(found)
+    assert "extra" in found.sites
+
+
+def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
+    found = summary(collapsed, COLLAPSED, X, Y)
+    lines = str(found).splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= 120
+    assert lines[1].split() == ["site", "mean", "sd", "5%", "50%", "95%", "R-hat", "ESS"]
+    note = next(line for line in lines if line.startswith("function at the inputs (readout integrated out): "))
+    assert f"median R-hat {np.median(found.function.rhat):.3f}, largest {found.function.rhat.max():.3f}" in note
+    assert f"median ESS {np.median(found.function.ess):.0f}, least {found.function.ess.min():.0f}, of 60" in note
+    assert f"gradients {found.num_gradients}" in lines[-1] and f"acceptance {found.accept_prob:.3f}" in lines[-1]
+    html = found._repr_html_()
+    assert "<td>sigma</td>" in html and html.count("<tr>") == 1 + len(found.sites)
+
+
+def test_more_entries_than_are_looked_at_are_thinned():
+    def line(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(slope * x, 1).to_event(1), obs=y)
+
+    draws = {"slope": np.random.default_rng(0).normal(size=(2, 20)).astype("f")}
+    x = np.linspace(1, 2, 1200, dtype="f")
+    found = summary(stub(draws, line), line, x, x)
+    assert found.function.rhat.shape == (500,)
+    np.testing.assert_allclose(found.function.rhat, found.sites["slope"].rhat, rtol=1e-5)
+
+
+def test_mistakes_are_refused(collapsed):
+    with pytest.raises(TypeError, match=r"the order is summary\(mcmc, model, x, y\)"):
+        summary(COLLAPSED, collapsed, X, Y)
+    with pytest.raises(ValueError, match=r"quantiles must lie between 0 and 1, but got \(5, 95\)"):
+        summary(collapsed, COLLAPSED, X, Y, quantiles=(5, 95))
+    with pytest.raises(TypeError, match="rng_key must be a PRNG key"):
+        summary(collapsed, COLLAPSED, X, Y, rng_key=0)
+    with pytest.raises(ValueError, match="nothing is observed with these arguments; pass what mcmc.run got"):
+        summary(collapsed, COLLAPSED, X)

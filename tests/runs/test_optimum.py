@@ -1,0 +1,114 @@
+"""Starts at an optimum: against the mode in closed form, with sites that are held, and where the potential is NaN."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import potential_energy
+
+from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.runs import init_to_optimum
+from tests.compilations import compilations
+
+X = jnp.array([[1.0, 0.2], [0.3, -1.0], [-0.7, 0.4], [0.1, 2.0]])
+Y = jnp.array([1.0, -2.0, 0.5, 3.0])
+
+
+def line(x, y=None):
+    """Linear regression with a latent noise."""
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    slopes = numpyro.sample("slopes", dist.Normal(jnp.array([0.5, -1.0]), 2.0).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, noise), obs=y)
+
+
+def mode(noise):
+    precision = X.T @ X / noise**2 + jnp.eye(2) / 4
+    return np.linalg.solve(precision, X.T @ Y / noise**2 + jnp.array([0.5, -1.0]) / 4)
+
+
+def start_of(**options):
+    return init_to_optimum(jax.random.key(0), line, X, Y, progress_bar=False, **options)
+
+
+def test_the_mode_given_what_is_held():
+    start = start_of(num_chains=3, num_steps=2000, hold={"noise": 0.3})
+    np.testing.assert_allclose(start["noise"], np.full(3, np.log(0.3)), rtol=1e-6)
+    np.testing.assert_allclose(start["slopes"], np.tile(mode(0.3), (3, 1)), rtol=1e-3)
+
+
+def test_the_mode_of_all_sites():
+    start = start_of(num_steps=3000, step_size=0.05)
+    slope = jax.grad(lambda z: potential_energy(line, (X, Y), {}, z))(start)
+    assert start["slopes"].shape == (2,)
+    for leaf in jax.tree.leaves(slope):
+        np.testing.assert_allclose(leaf, 0.0, atol=0.02)
+
+
+def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
+    def bounded():
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.factor("inside", jnp.sum(jnp.log(1 - z**2)) + 3 * z[0])  # NaN beyond one
+
+    inside = numpyro.infer.init_to_value(values={"z": jnp.array([0.2, -0.5])})
+    start = init_to_optimum(
+        jax.random.key(0), bounded, num_steps=50, step_size=0.9, init_strategy=inside, progress_bar=False
+    )
+    at_start = potential_energy(bounded, (), {}, {"z": jnp.array([0.2, -0.5])})
+    assert potential_energy(bounded, (), {}, start) <= at_start
+
+
+@pytest.mark.parametrize("kernel", [NUTS, SplitHMC])
+def test_chains_start_there(kernel):
+    start = start_of(num_chains=2, num_steps=500, hold={"noise": 0.3})
+    mcmc = MCMC(kernel(line, step_size=1e-6, adapt_step_size=False), num_warmup=0, num_samples=1, num_chains=2,
+                chain_method="vectorized", progress_bar=False)  # fmt: skip
+    mcmc.run(jax.random.key(1), X, Y, init_params=start)
+    np.testing.assert_allclose(mcmc.get_samples(group_by_chain=True)["slopes"][:, 0], start["slopes"], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"hold": {"noize": 1.0}},
+            "hold names the latent site 'noize', which the model does not have; its latent sites are 'noise', 'slopes'",
+        ),
+        ({"hold": {"slopes": jnp.ones(3)}}, r"hold\['slopes'\] must be of the site's shape, \(2,\)"),
+        ({"hold": {"slopes": jnp.ones(2), "noise": 1.0}}, "nothing to optimise"),
+        ({"hold": {"noise": 1e-30}, "num_steps": 2}, "potential energy of chains .0. was not finite"),
+        ({"num_steps": 0}, "num_steps must be"),
+        ({"num_chains": 0}, "num_chains must be"),
+        ({"step_size": -1.0}, "step_size must be"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        start_of(**options)
+
+
+def test_a_key_is_asked_for():
+    with pytest.raises(TypeError, match="rng_key"):
+        init_to_optimum(0, line, X, Y)
+
+
+def test_chains_that_are_given_their_starts_look_for_no_others():
+    """NumPyro's search is a loop to compile anew for other data."""
+    start = {"noise": jnp.zeros(3), "slopes": jnp.zeros((3, 2))}
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def init(y, start):
+        return SplitHMC(line).init(keys, 10, start, (X, y), {})
+
+    init(Y, start)
+    with compilations() as given:
+        state = init(2 * Y, start)
+    with compilations() as searched:
+        init(2 * Y, None)
+    assert not any("scan" in name or "while" in name for name in given)
+    assert any("scan" in name or "while" in name for name in searched)
+    energy = potential_energy(line, (X, 2 * Y), {}, jax.tree.map(lambda leaf: leaf[0], start))
+    np.testing.assert_allclose(state.potential_energy, np.full(3, energy), rtol=1e-5)

@@ -1,0 +1,33 @@
+"""Pareto-smoothed weights, whichever generation of ArviZ gives them."""
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp, softmax
+
+from numpyro_wide._arviz import pareto_smoothed
+
+
+@pytest.mark.parametrize("shift", [0.0, -3000.0, 3000.0])
+@pytest.mark.parametrize(("shape", "num_draws"), [(0.3, 2000), (0.9, 2000), (0.5, 400)])
+def test_the_shape_is_that_of_a_pareto_law_wherever_the_ratios_lie(shape, num_draws, shift):
+    """Weights u^-k have a tail of shape k."""
+    log_ratios = -shape * np.log(np.random.default_rng(0).uniform(size=num_draws)) + shift
+    log_weights, found = pareto_smoothed(log_ratios)
+    assert abs(found - shape) < 4 * (1 + shape) / np.sqrt(3 * num_draws**0.5)
+    np.testing.assert_allclose(logsumexp(log_weights), 0, atol=1e-6)
+    # The bulk stays in proportion.
+    low = np.argsort(log_ratios)[: num_draws // 2]
+    np.testing.assert_allclose(np.ptp((log_weights - log_ratios)[low]), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_draws", [1, 4, 20, 24])
+def test_few_draws_have_no_tail(num_draws):
+    log_ratios = np.append(np.random.default_rng(0).normal(size=num_draws - 1), -np.inf if num_draws > 1 else 0) - 1000
+    log_weights, shape = pareto_smoothed(log_ratios)
+    assert shape == np.inf
+    np.testing.assert_allclose(np.exp(log_weights), softmax(log_ratios), rtol=1e-9)
+
+
+def test_a_tail_of_equal_weights_stays_as_it_is():
+    log_weights, _ = pareto_smoothed(np.append(np.full(900, -1.0), np.zeros(100)))
+    np.testing.assert_allclose(np.exp(log_weights[:900]), np.exp(-1) / (900 * np.exp(-1) + 100), rtol=1e-6)

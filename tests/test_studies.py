@@ -1,0 +1,87 @@
+"""Every script in studies/ runs at a tiny size, and draws its figures."""
+
+import shlex
+
+import pytest
+
+from tests.test_examples import ROOT, run
+
+TINY = {
+    "amortized_posterior.py": "--num-steps 5 --num-simulations 20 --num-warmup 5 --num-samples 5",
+    "repriorised_bnn.py": "--width 8 --other-widths --num-train 20 --num-test 30 --num-warmup 8 --budget 40",
+    "mixing_by_width.py": "--widths 4 8 --num-train 5 9 --kernels pCN --forms collapsed --regularisers 9 --budget 30",
+    "mixing_speed.py": "--architecture fcn1 --width 4 --num-train 8 --num-test 5 --kernels Langevin --seconds 0.1",
+    "marathon.py": "--widths 4 --num-warmup 5 --num-samples 5",
+    "ntk_reparam.py": "--width 8 --num-train 4 --regularisers 1 10 --num-warmup 5 --num-steps 8",
+    "rotation.py": "--widths 4 --num-steps 200",
+    "softmax_digits.py": "--widths 4 --num-train 20 --num-test 10 --num-warmup 5 --num-samples 5 --methods "
+    "'Langevin, plain' 'SplitHMC, fitted'",
+    "wide_mean_field.py": "--data points --widths 8 --num-steps 20 --num-draws 20 --num-samples 100",
+    "mean_field_classification.py": "--data moons --widths 4 --num-steps 5 --num-draws 5 --num-exact 100",
+    "fashion.py": "--sizes 1x4 --models 'NNGP, softmax, variational' 'deep ensemble' 'one-hot codes' 'softmax, fitted' "
+    "--num-train 40 --num-test 20 --num-warmup 3 --num-samples 5 --num-epochs 2",
+    "cold_posteriors.py": "--width 8 --num-train 1700 --num-taus 2 --cubic-widths 10 --num-steps 20 --num-draws 5",
+    "cooling_by_width.py": "--widths 4 --num-train 1700 --taus 0.1 --width 4 --num-steps 20 --num-draws 5",
+    "dropout_qkl.py": "--num-starts 1 --num-rates 1 --num-steps 20",
+    "bayesian_optimisation.py": "--width 4 --rounds 2 --seeds 1 --num-warmup 3 --num-samples 3",
+    "posterior_slices.py": "--widths 4 --num-train 20 --resolution 5 --num-steps 5",
+    "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
+    "collapse.py": "--widths 4 --num-steps 20 --num-draws 20",
+    "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
+    "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
+    "--num-steps 5",
+    "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
+}
+FIGURES = {
+    "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
+    "amortized_posterior.py": {"epidemic_calibration.png", "epidemic_posterior.png"},
+    "marathon.py": {"marathon.png"},
+    "mixing_by_width.py": {"mixing_by_width.csv", "mixing_by_width.png", "regulariser.png"},
+    "mixing_speed.py": {"mixing_speed.csv", "mixing_speed.png"},
+    "ntk_reparam.py": {"ntk_reparam.png"},
+    "rotation.py": {"rotation_nll.png", "rotation_widths.png"},
+    "softmax_digits.py": {"softmax_digits.png"},
+    "wide_mean_field.py": {"wide_mean_field.png"},
+    "mean_field_classification.py": {"mean_field_classification.png"},
+    "fashion.py": {"fashion.csv", "fashion_scores.csv", "fashion_costs.csv", "fashion.png"},
+    "cold_posteriors.py": {"cold_posteriors.png"},
+    "cooling_by_width.py": {"cooling_by_width.png"},
+    "dropout_qkl.py": {"dropout_qkl.png"},
+    "bayesian_optimisation.py": {"bayesian_optimisation.png"},
+    "posterior_slices.py": {"posterior_slices.png", "linear_regression.png"},
+    "evidence.py": {"evidence.csv", "evidence.png"},
+    "collapse.py": {"collapse.png", "prior_by_width.png"},
+    "finite_width.py": {"finite_width.csv", "finite_width.png"},
+    "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
+    "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
+    "how_wide.py": {"how_wide.csv", "how_wide.png"},
+}
+# Where nothing else is printed for minutes.
+SILENT_FOR_LONG = {
+    "mixing_by_width.py",
+    "mixing_speed.py",
+    "dropout_qkl.py",
+    "cold_posteriors.py",
+    "cooling_by_width.py",
+    "wide_mean_field.py",
+    "mean_field_classification.py",
+    "fashion.py",
+    "bayesian_optimisation.py",
+    "collapse.py",
+    "posterior_slices.py",
+    "how_wide.py",
+}
+
+
+def test_none_is_forgotten():
+    assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_study_runs(name, tmp_path):
+    printed = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FIGURES[name]
+    assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
+    if name in SILENT_FOR_LONG:  # a bar from the beginning, also where the output is no terminal
+        assert "0/" in printed.stderr and "100%" in printed.stderr
