@@ -64,7 +64,13 @@ def dollars_to_roles(app, what, name, obj, options, lines):
     lines[:] = text.split("\n")
 
 
+def skip_fields(app, what, name, obj, skip, options):
+    """Leave out the fields of named tuples, "Alias for field number N": the class's docstring has them."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def setup(app):
+    app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", dollars_to_roles, priority=1)
     app.connect("autodoc-process-docstring", pages.cite_in_docstring, priority=2)
     app.connect("source-read", pages.cite_in_page)

@@ -1,4 +1,4 @@
-"""Wrap, sample, predict: one wide network by collapse_readout with SplitHMC, and by plain NUTS for the same seconds."""
+"""Wrap, sample, predict: a wide network, collapsed by SplitHMC, as it is by SplitHMC and NUTS, for the same seconds."""
 
 import time
 
@@ -36,24 +36,25 @@ def sample(kernel, cost, num_samples, seconds=0.0):  # four chains, drawn on unt
     return jax.tree.map(lambda *draws: jnp.concatenate(draws, axis=1), *parts), time.perf_counter() - start
 
 
-print("Four chains of the collapsed model by SplitHMC, then of the model as it is by NUTS; compiling ...", flush=True)
+print("Four chains each: collapsed by SplitHMC, as it is by SplitHMC, and by NUTS; compiling ...", flush=True)
 model = collapse_readout(bnn, readout="readout", features="features", observed="y")
 ours = sample(SplitHMC(model), "num_grad", num_samples=1000)
 predictive = ReadoutPredictive(model, {"hidden": ours[0]["hidden"].reshape(-1, 2, 200)}, (x, y))
 ours[0]["readout"] = predictive.readout(jax.random.key(1)).reshape(4, -1, 200)  # drawn exactly, given all the rest
-plain = sample(NUTS(bnn), "num_steps", num_samples=100, seconds=ours[1])
+plain = sample(SplitHMC(bnn), "num_grad", num_samples=400, seconds=ours[1])
+nuts = sample(NUTS(bnn), "num_steps", num_samples=100, seconds=ours[1])
 print("\n                     ESS/second  ESS/1000 gradients  worst R-hat of weights and predictions  seconds")
-_, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), width_ratios=[2, 1], layout="constrained")
-for fill, edge, name, (draws, spent) in (("skyblue", "C0", "collapsed, SplitHMC", ours), ("none", "C1", "NUTS", plain)):
+_, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), width_ratios=[3, 2], layout="constrained")
+for name, (draws, spent) in {"collapsed, SplitHMC": ours, "SplitHMC": plain, "NUTS": nuts}.items():
     function = jax.vmap(jax.vmap(readout.site_function(bnn, "y", x_new)))(draws)
-    hidden = {"hidden": draws["hidden"]}
-    ess = projected_ess(hidden, jax.random.key(2))["mean"]
-    rhat = split_gelman_rubin(jnp.concatenate([project(hidden, jax.random.key(2)), function], axis=2)).max()
+    of_weights = project({"hidden": draws["hidden"]}, jax.random.key(2))
+    ess = projected_ess({"hidden": draws["hidden"]}, jax.random.key(2))["mean"]
+    rhat = split_gelman_rubin(jnp.concatenate([of_weights, function], axis=2)).max()
     print(f"{name:19s}  {ess / spent:10.1f}  {1000 * ess / draws['gradients'].sum():18.1f}  {rhat:38.3f}  {spent:7.1f}")
-    left.fill_between(x_new, *jnp.percentile(function, jnp.r_[5.0, 95.0], axis=(0, 1)), fc=fill, ec=edge, label=name)
-    right.bar(name, ess / spent, fc=fill, ec=edge)
-left.plot(x, y, "ko", label="data")
-left.legend(title="90 % of the functions", loc="upper right", fontsize="small")
-right.set_title("effective draws a second")
+    left.fill_between(x_new, *jnp.percentile(function, jnp.r_[5.0, 95.0], axis=(0, 1)), alpha=0.3, label=name)
+    right.bar_label(right.bar(name.replace(", ", ",\n"), ess / spent, alpha=0.6), fmt="%.0f", label_type="center")
+left.plot(x, y, "ko")
+left.legend(title="90 % of the functions", loc="lower left", fontsize="small")
+right.set_title("effective draws of the weights a second", fontsize="medium")
 plt.savefig("wrap_sample_predict.png", dpi=150)
 print("Figure: wrap_sample_predict.png")

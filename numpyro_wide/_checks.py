@@ -1,6 +1,6 @@
 """Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Number
 from operator import index
 from typing import Any
@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+
+# What several errors say in the middle of their sentence.
+IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
+NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
 
 
 def is_known(value: Any) -> bool:
@@ -28,6 +32,21 @@ def is_known_true(condition: ArrayLike) -> bool:
 def is_tracing() -> bool:
     """Tell whether JAX is tracing, so that numbers are not known."""
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
+
+
+def check_known(what: str, *values: Any, remedy: str = "call it outside") -> None:
+    """Refuse to go on without numbers.
+
+    Args:
+        what: sentence that ends with the numbers that are needed, such as "a summary holds numbers".
+        *values: arrays that are needed, besides those that are made here.
+        remedy: what to do, in words.
+
+    Raises:
+        TypeError: if JAX is tracing, or one of the values cannot be read.
+    """
+    if is_tracing() or not all(map(is_known, values)):
+        raise TypeError(f"{what}, which are not known under jit, grad or vmap; {remedy}.")
 
 
 def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
@@ -72,7 +91,17 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
         raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
 
 
-def check_names_known(role: str, names: str | Iterable[str], known: Iterable[str], *, kind: str = "site") -> None:
+def check_levels(name: str, levels: float | Sequence[float]) -> None:
+    """Refuse a level, or one of several, that is not a probability between 0 and 1."""
+    listed = levels if isinstance(levels, Sequence) else (levels,)
+    if not all(0 < level < 1 for level in listed):
+        example = "" if listed is levels else ", such as 0.9"
+        raise ValueError(f"{name} must lie between 0 and 1{example}, but got {levels}.")
+
+
+def check_names_known(
+    role: str, names: str | Iterable[str], known: Iterable[str], *, kind: str = "site", remedy: str = ""
+) -> None:
     """Refuse names that a model does not have.
 
     Args:
@@ -80,6 +109,7 @@ def check_names_known(role: str, names: str | Iterable[str], known: Iterable[str
         names: one name, or several.
         known: names that the model has.
         kind: kind of the named things: "site", "sample site", "argument".
+        remedy: sentence on what to do, where that is more than to take another name.
 
     Raises:
         ValueError: if a name is not among those of the model.
@@ -87,10 +117,8 @@ def check_names_known(role: str, names: str | Iterable[str], known: Iterable[str
     known = list(known)
     unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in known]
     if unknown:
-        raise ValueError(
-            f"{role} names the {kind} {listing(unknown)}, which the model does not have; its {kind}s are "
-            f"{listing(known)}."
-        )
+        message = f"{role} names the {kind} {listing(unknown)}, which the model does not have; its {kind}s are "
+        raise ValueError(f"{message}{listing(known)}. {remedy}".rstrip())
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -114,7 +142,7 @@ def check_not_negative(name: str, value: ArrayLike) -> None:
 def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
     """Return the numbers as floats, refused where negative or NaN; NaN where negative but not known, as under jit."""
     check_not_negative(name, value)
-    (array,) = as_floats(value, dtype=dtype)
+    (array,) = as_floats(value, dtype=dtype, names=(name,))
     return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
 
 
@@ -134,7 +162,7 @@ def check_no_nan(name: str, value: Any) -> None:
     # Of an array over several processes, each can look at its own part.
     parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
     for part in parts:
-        _refuse_other_than_numbers(part)
+        _refuse_other_than_numbers(name, part)
     num_nan = sum(int(np.isnan(part).sum()) for part in parts)
     if num_nan:
         raise ValueError(
@@ -142,19 +170,29 @@ def check_no_nan(name: str, value: Any) -> None:
         )
 
 
-def as_floats(*arrays: ArrayLike, dtype: Any = None) -> tuple[Array, ...]:
+def check_finite(name: str, value: Any) -> None:
+    """Refuse NaN, infinity and what does not hold real numbers, where the numbers are known already."""
+    check_no_nan(name, value)
+    if is_known(value) and (num_infinite := int(np.isinf(np.asarray(value, float)).sum())):
+        raise ValueError(
+            f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or correct their rows."
+        )
+
+
+def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
     """Convert arrays, lists or tables to their common floating-point type, at least single precision.
 
     Args:
         *arrays: numbers of any real type.
         dtype: type to take instead.
+        names: names of the arrays, for the message.
 
     Raises:
         TypeError: if an array does not hold real numbers.
     """
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
-    for x in given:
-        _refuse_other_than_numbers(x)
+    for i, x in enumerate(given):
+        _refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
     if dtype is None:
         # The one place where types are meant to be promoted, also for who asks JAX to be strict about it. LAPACK has
         # no half precision.
@@ -163,32 +201,39 @@ def as_floats(*arrays: ArrayLike, dtype: Any = None) -> tuple[Array, ...]:
     return tuple(jnp.asarray(x, dtype) for x in given)
 
 
-def _refuse_other_than_numbers(x: Array | np.ndarray) -> None:
+def _refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not (
         x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
     ):
         raise TypeError(
-            f"arrays must hold real numbers, but one of shape {x.shape} has the type {x.dtype}; encode words, and take "
-            "the columns of a table that hold numbers."
+            f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words, and "
+            "take the columns of a table that hold numbers."
         )
 
 
-def check_key(name: str, value: Any, order: str) -> None:
-    """Refuse anything but a PRNG key, of either kind that JAX has.
+def check_key(name: str, value: Any, order: str, *, several: bool = False) -> None:
+    """Refuse anything but one PRNG key, of either kind that JAX has.
 
     Args:
         name: name of the argument.
         value: argument that was passed.
         order: order of the arguments, for the message.
+        several: whether an array of keys will do, as NumPyro's ``MCMC`` takes one for each chain.
 
     Raises:
         TypeError: if it is something else, such as a whole number.
+        ValueError: for several keys where one is needed.
     """
-    is_key = isinstance(value, Array) and (jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or value.dtype == np.uint32)
-    if not is_key and not (isinstance(value, np.ndarray) and value.dtype == np.uint32):
+    is_typed = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (isinstance(value, Array | np.ndarray) and value.dtype == np.uint32):
         raise TypeError(
             f"{name} must be a PRNG key, such as jax.random.key(0), but is a {type(value).__name__}; the order is "
             f"{order}."
+        )
+    leading = value.shape if is_typed else value.shape[:-1]  # a key of the older kind is a vector
+    if leading and not several:
+        raise ValueError(
+            f"{name} must be one PRNG key, but is an array of them, of shape {leading}; take jax.vmap over the keys."
         )
 
 

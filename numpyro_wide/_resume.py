@@ -83,10 +83,7 @@ def restore(path: Path, stored: Stored, template: Any) -> Any:
     names = [jax.tree_util.keystr(place) for place, _ in places]
     differing = sorted(set(names) ^ set(stored))
     if differing:
-        raise ValueError(
-            f"the checkpoint {path} is of another run: it and this one differ in {differing[:5]}. Pass what it was "
-            "started with, or another path."
-        )
+        raise _of_another_run(path, f"it and this one differ in {differing[:5]}")
     leaves = [_restored(path, name, stored[name], leaf) for name, (_, leaf) in zip(names, places, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 
@@ -99,13 +96,17 @@ def _restored(path: Path, name: str, array: np.ndarray, leaf: Any) -> Any:
         array = array.view(expected.dtype)
     grows = expected.shape == (0,) and array.ndim == 1
     if array.dtype != expected.dtype or not (grows or array.shape == expected.shape):
-        raise ValueError(
-            f"the checkpoint {path} is of another run: its {name} has shape {array.shape} and type {array.dtype}, but "
-            f"this run's {expected.shape} and {expected.dtype}. Pass the same arguments, or another path."
-        )
+        held = f"its {name} has shape {array.shape} and type {array.dtype}"
+        raise _of_another_run(path, f"{held}, but this run's {expected.shape} and {expected.dtype}")
     if _is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array)
+
+
+def _of_another_run(path: Path, why: str) -> ValueError:
+    return ValueError(
+        f"the checkpoint {path} is of another run: {why}. Pass what it was started with, or another path."
+    )
 
 
 def plain(leaf: Any) -> np.ndarray:

@@ -15,6 +15,8 @@ from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
+from numpyro_wide._checks import listing
+
 Sites = dict[str, dict]
 # NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
 STACK_LOCK = threading.RLock()
@@ -106,6 +108,24 @@ def observed_sites(sites: Sites) -> Sites:
         for name, site in sample_sites(sites).items()
         if site["is_observed"] and not isinstance(site["fn"], Unit)
     }
+
+
+def refuse_unobserved(sites: Sites, reason: str) -> None:
+    """Refuse a run in which no sample site is observed.
+
+    Args:
+        sites: the sites of the run.
+        reason: why observations are needed, a sentence without its end.
+
+    Raises:
+        ValueError: if nothing is observed.
+    """
+    samples = sample_sites(sites)
+    if not any(site["is_observed"] for site in samples.values()):
+        raise ValueError(
+            f"{reason}, but the model observes nothing with these arguments; pass the observations too. Its sample "
+            f"sites are {listing(samples)}."
+        )
 
 
 def log_prob_by_observation(site: dict) -> Array:

@@ -139,8 +139,8 @@ def nngp(seed, rows, options):
     """Fit the infinitely wide network of one hidden layer, its activation, scales and noise by the evidence."""
     (x, y), (x_test, _) = rows
     fit = wide_limit.fit(x, y, activation=("erf", "relu"), depth=1, input_scale=True, num_restarts=1)
-    mean, variance = (np.asarray(part, float) for part in fit.predict(x_test))
-    return mean[None, None], variance[None, None] + fit.noise_scale**2, np.nan
+    mean, variance = (np.asarray(part, float) for part in fit.predict(x_test, with_noise=True))
+    return mean[None, None], variance[None, None], np.nan
 
 
 def gaussian_process(seed, rows, options):

@@ -126,8 +126,8 @@ def of_process(cell, fit, first, others, options):
         return less.log_evidence, less.standard_error, less.is_trusted, temperatures, conditional, error, np.nan
     kernel = wide_limit.fcn_kernel(cell.depth, fit.activation, **fit.scales)
     less, more = (float(wide_limit.gp_log_evidence(kernel(x)[0], y, fit.noise_scale)) for x, y in (first, both))
-    mean, variance = fit.predict(others[0])
-    scale = np.sqrt(variance + fit.noise_scale**2).reshape(-1, *[1] * (mean.ndim - 1))
+    mean, variance = fit.predict(others[0], with_noise=True)
+    scale = np.sqrt(variance).reshape(-1, *[1] * (mean.ndim - 1))
     density = dist.Normal(mean, scale).log_prob(others[1]).reshape(len(mean), -1).sum(1).mean()
     return less, 0.0, True, 0, more - less, 0.0, float(density)
 

@@ -110,8 +110,8 @@ def moments(cell, fit, data, options):
     """Return mean and variance, noise included, of every draw at the test rows, (chains, draws, m)."""
     (x, y), (x_test, _), _ = data
     if cell.model == "NNGP":
-        mean, variance = replace(fit, inputs=x[:MOST_KNOWN], targets=y[:MOST_KNOWN]).predict(x_test)
-        return mean[None, None], variance[None, None] + fit.noise_scale**2
+        mean, variance = replace(fit, inputs=x[:MOST_KNOWN], targets=y[:MOST_KNOWN]).predict(x_test, with_noise=True)
+        return mean[None, None], variance[None, None]
     depth, width, share = NETWORKS[cell.model.split(",")[0]]
     width = PROTEIN_WIDTH if cell.name == "protein" and width == 50 else width
     is_double = bool(fit.noise_scale < SINGLE_FROM)

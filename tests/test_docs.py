@@ -1,6 +1,7 @@
 """The documentation names everything that is public, and every example."""
 
 import ast
+import itertools
 import re
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +94,42 @@ def test_the_duel_shows_the_rows_that_were_run():
         assert shown.loc[model, "seeds"] == len(group) == group["seed"].nunique()
         for column, shown_as in (("rmse", "RMSE"), ("nll", "NLL")):
             assert float(str(shown.loc[model, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
+
+
+def table(page, heading):
+    """Cells of the rows of the Markdown table whose heading begins so, minus signs as Python writes them."""
+    lines = (DOCS / page).read_text().replace("−", "-").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(heading)) + 2
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_tables_of_widths_show_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "how_wide.csv").dropna()
+    rows = {(f"{row.depth} x {row.width}", row.form, row.kernel): row for row in rows.itertuples()}
+    kernels = "SplitHMC", "NUTS", "MCLMC"
+    speeds = table("how_wide.md", "| network | form | SplitHMC |")
+    shown = {(n, form, kernel): cell for n, form, *cells in speeds for kernel, cell in zip(kernels, cells, strict=True)}
+    assert {key for key, cell in shown.items() if cell} == set(rows)
+    for key, row in rows.items():
+        speed = f"{1000 * row.ess_bulk / row.gradients:.2g}", f"{row.ess_bulk / row.seconds:.2g}"
+        found = shown[key].rstrip("*").split(" / ")
+        assert [float(value) for value in found] == [float(value) for value in speed], key
+        assert shown[key].endswith("*") == (row.rhat > 1.1), key
+    for network, *cells in table("how_wide.md", "| network | SplitHMC |"):
+        for kernel, cell in zip(kernels, cells, strict=True):
+            row = rows.get((network, "collapsed", kernel))
+            assert cell == ("" if row is None else f"{row.rmse:.2f} / {row.log_density:.2f}"), (network, kernel)
+
+
+def test_published_figures_stand_beside_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "uci_summary.csv")
+    rows = rows[(rows["model"].str.rstrip("*") == "1 x 50, collapsed") & (rows["splits"] == 20)].set_index("set")
+    for score in ("RMSE", "log density"):
+        shown = {name: ours for name, ours, *_ in table("benchmark.md", f"| {score} | 1 x 50, here |") if ours}
+        assert set(shown) == set(rows.index)
+        for name, ours in shown.items():
+            assert ours == " ± ".join(f"{float(value):.2f}" for value in rows.loc[name, score].split(" ± "))
 
 
 def docstrings():

@@ -28,6 +28,7 @@ TINY = {
     "evidence.py": "--sets marathon --widths 32 --depths 1 --num-warmup 20 --num-samples 100",
     "collapse.py": "--widths 4 --num-steps 20 --num-draws 20",
     "finite_width.py": "--widths 64 --num-warmup 20 --num-samples 50",
+    "exact_laws.py": "--repetitions 2 --networks 1 --kernels pCN --num-chains 4 --num-warmup 20 --num-samples 100",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
     "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
@@ -53,6 +54,7 @@ FIGURES = {
     "evidence.py": {"evidence.csv", "evidence.png"},
     "collapse.py": {"collapse.png", "prior_by_width.png"},
     "finite_width.py": {"finite_width.csv", "finite_width.png"},
+    "exact_laws.py": {"exact_laws.csv", "exact_laws_chains.csv", "exact_laws.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
     "how_wide.py": {"how_wide.csv", "how_wide.png"},

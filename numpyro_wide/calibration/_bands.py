@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import whole_number
+from numpyro_wide._checks import check_levels, whole_number
 from numpyro_wide.calibration._simulations import real_array
 
 NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage points at level 0.95
@@ -126,8 +126,7 @@ def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
 
 def _check(probabilities: ArrayLike, level: float, cumulative: bool) -> np.ndarray:
     probabilities = np.asarray(probabilities, float)
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, such as 0.95, but got {level}.")
+    check_levels("level", level)
     right = np.all((probabilities >= 0) & (probabilities <= 1)) and probabilities.ndim == 1
     right = right and (np.all(np.diff(probabilities) >= 0) if cumulative else np.isclose(np.sum(probabilities), 1))
     if not right:

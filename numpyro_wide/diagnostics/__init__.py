@@ -19,11 +19,11 @@ from numpyro_wide.diagnostics._regression import log_predictive_density as log_p
 from numpyro_wide.diagnostics._regression import probability_integral_transform as probability_integral_transform
 from numpyro_wide.diagnostics._regression import regression_scores as regression_scores
 from numpyro_wide.diagnostics._regression import rmse as rmse
+from numpyro_wide.diagnostics._run_summary import FunctionSummary as FunctionSummary
+from numpyro_wide.diagnostics._run_summary import RunSummary as RunSummary
+from numpyro_wide.diagnostics._run_summary import SiteSummary as SiteSummary
 from numpyro_wide.diagnostics._slices import PosteriorSlice as PosteriorSlice
 from numpyro_wide.diagnostics._slices import posterior_slice as posterior_slice
-from numpyro_wide.diagnostics._summary import FunctionSummary as FunctionSummary
-from numpyro_wide.diagnostics._summary import RunSummary as RunSummary
-from numpyro_wide.diagnostics._summary import SiteSummary as SiteSummary
 from numpyro_wide.diagnostics._summary import summary as summary
 from numpyro_wide.diagnostics._to_arviz import to_arviz as to_arviz
 from numpyro_wide.diagnostics._width import wide_enough as wide_enough

@@ -219,7 +219,7 @@ def _checked(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Ar
 
 
 def _checked_probs(probs: ArrayLike) -> Array:
-    (array,) = as_floats(probs)
+    (array,) = as_floats(probs, names=("probs",))
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
             f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "

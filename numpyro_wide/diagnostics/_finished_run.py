@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro.handlers import seed, substitute, uncondition
 from numpyro.infer import MCMC, Predictive, init_to_sample
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import check_names_known, listing
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import (
     abstract_sites,
@@ -44,6 +44,19 @@ class _Sites(NamedTuple):
     joint: list[str]
     plates: dict[str, list[str | None]]
     shapes: dict[str, tuple[int, ...]]
+
+
+def check_run_and_model(function: str, mcmc: Any, model: Any) -> None:
+    """Refuse anything but a run and a model, in this order, as the first arguments of a function.
+
+    Raises:
+        TypeError: if one of them is something else.
+    """
+    if not hasattr(mcmc, "get_samples") or not callable(model):
+        raise TypeError(
+            f"{function} needs an MCMC after its run, and then a model, a function, but got a {type(mcmc).__name__} "
+            f"and a {type(model).__name__}; the order is {function}(mcmc, model, x, y)."
+        )
 
 
 class FinishedRun:
@@ -157,12 +170,8 @@ class FinishedRun:
             return run_compiled(_predictions, self.plain, static, random.fold_in(rng_key, start), block, data)
 
         values = by_blocks(run, self.latent(draws))
-        unknown = [name for name in sites if name not in values]
-        if unknown:
-            raise ValueError(
-                f"return_sites names {listing(unknown)}, which the model does not have; its sites are "
-                f"{listing(self.sites.shapes)}."
-            )
+        missing = [name for name in sites if name not in values]
+        check_names_known("return_sites", missing, (name for name in self.sites.shapes if name not in missing))
         return {name: values[name] for name in sites}
 
     def evaluate(self, draws: Draws, names: list[str]) -> Draws:

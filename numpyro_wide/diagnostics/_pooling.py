@@ -42,7 +42,7 @@ class PoolingReport(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Advice on what the pool of all chains may be called."""
+        """Advice on whether the pool of all chains is a posterior or an ensemble."""
         if self.unsettled:
             return f"not settled: chains {self.unsettled} still move, or never did; run longer, and judge the pool then"
         if self.between <= self.limit:

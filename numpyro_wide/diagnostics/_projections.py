@@ -123,11 +123,15 @@ def function_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of function values, at test inputs say (Hron 2022, §4).
 
-    It counts the draws of the function that is given, at the inputs that it holds: with :func:`site_function` the
-    value of a site with the readout of each draw, with :func:`readout_function` the function's mean given the hidden
-    weights, the readout integrated out. Readouts that are put back into the draws of a collapsed model are independent
-    given the rest, and their spread hides how the hidden weights move: the first then counts more draws than the
-    second, which :func:`summary` takes. The values are projected draw by draw, and never held for all draws.
+    It counts effective draws of the function that is given, at the inputs that it holds. There are two kinds:
+
+    - of the *mean function*, the readout integrated out, by :func:`readout_function`: how fast the hidden weights'
+      prediction forgets itself. It is the one to compare kernels by, and the one that :func:`summary` takes.
+    - of *function values with a readout*, by :func:`site_function`. Readouts that
+      :class:`~numpyro_wide.ReadoutPredictive` puts back are independent given the rest: their spread hides how the
+      hidden weights move, and any frequent draw looks new.
+
+    The values are projected draw by draw, and never held for all draws.
 
     Args:
         function: function from one draw, a dictionary of sites, to the values that are counted, an array of any shape;
@@ -141,7 +145,8 @@ def function_ess(
         batch_size: number of draws whose function values are computed at once.
 
     Returns:
-        "mean", "min" and "max" of the effective sample size over the projections.
+        "mean", "min" and "max" over the projections of the effective sample size of what ``function`` gives: of the
+        mean function, or of function values with a readout.
 
     Raises:
         ValueError: if there are no sites or nothing to project, or the sites' numbers of chains and draws differ.
@@ -215,7 +220,7 @@ def _project(samples: Mapping[str, ArrayLike], rng_key: Array, num_projections: 
     num_weights = 0
     # Site by site, so that the flattened weights are never held a second time.
     for index, name in enumerate(sorted(samples)):
-        (draws,) = as_floats(samples[name])  # which may be of discrete latents
+        (draws,) = as_floats(samples[name], names=(f"the samples of {name!r}",))  # which may be of discrete latents
         flat = draws.reshape(*draws.shape[:2], -1)
         directions = _directions(rng_key, index, flat.shape[-1], num_projections, flat.dtype)
         total = total + flat @ directions

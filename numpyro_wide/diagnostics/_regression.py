@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_no_nan
+from numpyro_wide._checks import check_finite, check_levels, check_no_nan
 from numpyro_wide.diagnostics import _gaussian_mixtures as mixtures
 from numpyro_wide.diagnostics._standard_error import standard_error
 
@@ -151,8 +151,7 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
         >>> interval_coverage(np.array([-1.0, 0.0, 1.6, 2.0]), np.zeros(4), np.ones(4), level=0.9)
         0.75
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, such as 0.9, but got {level}.")
+    check_levels("level", level)
     return float(np.mean(_is_inside(probability_integral_transform(y, mean, variance), level)))
 
 
@@ -256,9 +255,7 @@ def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.nda
 
 def _check_range(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
     for name, values in (("y", y), ("mean", mean), ("variance", variance)):
-        num_infinite = int(np.isinf(values).sum())
-        if num_infinite:
-            raise ValueError(f"{name} must be finite, but {num_infinite} of its entries are not; drop those rows.")
+        check_finite(name, values)
     if not np.all(variance > 0):
         raise ValueError(
             f"variance must be positive everywhere, but is {variance.min()} somewhere; it is that of y, so add the "

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from numpyro.infer import MCMC
 
 from numpyro_wide._checks import check_key
-from numpyro_wide.diagnostics._finished_run import FinishedRun
+from numpyro_wide.diagnostics._finished_run import FinishedRun, check_run_and_model
 from numpyro_wide.diagnostics._groups import Group, assemble
 
 
@@ -32,8 +32,8 @@ def to_arviz(
 ) -> Any:
     r"""Convert a run to what ArviZ works with: an ``InferenceData``, or with ArviZ 1.x a ``DataTree``.
 
-    Whether the model was sampled as it was, repriorised or with its readout integrated out, the result is that of the
-    model as it was. The posterior holds the weights, and none of the base sites, features and factors that are there
+    Whether the model was sampled unwrapped, repriorised or collapsed, the result is that of the unwrapped model. The
+    posterior holds the weights, and none of the base sites, features and factors that are there
     for the sampler. A readout that was integrated out is drawn anew, exactly, given each draw of the rest. The
     log-likelihood is by observation and from the unwrapped model, so that ``arviz.loo`` is right: a marginal over
     the readout has no pointwise parts. Observations are the entries of the batch, those of plates say. Where rows are
@@ -95,11 +95,7 @@ def to_arviz(
         >>> sorted(idata["posterior"].data_vars), idata["log_likelihood"]["y"].dims
         (['hidden.hidden_0.kernel', 'readout'], ('chain', 'draw', 'rows'))
     """
-    if not hasattr(mcmc, "get_samples") or not callable(model):
-        raise TypeError(
-            "to_arviz needs an MCMC after its run, and then a model, a function, but got a "
-            f"{type(mcmc).__name__} and a {type(model).__name__}; the order is to_arviz(mcmc, model, x, y)."
-        )
+    check_run_and_model("to_arviz", mcmc, model)
     if not isinstance(predictions, tuple | list | Mapping | None):
         raise TypeError(
             "predictions must be a tuple of the model's arguments at other inputs, or a dictionary of keywords, but is "

@@ -10,9 +10,9 @@ from jax import Array, random
 from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, listing, whole_number
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, listing, whole_number
 from numpyro_wide._programs import combine, partition, run_compiled
-from numpyro_wide._traces import run_model, sample_sites
+from numpyro_wide._traces import refuse_unobserved, run_model, sample_sites
 from numpyro_wide.diagnostics._limit_evidence import limit_log_evidence
 from numpyro_wide.diagnostics._width_report import WidthReport, WidthRow
 from numpyro_wide.readout.internal import ReadoutModel, StandardNormalBase, log_weight
@@ -38,7 +38,7 @@ def wide_enough(
     weights.
 
     A collapsed model gives $w$ with the most digits (:eq:`identity`). For a repriorised one the likelihood may be any;
-    in single precision its terms lose about 1e-7 of their size. For a model as it was, $\phi$ is $\theta$, and the
+    in single precision its terms lose about 1e-7 of their size. For an unwrapped model, $\phi$ is $\theta$, and the
     report tells how far the posterior is from the prior (Prop. 2.3; :eq:`plain-limit`).
 
     The limit is one of weights: a latent noise or prior scale is learnt from the data at any width. Name such sites as
@@ -109,9 +109,8 @@ def wide_enough(
             rows[key] = rows[key]._replace(limit_log_evidence=limit)
         if draws.lost:
             warnings.warn(
-                f"{sum(draws.lost)} draws of the model {key!r} are left out, whose weights are not numbers: there the "
-                "noise is too small against the features for this precision. Narrow its prior, or run in float64 "
-                "(jax.config.update('jax_enable_x64', True)).",
+                f"{sum(draws.lost)} draws of the model {key!r} are left out, whose weights are not numbers: there "
+                f"{NOISE_TOO_SMALL}. Narrow its prior, or run {IN_FLOAT64}.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -168,11 +167,7 @@ def _log_weight(
 ) -> tuple[Array, dict[str, Array]]:
     sites = run_model(substitute(model, given), args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
     samples = sample_sites(sites)
-    if not any(site["is_observed"] for site in samples.values()):
-        raise ValueError(
-            "wide_enough compares with the posterior, but the model observes nothing with these arguments; pass "
-            f"the observations too. Its sample sites are {listing(samples)}."
-        )
+    refuse_unobserved(sites, "wide_enough compares with the posterior")
     unknown = [name for name in names if name not in samples or samples[name]["is_observed"]]
     if unknown:
         raise ValueError(
@@ -209,10 +204,7 @@ def _learnt_row(draws: _Draws, rng_key: Array, keys: Array, names: tuple[str, ..
 
 def _row(log_weights: np.ndarray) -> WidthRow:
     if not (len(log_weights) and np.isfinite(log_weights.max())):
-        raise ValueError(
-            "no draw has a finite weight: the noise is too small against the features for this precision. Run in "
-            "float64 (jax.config.update('jax_enable_x64', True))."
-        )
+        raise ValueError(f"no draw has a finite weight: {NOISE_TOO_SMALL}. Run {IN_FLOAT64}.")
     num_draws = len(log_weights)
     weights = np.exp(log_weights - log_weights.max())
     mean = weights.mean()

@@ -20,7 +20,8 @@ class WidthRow(NamedTuple):
             they do not, :func:`~numpyro_wide.model_evidence` does, by chains.
         log_evidence_error: its Monte Carlo standard error; not to be believed where ``pareto_k``, or
             ``prior_pareto_k``, is above 0.7.
-        sample_size: effective number of draws after weighting, as a share of all of them.
+        sample_size: effective number of the independent draws after weighting, as a share of all of them: by their
+            weights, not by a chain's autocorrelations, and the same for weights and functions.
         num_draws: number of draws.
         prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
             ``log_evidence`` is from; NaN without hyperparameters.

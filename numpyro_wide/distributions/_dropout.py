@@ -16,7 +16,7 @@ from numpyro_wide.distributions._supports import is_close, linear_manifold, zero
 
 def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
     """Broadcast rows (..., D) against one number per row."""
-    rows, parameter = as_floats(rows, parameter)
+    rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
     check_vector("rows", rows, owner)
     try:
         batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)

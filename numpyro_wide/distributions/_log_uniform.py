@@ -91,7 +91,7 @@ def log_uniform_kl(loc: Any, scale: Any) -> Array:
         0.64
     """
     check_positive("scale", scale)
-    loc, scale = as_floats(loc, scale)
+    loc, scale = as_floats(loc, scale, names=("loc", "scale"))
     return _log_uniform_penalty(0.5 * jnp.square(loc / scale))
 
 

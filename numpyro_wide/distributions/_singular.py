@@ -74,7 +74,7 @@ class DegenerateNormal(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["loc", "basis", "scale"]
 
     def __init__(self, loc: Any, basis: Any, scale: Any, *, validate_args: bool | None = None):
-        loc, basis, scale = as_floats(loc, basis, scale)
+        loc, basis, scale = as_floats(loc, basis, scale, names=("loc", "basis", "scale"))
         check_vector("loc", loc, "DegenerateNormal")
         if basis.ndim < 2 or basis.shape[-2] != loc.shape[-1] or basis.shape[-1] > loc.shape[-1]:
             raise ValueError(

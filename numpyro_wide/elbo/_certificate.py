@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
-from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, check_positive, is_known
+from numpyro_wide._checks import as_floats, as_not_negative, check_finite, check_positive
 
 
 def mean_field_bound(
@@ -60,39 +60,17 @@ def mean_field_bound(
         >>> [round(float(b), 3) for b in bounds[:, 0]]
         [0.69, 0.072, 0.007]
     """
-    x, y, x_test = as_floats(inputs, targets, test_inputs)
-    if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:
-        raise ValueError(
-            "mean_field_bound needs inputs (n, D), targets (n,) or (n, k) and test_inputs (n*, D), got "
-            f"{x.shape}, {y.shape} and {x_test.shape}; a single input column is x[:, None]."
-        )
-    for name, data in (("inputs", x), ("targets", y), ("test_inputs", x_test)):
-        check_no_nan(name, data)
-        if is_known(data) and np.isinf(data).any():
-            raise ValueError(
-                f"{name} must be finite, but hold {int(np.isinf(data).sum())} infinite entries; drop them."
-            )
+    x, y, x_test = _checked_data(inputs, targets, test_inputs)
     check_positive("noise_scale", noise_scale)
     check_positive("num_neurons", num_neurons)
-    noise_scale, weight_scale, bias_scale, readout_scale, num_neurons = (
-        as_not_negative(name, scale)
-        for name, scale in (
-            ("noise_scale", noise_scale),
-            ("weight_scale", weight_scale),
-            ("bias_scale", bias_scale),
-            ("readout_scale", readout_scale),
-            ("num_neurons", num_neurons),
-        )
-    )
-    for name, scale in (
-        ("noise_scale", noise_scale),
-        ("weight_scale", weight_scale),
-        ("bias_scale", bias_scale),
-        ("readout_scale", readout_scale),
-    ):
-        if scale.ndim:
-            raise ValueError(f"{name} must be one number, but has shape {scale.shape}; call once for each scale.")
-    y = y.reshape(len(x), -1)
+    scales = {
+        "noise_scale": noise_scale,
+        "weight_scale": weight_scale,
+        "bias_scale": bias_scale,
+        "readout_scale": readout_scale,
+    }
+    noise_scale, weight_scale, bias_scale, readout_scale = (_one_scale(name, scale) for name, scale in scales.items())
+    num_neurons = as_not_negative("num_neurons", num_neurons)
     pre_activation = jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
     prior_variance = jnp.square(readout_scale) * _erf_second_moment(pre_activation)
     kl_bound = 0.5 * jnp.sum(jnp.square(y) + prior_variance[:, None]) / jnp.square(noise_scale)
@@ -103,6 +81,26 @@ def mean_field_bound(
     # expm1 keeps the digits of 1 − exp(−small) for wide networks.
     saturation = -jnp.expm1(-4.0 / math.pi * mean_bound / width)
     return readout_scale * jnp.sqrt(2.0 * kl_bound * saturation)
+
+
+def _checked_data(inputs: ArrayLike, targets: ArrayLike, test_inputs: ArrayLike) -> tuple[Array, Array, Array]:
+    """Return all three as finite floats of one type, the targets as a matrix."""
+    x, y, x_test = as_floats(inputs, targets, test_inputs, names=("inputs", "targets", "test_inputs"))
+    if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:
+        raise ValueError(
+            "mean_field_bound needs inputs (n, D), targets (n,) or (n, k) and test_inputs (n*, D), got "
+            f"{x.shape}, {y.shape} and {x_test.shape}; a single input column is x[:, None]."
+        )
+    for name, data in (("inputs", x), ("targets", y), ("test_inputs", x_test)):
+        check_finite(name, data)
+    return x, y.reshape(len(x), -1), x_test
+
+
+def _one_scale(name: str, scale: ArrayLike) -> Array:
+    number = as_not_negative(name, scale)
+    if number.ndim:
+        raise ValueError(f"{name} must be one number, but has shape {number.shape}; call once for each scale.")
+    return number
 
 
 def _erf_second_moment(variance: Array) -> Array:

@@ -9,6 +9,7 @@ from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import is_known, listing, whole_number
+from numpyro_wide._traces import refuse_unobserved
 from numpyro_wide.elbo._pair import check_weight, run_pair
 
 Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
@@ -192,12 +193,8 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
 
 def _count_observations(model_trace: dict) -> int:
     """Multiply the full sizes of the plates around the observed sites; sites within the same plates count once."""
-    if not any(site["type"] == "sample" and site["is_observed"] for site in model_trace.values()):
-        raise ValueError(
-            "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites, but "
-            "the model observes nothing with these arguments; pass the observations too. Its sample sites are "
-            f"{listing(name for name, site in model_trace.items() if site['type'] == 'sample')}."
-        )
+    what = "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites"
+    refuse_unobserved(model_trace, what)
     sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}
     groups = {
         frozenset(frame.name for frame in site["cond_indep_stack"])
@@ -207,8 +204,6 @@ def _count_observations(model_trace: dict) -> int:
     counts = [int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()]
     if not counts:
         raise ValueError(
-            "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed "
-            "sites, and this model has none; pass num_observations=..., or put the observed sites in a "
-            "numpyro.plate."
+            f"{what}, and this model has none; pass num_observations=..., or put the observed sites in a numpyro.plate."
         )
     return sum(counts)

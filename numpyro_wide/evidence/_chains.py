@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, random
 from tqdm.auto import tqdm
 
+from numpyro_wide._checks import IN_FLOAT64
 from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
 from numpyro_wide.evidence._density import Position, draw, log_density
 from numpyro_wide.mcmc import SplitHMC
@@ -106,8 +107,7 @@ def start(target: Target, rng_key: Array, betas: list[float], positions: Positio
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
         raise ValueError(
             "the log density of the model, or its gradient, is not finite at draws of its prior; look for a noise that "
-            "is too small, for overflow at draws far out, or run in float64 "
-            "(jax.config.update('jax_enable_x64', True))."
+            f"is too small, for overflow at draws far out, or run {IN_FLOAT64}."
         )
     return state
 
@@ -209,7 +209,7 @@ def _kernel(model: Callable, rest: Static, data: list[Any], beta: Array) -> Spli
     def potential_fn(z: Position) -> Array:
         found = log_density(model, z, args, kwargs)
         gaussian = sum((0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(z)), jnp.zeros(()))
-        return gaussian - found.reference - beta * found.weight
+        return gaussian - found.start - beta * found.weight
 
     return SplitHMC(potential_fn=potential_fn)
 
@@ -261,7 +261,7 @@ def _log_ratio(model: Callable, rest: Static, data: list[Any], reference: Refere
     found = log_density(model, z, *combine(data, rest))
     if reference is None:
         return found.weight
-    return found.weight + found.reference - reference.relative_log_density(z)
+    return found.weight + found.start - reference.relative_log_density(z)
 
 
 def _no_gaussian(model: Callable, static: tuple[None, Static], data: list[Any], state: KernelState) -> Reference:

@@ -1,7 +1,7 @@
 """Joint density of a model in unconstrained coordinates, as a weight on top of what can be drawn from.
 
 The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
-the reference r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is
+r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is
 normalised and can be drawn from, whatever the model. What is left, w, is the likelihood; of a collapsed model the
 evidence given the hidden weights.
 """
@@ -17,7 +17,15 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import listing
-from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model, sample_sites, unwrap
+from numpyro_wide._traces import (
+    Sites,
+    latent_sites,
+    refuse_subsampled,
+    refuse_unobserved,
+    run_model,
+    sample_sites,
+    unwrap,
+)
 from numpyro_wide.readout.internal import StandardNormalBase, base_transforms, log_weight
 
 Position = dict[str, Array]
@@ -27,16 +35,16 @@ class LogDensity(NamedTuple):
     """Joint density at a position z, in two parts that keep their digits.
 
     Attributes:
-        reference: log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension.
+        start: log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension.
         weight: log w(z), the log joint density less log r(z).
     """
 
-    reference: Array
+    start: Array
     weight: Array
 
 
 def draw(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> tuple[Position, Array]:
-    """Draw from the reference r, in unconstrained coordinates; return the position and log w there."""
+    """Draw from r, where the path starts, in unconstrained coordinates; return the position and log w there."""
     sites = run_model(model, args, kwargs, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
     return position, log_weight(sites)
@@ -135,11 +143,7 @@ class _RefusesImproper(Messenger):
 
 def _check_sites(sites: Sites) -> None:
     samples, latent = sample_sites(sites), latent_sites(sites)
-    if len(samples) == len(latent):
-        raise ValueError(
-            "the evidence is that of observations, but the model observes nothing with these arguments; pass the "
-            f"observations too. Its sample sites are {listing(samples)}."
-        )
+    refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:
         raise ValueError(
             "the model has no latent site with these arguments, so there is nothing to integrate over; its evidence is "

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array, random
 from tqdm.auto import tqdm
 
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL
 from numpyro_wide.evidence import _chains, _overlap
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import Position
@@ -35,7 +36,7 @@ class Sizes(NamedTuple):
     batch_size: int
 
     @property
-    def num_reference(self) -> int:
+    def num_independent(self) -> int:
         """Number of independent draws where a distribution can be drawn from."""
         return self.num_chains * self.num_samples
 
@@ -95,13 +96,12 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
         ValueError: if the likelihood is finite at no draw of the prior.
     """
     key_draws, key_choice = random.split(rng_key)
-    keys = random.split(key_draws, sizes.num_reference)
+    keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
     if not np.isfinite(log_weights).any():
         raise ValueError(
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
-            "its support, or the noise is too small against the features for this precision. Run in float64 "
-            "(jax.config.update('jax_enable_x64', True)), or look at the model."
+            f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}, or look at the model."
         )
     beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
@@ -130,7 +130,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
     """Estimate the evidence by bridges on the path from the prior (Xie et al. 2011, from both sides)."""
     key_ladder, key_prior = random.split(rng_key)
     betas, states = _ladder(target, key_ladder, sizes, first, bar)
-    prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_reference), sizes.num_chains)
+    prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_independent), sizes.num_chains)
     log_weights = [prior[None]]
     bar.set_description("draws")
     for begin in range(0, len(betas), sizes.batch_size):

@@ -34,7 +34,7 @@ def model_evidence(
     r"""Estimate the log evidence of a model, $\log \int p(D, \theta)\, d\theta$ over all latent sites, with its error.
 
     For models that are collapsed, repriorised, with any likelihood, or neither; the better the coordinates, the less it
-    takes. In every one the joint density is $r(z)\, w(z)$: the reference r, the prior of the latent sites and N(0, I)
+    takes. In every one the joint density is $r(z)\, w(z)$: r, the prior of the latent sites and N(0, I)
     for the base site of a repriorised readout, can be drawn from and integrates to one; the weight w is the likelihood,
     which for a collapsed model is the evidence given the hidden weights and in the wide limit a constant. Chains of
     :class:`~numpyro_wide.mcmc.SplitHMC` draw from what cannot be drawn from directly.
@@ -137,7 +137,7 @@ def _checked_sizes(num_chains: Any, num_warmup: Any, num_samples: Any, batch_siz
         whole_number("num_samples", num_samples, 40, order=_ORDER),
         whole_number("batch_size", batch_size, order=_ORDER),
     )
-    if sizes.num_reference < 400:
+    if sizes.num_independent < 400:
         raise ValueError(
             f"num_chains times num_samples must be at least 400 for errors to be told, but is {sizes.num_chains} times "
             f"{sizes.num_samples}; raise either."

@@ -54,7 +54,7 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
     """
     # What is known stays NumPy's: under jit JAX would trace it, and nobody could tell a prior mean of zero.
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
-    array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype)[0]
+    array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
     try:
         fits = jnp.broadcast_shapes(array.shape, shape) == shape
     except ValueError:
@@ -66,7 +66,7 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
 
 def as_test_features(test_features: ArrayLike, features: Array) -> Array:
     """Return new rows of features in the type of those of the problem; their shape is checked."""
-    (test_features,) = as_floats(test_features, dtype=features.dtype)
+    (test_features,) = as_floats(test_features, dtype=features.dtype, names=("test_features",))
     if test_features.ndim != 2 or test_features.shape[1] != features.shape[1]:
         raise ValueError(
             f"test_features must have shape (m, {features.shape[1]}), one column for each of features "
@@ -81,4 +81,4 @@ def as_residuals(residuals: ArrayLike | None, targets: Array) -> Array:
         return jnp.zeros_like(targets)
     if np.shape(residuals) != targets.shape:
         raise ValueError(f"residuals must have the targets' shape {targets.shape}, but got {np.shape(residuals)}.")
-    return as_floats(residuals, dtype=targets.dtype)[0]
+    return as_floats(residuals, dtype=targets.dtype, names=("residuals",))[0]

@@ -29,7 +29,38 @@ def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple
     return whitened.T @ solve_lower(factor, targets), eye - whitened.T @ whitened
 
 
-def conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
+def function_moments(
+    test: Array, features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
+) -> tuple[tuple[Array, Array], Array]:
+    """Return the function's mean and a draw's deviation from it at test rows, and its variance there.
+
+    Args:
+        test: test rows, (m, d), not standardised.
+        features: (n, d).
+        targets: (n, k).
+        variance: noise variance, scalar.
+        scale: standard deviations of the readout's prior, (d, k), of which one column serves all outputs here.
+        phi: standard normal numbers, (d, k).
+        residuals: standard normal numbers, (n, k).
+
+    Returns:
+        Mean and deviation, (m, k) each, and the variance of each output, (m,).
+    """
+    weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
+    spread = _row_sums_of_squares(remainder) + variance * _row_sums_of_squares(weights)
+    deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
+    return (weights @ targets, deviation), spread
+
+
+def joint_function_moments(
+    test: Array, features: Array, targets: Array, variance: Array, scale: Array
+) -> tuple[Array, Array]:
+    """Return the function's mean at test rows, (m, k), and each output's covariance over them, (m, m)."""
+    weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
+    return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
+
+
+def _conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
     r"""Return $c = K^{-1} \Psi \psi$ and $\psi - \Psi^\top c$ of each test row $\psi$.
 
     All by rows, and by the factor's inverse: products along rows, which take half the time of the solves.
@@ -51,6 +82,6 @@ def conditioning_weights(features: Array, variance: Array, test: Array) -> tuple
     return weights, test - weights @ features
 
 
-def row_sums_of_squares(matrix: Array) -> Array:
+def _row_sums_of_squares(matrix: Array) -> Array:
     """Return the sum of squares of each row; as a product, which XLA vectorises on the CPU where it would not a sum."""
     return jnp.matmul(matrix**2, jnp.ones(matrix.shape[1], matrix.dtype), precision="highest")

@@ -19,7 +19,7 @@ from numpyro_wide.linear_gaussian._arguments import (
     check_variant,
 )
 from numpyro_wide.linear_gaussian._evidence import evidence
-from numpyro_wide.linear_gaussian._moments import conditioning_weights, posterior_moments, row_sums_of_squares
+from numpyro_wide.linear_gaussian._moments import function_moments, joint_function_moments, posterior_moments
 from numpyro_wide.linear_gaussian._roots import ROOTS
 from numpyro_wide.linear_gaussian._rounding import evidence_rounding, least_variance
 from numpyro_wide.linear_gaussian._standardised import Standardised, as_matrix
@@ -97,7 +97,7 @@ class ReadoutProblem:
             ValueError: if shapes do not fit, a scale is not positive, or the variant is unknown.
         """
         check_variant(variant)
-        features, targets, *_ = as_floats(features, targets, *same_type)
+        features, targets, *_ = as_floats(features, targets, *same_type, names=("features", "targets"))
         check_data(features, targets)
         num_rows, num_features = features.shape
         if variant == "auto":
@@ -249,14 +249,7 @@ class ReadoutProblem:
         phi = jnp.zeros(self.readout_shape, self.targets.dtype) if phi is None else self._as_readout("phi", phi)
         residuals = as_residuals(residuals, self.targets)
 
-        def core(
-            features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
-        ) -> tuple[tuple[Array, Array], Array]:
-            weights, remainder = conditioning_weights(features, variance, test_features * scale[:, :1].T)
-            spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
-            deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
-            return (weights @ targets, deviation), spread
-
+        core = partial(function_moments, test_features)
         columns = (as_matrix(column) for column in (self._prior_scale(), phi, residuals))
         (mean, deviation), spread = self.exact()._standardised().resolved().for_each_output(core, *columns)
         shape = (test_features.shape[0], *self.targets.shape[1:])
@@ -276,10 +269,7 @@ class ReadoutProblem:
         """
         test_features = as_test_features(test_features, self.features)
 
-        def core(features: Array, targets: Array, variance: Array, scale: Array) -> tuple[Array, Array]:
-            weights, remainder = conditioning_weights(features, variance, test_features * scale[:, :1].T)
-            return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
-
+        core = partial(joint_function_moments, test_features)
         standard = self.exact()._standardised().resolved()
         mean, covariance = standard.for_each_output(core, as_matrix(self._prior_scale()))
         return mean + as_matrix(test_features @ self._prior_loc()), covariance

@@ -1,6 +1,6 @@
 """Checks of the arguments of kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide._checks import is_known
+from numpyro_wide._checks import as_floats, is_known
 from numpyro_wide.mcmc._point import Point, PyTree
 
 
@@ -33,11 +33,38 @@ def check_start(point: Point) -> None:
         )
 
 
+def check_given_start(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:
+    """Refuse a given first position that is not of real numbers or, for a model, does not fit its sites.
+
+    Args:
+        init_params: first position in unconstrained space, of every chain.
+        expected: first position of one chain, as NumPyro found it, or None for a potential function.
+        num_chains: length of the leading axis of the given one, or None for a single chain without that axis.
+    """
+    for place, leaf in jax.tree.leaves_with_path(init_params):
+        as_floats(leaf, names=(f"init_params{jax.tree_util.keystr(place)}",))
+    if expected is None:
+        return
+    leading = () if num_chains is None else (num_chains,)
+    shapes = {name: (*leading, *np.shape(value)) for name, value in expected.items()}
+    if not isinstance(init_params, Mapping):
+        raise TypeError(
+            "init_params of a model must be a dictionary of unconstrained values by site, but is a "
+            f"{type(init_params).__name__}."
+        )
+    given = {name: np.shape(value) for name, value in init_params.items()}
+    if given != shapes:
+        raise ValueError(
+            f"init_params must hold an unconstrained value of every latent site, of the shapes {shapes}, but holds "
+            f"{given}. With several chains every value has their axis in front."
+        )
+
+
 def check_number(
     name: str, value: float, low: float, high: float, *, include_low: bool = False, include_high: bool = False
 ) -> float:
     """Return ``value`` as a float if it lies between ``low`` and ``high``."""
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str | complex | np.complexfloating):
         raise TypeError(f"{name} must be a number, but got {value!r}.")
     above = value >= low if include_low else value > low
     below = value <= high if include_high else value < high

@@ -4,7 +4,8 @@ How to write a kernel. A subclass of :class:`MetropolisKernel` implements ``_pro
 :class:`Move`, which holds the step size, it makes a :class:`Proposal`, which holds the point to go to and −log of the
 acceptance ratio. It may override
 
-- ``_needs_gradient``, ``_needs_momentum``: what a state has to hold;
+- ``_needs_gradient``, ``_needs_momentum``, ``_keeps_threshold``: what a state has to hold;
+- ``_renewal``: how much of what lives on from step to step is renewed by one;
 - ``_first_preconditioner``: what warmup learns beside the step size, and in which windows;
 - ``_rule``, set after the constructor of this class has run: how the step size is found;
 - ``_count``, ``_round_step_size``: the number of an integrator's steps in a proposal, and step sizes that fit it;
@@ -41,10 +42,12 @@ from numpyro_wide.mcmc._state import (
     Move,
     Proposal,
     acceptance,
+    carry_threshold,
     chain_axes,
     is_warming_up,
     point_of,
     share_schedule,
+    shift_threshold,
 )
 from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
@@ -87,6 +90,8 @@ class MetropolisKernel(TargetKernel):
     """
 
     _needs_momentum = False
+    # Whether the uniform number that decides on a proposal lives on from step to step (Neal 2020).
+    _keeps_threshold = False
     # Whether some steps of a warmup are so small that their energy errors are those of rounding alone.
     _measures_rounding = False
 
@@ -182,6 +187,10 @@ class MetropolisKernel(TargetKernel):
         """Return the number of an integrator's steps between two draws."""
         return 1
 
+    def _renewal(self, state: KernelState) -> float | Array:
+        """Return the share, in (0, 1], of what lives on from step to step that the next one renews."""
+        return 1.0
+
     def _round_step_size(self, step_size: Array) -> Array:
         """Move the step size to a value that the kernel can use as it is."""
         return step_size
@@ -195,6 +204,8 @@ class MetropolisKernel(TargetKernel):
         r = normal_like(key_momentum, point.z) if self._needs_momentum else None
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
         step_size = jnp.asarray(self._step_size, zero.dtype)
+        key_threshold = jax.random.fold_in(key_momentum, 1)
+        threshold = jax.random.uniform(key_threshold, (), zero.dtype, -1.0, 1.0) if self._keeps_threshold else None
         learnt = self._first_preconditioner(point.z, num_warmup)
         state = KernelState(
             i=none,
@@ -202,6 +213,7 @@ class MetropolisKernel(TargetKernel):
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=r,
+            threshold=threshold,
             accept_prob=zero,
             mean_accept_prob=zero,
             energy_error=zero,
@@ -233,9 +245,13 @@ class MetropolisKernel(TargetKernel):
         evaluate = self._evaluator(model_args, model_kwargs)
         rng_key, key_propose, key_accept = jax.random.split(state.rng_key, 3)
         current = point_of(state)
-        proposal = self._propose(key_propose, current, state.r, self._move(state), evaluate)
+        move = self._move(state)
+        proposal = self._propose(key_propose, current, state.r, move, evaluate)
         finite, accept_prob, energy_error = acceptance(proposal)
-        is_drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
+        threshold = uniform = jax.random.uniform(key_accept, dtype=accept_prob.dtype)
+        if self._keeps_threshold:
+            threshold = shift_threshold(state.threshold, 2 * uniform * move.renewal)
+        is_drawn = jnp.abs(threshold) < accept_prob
         is_adapting = self._adapt_step_size & is_warming_up(state)
         accepted = finite & self._rule.takes(
             is_drawn, energy_error, state.adapt_state.rounding, is_adapting, size_of(state.z)
@@ -253,6 +269,7 @@ class MetropolisKernel(TargetKernel):
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=select(accepted, proposal.r_accepted, proposal.r_rejected),
+            threshold=carry_threshold(threshold, energy_error, accepted) if self._keeps_threshold else None,
             accept_prob=accept_prob,
             energy_error=energy_error,
             num_grad=jnp.asarray(proposal.num_grad, state.num_grad.dtype),
@@ -274,7 +291,7 @@ class MetropolisKernel(TargetKernel):
         return state._replace(moves=Moves(num_moves, num_draws, known.first_step_size, state.step_size, known.run))
 
     def _move(self, state: KernelState) -> Move:
-        move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner)
+        move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner, self._renewal(state))
         if not self._adapt_step_size:
             return move
         probes = is_warming_up(state) & is_probe(state.i) & (self._rule.probes or self._measures_rounding)

@@ -76,7 +76,7 @@ class Draw(Protocol):
 
 
 class Reference(NamedTuple):
-    r"""A Gaussian N(m, C), C of low rank plus identity, and what is seen of the one that will follow it.
+    r"""A Gaussian N(m, C), C of low rank plus identity, with the running sums from which the next one is fitted.
 
     What :class:`SplitHMC` takes in the place of N(0, I), learnt in windows of draws: the directions that one window
     finds are those along which the next one measures. It can be fitted to the draws of any chain as well.

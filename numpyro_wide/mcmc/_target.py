@@ -11,7 +11,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
-from numpyro_wide.mcmc._checks import check_scalar, check_target
+from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
 
 
@@ -86,6 +86,7 @@ class TargetKernel(MCMCKernel):
         model_kwargs: dict[str, Any] | None,
     ) -> Point:
         """Return the first point of a chain, or of a batch of chains for a batch of keys."""
+        found = None
         if self._model is not None:
             is_given = init_params is not None
             # NumPyro looks for a first position in any case. Where it is not asked for, one look without a gradient is
@@ -100,12 +101,15 @@ class TargetKernel(MCMCKernel):
                 validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
+            found = info.param_info.z
             if not is_given:
                 return _as_floats(Point(*info.param_info))
         if init_params is None:
             raise ValueError(
                 "A kernel with a potential_fn needs a first position; pass init_params to MCMC.run or init."
             )
+        num_chains = None if is_prng_key(rng_key) else len(rng_key)
+        check_given_start(init_params, found, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
         return jax.jit(evaluate if is_prng_key(rng_key) else jax.vmap(evaluate))(_as_floats(init_params))
 

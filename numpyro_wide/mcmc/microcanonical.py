@@ -30,7 +30,7 @@ ADJUSTED_LENGTH_PER_AUTOCORRELATION = 0.6
 
 
 class MicrocanonicalLangevin(MetropolisKernel):
-    r"""Dynamics at constant speed, in a direction that turns downhill and forgets itself.
+    r"""Microcanonical Langevin Monte Carlo: MAMS, or MCLMC with ``adjusted=False``.
 
     The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
     left of it (Mathematics, :eq:`isokinetic`). The dynamics keep the posterior times the uniform law of directions. A

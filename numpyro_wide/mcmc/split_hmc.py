@@ -18,9 +18,12 @@ from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_window
 from numpyro_wide.mcmc._state import KernelState, Move, Proposal
 from numpyro_wide.mcmc._step_size import steps_along
 
+# Rotations of a trajectory whose velocity lives on, where many would make a whole one.
+FEW = 6
+
 
 class SplitHMC(MetropolisKernel):
-    r"""HMC whose steps rotate under N(0, I) exactly and are kicked by what the posterior adds to it.
+    r"""HMC that integrates a standard normal reference exactly, and treats the rest of the density by gradient kicks.
 
     With $\Phi = U - \tfrac12\|\phi\|^2$ the energy is $\tfrac12\|\phi\|^2 + \Phi(\phi) +
     \tfrac12\|v\|^2$. A trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with exact
@@ -33,6 +36,15 @@ class SplitHMC(MetropolisKernel):
     ``num_steps="auto"`` a trajectory turns by ``trajectory_angle`` and has as many rotations as the adapted angle asks
     for, so that warmup finds both. Every trajectory scales its angle by a random factor, because a fixed one can return
     to where it began.
+
+    With ``persistence="auto"`` a trajectory has six rotations at most, and the next one goes on where it ends. If it
+    turns by the share $s$ of ``trajectory_angle``, it keeps $\rho = 1 - s$ of the velocity, which is forgotten over
+    about that angle. The number $u$ that decides on acceptance lives on as well (Neal 2020): $|u|$ is what the
+    acceptance ratio must exceed, a step moves $u$ by $s$ on average along the circle (−1, 1], and a step to another
+    density divides it by the ratio of the two, so that it stays uniform whatever the position. Rejections, which turn
+    the velocity round, then come in runs with longer ways between them. With $s = 1$, and in the first three quarters
+    of warmup, trajectories are whole and keep nothing. The function that data inform forgets itself in a few rotations,
+    where a quarter turn may take fifty; weights do not gain. Draws cost less, and more are needed.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
@@ -53,7 +65,8 @@ class SplitHMC(MetropolisKernel):
         max_num_steps: largest number of rotations of a trajectory under ``"auto"``; with smaller angles the trajectory
             stays shorter than ``trajectory_angle``.
         persistence: share in [0, 1) of the velocity that outlives a trajectory: the new velocity is
-            $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round.
+            $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round. The first three quarters of
+            warmup keep nothing. Or ``"auto"``, as above; with a number of ``num_steps``, as many rotations.
         angle_jitter: half width of the uniform law, around 1, of the random factor of a trajectory's angle.
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
@@ -72,7 +85,7 @@ class SplitHMC(MetropolisKernel):
         Johnson, Neal 2014, Split Hamiltonian Monte Carlo. Blanes, Casas, Sanz-Serna 2014, Numerical integrators for
         the hybrid Monte Carlo method. Blanes, Calvo, Casas, Sanz-Serna 2021, Symmetrically processed splitting
         integrators for enhanced Hamiltonian Monte Carlo sampling. Horowitz 1991, A generalized guided Monte Carlo
-        algorithm.
+        algorithm. Neal 2020, Non-reversibly updating a uniform [0, 1] value for Metropolis accept/reject decisions.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -96,7 +109,7 @@ class SplitHMC(MetropolisKernel):
         num_steps: int | Literal["auto"] = "auto",
         trajectory_angle: float = 2.0,
         max_num_steps: int = 128,
-        persistence: float = 0.0,
+        persistence: float | Literal["auto"] = 0.0,
         angle_jitter: float = 0.2,
         adapt_step_size: bool = True,
         adapt_reference: bool = True,
@@ -107,9 +120,10 @@ class SplitHMC(MetropolisKernel):
         self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._trajectory_angle = check_number("trajectory_angle", trajectory_angle, 0.0, math.inf)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
-        self._persistence = check_number("persistence", persistence, 0.0, 1.0, include_low=True)
+        self._keeps_threshold = persistence == "auto"
+        self._persistence = None if persistence == "auto" else _checked_persistence(persistence)
         self._angle_jitter = check_number("angle_jitter", angle_jitter, 0.0, 1.0, include_low=True)
-        self._needs_momentum = self._persistence > 0
+        self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
         super().__init__(
             model,
@@ -144,7 +158,7 @@ class SplitHMC(MetropolisKernel):
         num_steps, step_size = move.num_steps, move.step_size
         key_velocity, key_jitter = jax.random.split(rng_key)
         noise = normal_like(key_velocity, point.z)
-        velocity = noise if r is None else refresh_momentum(r, noise, self._persistence)
+        velocity = noise if r is None else refresh_momentum(r, noise, 1 - move.renewal)
         spread = self._angle_jitter
         factor = jax.random.uniform(key_jitter, dtype=step_size.dtype, minval=1 - spread, maxval=1 + spread)
         end, end_velocity = split_trajectory(evaluate, point, velocity, factor * step_size, num_steps)
@@ -156,12 +170,36 @@ class SplitHMC(MetropolisKernel):
         backwards = jax.tree.map(jnp.negative, velocity)
         return Proposal(end, energy_error, end_velocity, backwards, num_steps)
 
+    def _renewal(self, state: KernelState) -> float | Array:
+        if self._persistence is not None:
+            # Where rounding or the way to the posterior refuses many steps, a velocity that is turned round each time
+            # leads to and fro.
+            return jnp.where(_is_arriving(state), 1.0, 1 - self._persistence)
+        angle = jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
+        return jnp.where(_is_arriving(state), 1.0, jnp.minimum(angle / self._trajectory_angle, 1.0))
+
     def _count(self, state: KernelState) -> int | Array:
         if self._num_steps is not None:
             return self._num_steps
-        return steps_along(self._trajectory_angle, state.step_size, self._max_num_steps)
+        whole = steps_along(self._trajectory_angle, state.step_size, self._max_num_steps)
+        if self._persistence is not None:
+            return whole
+        return jnp.where(_is_arriving(state), whole, jnp.minimum(whole, FEW))
 
     def _round_step_size(self, step_size: Array) -> Array:
         if self._num_steps is not None:
             return step_size
-        return self._trajectory_angle / jnp.maximum(jnp.round(self._trajectory_angle / step_size), 1)
+        num_steps = jnp.maximum(jnp.round(self._trajectory_angle / step_size), 1)
+        whole = self._trajectory_angle / num_steps
+        return whole if self._persistence is not None else jnp.where(num_steps > FEW, step_size, whole)
+
+
+def _is_arriving(state: KernelState) -> Array:
+    """Tell whether warmup is in its first three quarters, still on a way that whole trajectories make shorter."""
+    return 4 * state.i < 3 * state.adapt_state.schedule.num_warmup
+
+
+def _checked_persistence(persistence: float) -> float:
+    if isinstance(persistence, str):
+        raise TypeError(f'persistence must be a number or "auto", but got {persistence!r}.')
+    return check_number("persistence", persistence, 0.0, 1.0, include_low=True)

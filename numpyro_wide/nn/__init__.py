@@ -14,6 +14,7 @@ from numpyro_wide.nn._fully_connected import FCN as FCN
 from numpyro_wide.nn._layers import NTKConv as NTKConv
 from numpyro_wide.nn._layers import NTKDense as NTKDense
 from numpyro_wide.nn._models import bnn as bnn
+from numpyro_wide.nn._noise import NoiseNetwork as NoiseNetwork
 from numpyro_wide.nn._random import network_parameters as network_parameters
 from numpyro_wide.nn._random import random_network as random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks as by_row_blocks
@@ -25,6 +26,7 @@ __all__ = [
     "FCN",
     "NTKConv",
     "NTKDense",
+    "NoiseNetwork",
     "ScaledReLU",
     "WideResNet",
     "bnn",

@@ -59,7 +59,7 @@ class CNN(linen.Module):
         whole_number("depth", self.depth)
         _check_network(self, x)
         activate = activation_function(self.activation)
-        (hidden,) = as_floats(x)
+        (hidden,) = as_floats(x, names=("x",))
         for layer in range(self.depth):
             w_std = scale_or_unit(self.w_std, self.activation if layer else "identity", self.b_std)
             convolution = NTKConv(
@@ -129,7 +129,7 @@ class WideResNet(linen.Module):
         activate = activation_function(self.activation)
         first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
         stem = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")
-        hidden = stem(*as_floats(x))
+        hidden = stem(*as_floats(x, names=("x",)))
         k = 0
         for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
             for block in range(self.num_blocks):

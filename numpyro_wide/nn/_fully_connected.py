@@ -67,7 +67,7 @@ class FCN(linen.Module):
         whole_number("width", self.width)
         activate = activation_function(self.activation)
         scales = self.scales()
-        (hidden,) = as_floats(x)
+        (hidden,) = as_floats(x, names=("x",))
         hidden = scaled_inputs(hidden.reshape(hidden.shape[0], -1), self.input_scale)
         by_layer = zip(scales["w_std"], _by_layer("b_std", self.b_std, self.depth), strict=True)
         for layer, (w_std, b_std) in enumerate(by_layer):

@@ -1,4 +1,4 @@
-"""Scales with a prior, as sites in coordinates that are N(0, 1), where every kernel has an easy time."""
+"""Scales with a prior, as sites in coordinates that are N(0, 1) a priori."""
 
 from collections.abc import Callable
 from typing import Any

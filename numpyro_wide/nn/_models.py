@@ -11,19 +11,20 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_no_nan, check_positive, is_known, listing, whole_number
+from numpyro_wide._checks import check_finite, check_positive, listing, whole_number
 from numpyro_wide.nn._convolutional import CNN, WideResNet
 from numpyro_wide.nn._fully_connected import FCN, SCALES
 from numpyro_wide.nn._latent_scales import check_prior, scale_site
+from numpyro_wide.nn._noise import NoiseNetwork
 from numpyro_wide.nn._random import is_module, random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks
-from numpyro_wide.nn._scales import check_finite, check_scale
+from numpyro_wide.nn._scales import check_real, check_scale
 
 
 def bnn(
     features_net: Any,
     num_outputs: int | None,
-    noise: ArrayLike | dist.Distribution,
+    noise: ArrayLike | dist.Distribution | NoiseNetwork,
     *,
     scales: Mapping[str, ArrayLike | dist.Distribution] | None = None,
     readout_scale: ArrayLike = 1.0,
@@ -32,7 +33,8 @@ def bnn(
     r"""Make a Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for this package's handlers.
 
     Its sites, in their order: "noise" and the scales that are latent, each a deterministic site beside one called
-    "noise_base" and so on, which is N(0, 1) a priori, so that every kernel has an easy time; "hidden.…", one standard
+    "noise_base" and so on, which is N(0, 1) a priori, like all other weights (of noise by row, those of
+    :class:`NoiseNetwork`); "hidden.…", one standard
     normal site for each parameter of ``features_net`` (:func:`random_network`), such as "hidden.hidden_0.kernel";
     "features", (n, d); "readout", standard normal, (d, k), or (d,) without ``num_outputs``; and "y" in the plate
     "rows". So, in full::
@@ -45,7 +47,8 @@ def bnn(
             included, such as :class:`FCN`; or a function of the inputs that does so and has sample sites of its own.
         num_outputs: k, the number of outputs, or None for targets that are a vector (n,).
         noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
-            log-normal, half-normal, half-Cauchy, exponential or uniform.
+            log-normal, half-normal, half-Cauchy, exponential or uniform; or a :class:`NoiseNetwork`, for noise by row
+            that depends on the inputs.
         scales: scales of ``features_net`` by name, in the place of its own: "w_std", "b_std", "readout_w_std",
             "readout_b_std" and, for an :class:`FCN`, "input_scale"; numbers or arrays, such as those of
             :func:`~numpyro_wide.wide_limit.fit`, or their priors, of the kinds that the noise may have, with a batch of
@@ -93,7 +96,9 @@ def bnn(
     _check_positive_numbers("readout_scale", readout_scale)
     if isinstance(noise, dist.Distribution):
         check_prior("noise", noise)
-    else:
+    elif isinstance(noise, type) and issubclass(noise, NoiseNetwork):
+        raise TypeError("noise is the class NoiseNetwork itself; give one with its level, NoiseNetwork(level=0.1).")
+    elif not isinstance(noise, NoiseNetwork):
         _check_positive_numbers("noise", noise)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
@@ -105,7 +110,7 @@ def bnn(
 def _bnn(
     features_net: Any,
     num_outputs: int | None,
-    noise: ArrayLike | dist.Distribution,
+    noise: ArrayLike | dist.Distribution | NoiseNetwork,
     scales: dict[str, ArrayLike | dist.Distribution],
     readout_scale: ArrayLike,
     block_size: int | str | None,
@@ -115,8 +120,8 @@ def _bnn(
     """Run the model that :func:`bnn` gives."""
     for name, value in (("x", x), ("y", y)):
         if value is not None:
-            _check_data(name, value)
-    noise_scale = scale_site("noise", noise)
+            check_finite(name, value)
+    noise_scale = _noise_scale(noise, num_outputs, x)
     if scales:
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
     network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
@@ -139,6 +144,14 @@ def _bnn(
         )
     with numpyro.plate("rows", features.shape[0]):
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
+
+
+def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
+    """Return the noise's standard deviation, of a shape that broadcasts against the outputs."""
+    if not isinstance(noise, NoiseNetwork):
+        return scale_site("noise", noise)
+    by_row = noise(x)
+    return by_row if num_outputs is None else by_row[:, None]
 
 
 def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
@@ -176,16 +189,8 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
 
 
 def _check_positive_numbers(name: str, value: Any) -> None:
-    check_finite(name, value)
+    check_real(name, value)
     check_positive(name, value)
-
-
-def _check_data(name: str, value: Any) -> None:
-    """Refuse inputs or targets that are not finite real numbers, where they are known."""
-    check_no_nan(name, value)
-    if is_known(value) and not np.isfinite(np.asarray(value, float)).all():
-        num_infinite = int(np.isinf(np.asarray(value, float)).sum())
-        raise ValueError(f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or clip them.")
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -98,13 +98,13 @@ def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
     """
     if isinstance(value, dist.Distribution):
         raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
-    check_finite(name, value)
+    check_real(name, value)
     if is_number and np.shape(value) != ():
         raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
     check_not_negative(name, value)
 
 
-def check_finite(name: str, value: Any) -> None:
+def check_real(name: str, value: Any) -> None:
     """Refuse what does not hold finite real numbers, where they are known.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.handlers import seed, trace
 
-from numpyro_wide._checks import check_names_known, is_known, is_tracing
+from numpyro_wide._checks import IN_FLOAT64, check_names_known, is_known, is_tracing
 from numpyro_wide._programs import digest
 from numpyro_wide._traces import array_leaves, sample_sites
 from numpyro_wide.readout._conjugacy import Conjugacy, check_conjugacy
@@ -72,7 +72,7 @@ class CollapsedModel(ReadoutModel):
         kwargs: Mapping[str, Any],
         params: Mapping[str, Any] | None = None,
     ) -> Draws:
-        """Return draws of the model as it was: those given, with exact draws of the readout given them."""
+        """Return draws of the unwrapped model: those given, with exact draws of the readout given them."""
         predictive = ReadoutPredictive(self, draws, args, dict(kwargs), params=dict(params or {}))
         return {**draws, self.readout: predictive.readout(rng_key)}
 
@@ -109,7 +109,7 @@ def collapse_readout(
     $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5; Mathematics,
     :eq:`evidence`), the likelihood of the hidden weights (:eq:`identity`), and all other sites are as they were. Loc
     and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
-    argument. Where the observed site is not observed, the wrapped model is the model as it was.
+    argument. Where the observed site is not observed, the wrapped model is the unwrapped model.
 
     Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no
     readout, and ``Predictive``, which would draw it from its prior, is refused. With
@@ -217,7 +217,7 @@ def _warn_of_rounding(observed: str, error: Array | None) -> None:
             "standardise the targets, with the scale of the readout's prior to go with them."
         )
     warnings.warn(
-        f"{what} Run in float64 (jax.config.update('jax_enable_x64', True)), or use a larger noise.",
+        f"{what} Run {IN_FLOAT64}, or use a larger noise.",
         UserWarning,
         stacklevel=4,  # whoever runs the model
     )

@@ -70,9 +70,11 @@ def check_conjugacy(model: Callable, names: SiteNames, args: tuple, kwargs: dict
             the noise or another site's distribution move too.
     """
     shape = _readout_shape(model, names, args, kwargs)
-    if shape is None:
+    if shape is None:  # of a prior that cannot be sampled there is no draw to look at
         return Conjugacy(frozenset(), None)
+    # At least in single precision: rounding in half precision would hide a small term that is not linear.
     zeros = np.zeros(shape.shape, jnp.promote_types(shape.dtype, jnp.result_type(float)))
+    # One trace serves three questions: what the readout reaches, what the key reaches, and the numbers at one draw.
     with jax.default_matmul_precision("highest"):
         traced, outputs = jax.make_jaxpr(partial(_probe, model, names, args, kwargs), return_shape=True)(
             zeros, zeros, jax.random.key(0)
@@ -82,12 +84,14 @@ def check_conjugacy(model: Callable, names: SiteNames, args: tuple, kwargs: dict
     is_moved = jax.tree.unflatten(structure, is_reached(traced.jaxpr, [True, False, False]))
     _refuse_moved(is_moved, names)
     probe, direction = _at_a_draw(traced, structure, zeros)
+    # A mean whose derivative depends on where the readout stands is not linear, even if it is right at this point.
     if is_moved.tangent or not _moves_by_features(probe.tangent, direction, probe.features):
         raise ValueError(
             f"the mean of observed site {names.observed!r} must be features @ readout plus terms without the readout, "
             f"but a change of {names.readout!r} moves it by something else than {names.features!r} times that change. "
             "Record the features as they are multiplied by the readout, with their scale and bias column."
         )
+    # Sample sites that move were refused above; functions of the readout may move, and are hidden once it is collapsed.
     moving_sites = frozenset(
         name
         for (kind, name), moves in zip(is_moved.labels, is_moved.others, strict=True)
@@ -127,6 +131,7 @@ def _probe(
         sites = ReadoutSites(names, lambda _: displacement)
         others = run_model(model, args, kwargs, rng_key=rng_key, inside=(sites,))
         run = sites.read_off(others)
+        # NumPy's arrays and numbers are constants of the program, which no argument can reach.
         values = [value for value in _values_of(others, names) if isinstance(value[2], Array)]
         found = _Probe(
             run.loc,
@@ -138,6 +143,7 @@ def _probe(
         )
         return run.loc, found
 
+    # Only the mean needs a derivative; all else comes along as it is.
     _, tangent, found = jax.jvp(mean_and_others, (at,), (direction,), has_aux=True)
     return _Probe(tangent, found.evidence_error, found.features, found.noise_scale, found.others, found.labels)
 
@@ -189,6 +195,7 @@ def _refuse_moved(is_moved: _Probe, names: SiteNames) -> None:
 
 def _at_a_draw(traced: ClosedJaxpr, structure: Any, zeros: np.ndarray) -> tuple[_Probe, Array]:
     """Return the values of a run at a draw of the other sites, and the direction in which the readout moves."""
+    # Wrapped models are checked inside of jit and vmap, too, where the numbers must be known nevertheless.
     with jax.ensure_compile_time_eval():
         constants_key, direction_key, model_key = jax.random.split(jax.random.key(0), 3)
         # A value that is being traced has no number here; whether the mean is linear does not depend on which it is.
@@ -206,6 +213,7 @@ def _moves_by_features(tangent: Array, direction: Array, features: Array) -> boo
     with jax.ensure_compile_time_eval():
         with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
             error = jnp.abs(tangent - features @ direction)
+            # The typical size of the product's terms: the product itself may be near zero by chance.
             size = jnp.sqrt(jnp.square(features) @ jnp.square(direction))
         tolerance = max(1e-3, 16 * float(jnp.finfo(tangent.dtype).eps))
         # Of an array over several processes, JAX compares, not NumPy; NaN is for others to complain about.
@@ -249,6 +257,7 @@ def is_reached(program: Jaxpr, is_start: Sequence[bool], is_constant_start: Sequ
         marks = [not isinstance(var, Literal) and var in reached for var in equation.invars]
         if any(marks):
             inner = _inner_program(equation)
+            # What cannot be looked into passes every dependence on: too many refusals, never too few.
             results = [True] * len(equation.outvars) if inner is None else is_reached(inner, marks)
             reached |= {var for var, marked in zip(equation.outvars, results, strict=True) if marked}
     return [not isinstance(var, Literal) and var in reached for var in program.outvars]
@@ -261,6 +270,7 @@ def _inner_program(equation: Any) -> Jaxpr | None:
     for value in equation.params.values():
         program = value.jaxpr if isinstance(value, ClosedJaxpr) else value
         if isinstance(program, Jaxpr):
+            # Where the inner program takes other arguments than the equation, marks would be misplaced.
             fits = len(program.invars) == len(equation.invars) and len(program.outvars) == len(equation.outvars)
             return program if fits else None
     return None

@@ -10,9 +10,8 @@ import numpy as np
 from numpyro_wide._checks import listing
 from numpyro_wide._programs import combine, digest, partition
 from numpyro_wide._traces import abstract_sites, array_leaves, latent_sites, run_model
-from numpyro_wide.readout._draws import as_draws
-from numpyro_wide.readout._model import Draws, ReadoutModel
-from numpyro_wide.readout._run import ReadoutRun, SiteNames
+from numpyro_wide.readout._model import Draws, ReadoutModel, check_fit_observed
+from numpyro_wide.readout._run import ReadoutRun, SiteNames, refuse_other_readout
 from numpyro_wide.readout._snapshot import Snapshot
 from numpyro_wide.readout._through_weights import observed_site
 
@@ -44,7 +43,7 @@ class Fit:
     def __init__(self, model: ReadoutModel, draws: Mapping[str, Any], args: tuple, kwargs: dict, params: dict):
         self.model = model
         self.args, self.kwargs, self.params = _copied(args), _copied(kwargs), _copied(params)
-        self.draws: Draws = {name: as_draws(values) for name, values in draws.items()}
+        self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
         self.num_draws = _num_draws(self.draws)
         try:
             self._look()
@@ -93,7 +92,7 @@ class Fit:
         self.names = SiteNames(self.model.readout, self.model.features, observed_site(sites))
         latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
         if latent.pop(self.model.readout, None) is None:
-            raise ValueError(f"the readout {self.model.readout!r} must be a latent sample site of the model.")
+            refuse_other_readout(self.model.readout)
         if self.model.readout not in self.draws and self.model.base not in self.draws:
             self._refuse_missing([self.model.readout])
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
@@ -110,11 +109,7 @@ class Fit:
             found = jax.eval_shape(lambda: run(self.params))
         except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
             found = jax.eval_shape(lambda: run({**self.params, **self._first()}))
-        if not found.is_observed:
-            raise ValueError(
-                f"the observed site {self.names.observed!r} is not observed with these model_args and model_kwargs; "
-                "pass those that the model was fitted on, observations included."
-            )
+        check_fit_observed(found, self.names.observed)
         return found
 
     def _program(self) -> str:
@@ -178,6 +173,11 @@ def refuse_mismatch(model: Callable, args: tuple, kwargs: dict, error: TypeError
 def _copied(tree: Any) -> Any:
     """Return a tree whose NumPy arrays nobody else can change."""
     return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)
+
+
+def _as_draws(draws: Any) -> Any:
+    """Return a copy as an array of JAX, which nobody can change; what is memory-mapped as it is."""
+    return draws if isinstance(draws, np.memmap) else jax.numpy.array(draws)
 
 
 def _num_draws(draws: Draws) -> int:

@@ -7,7 +7,7 @@ from jax import Array
 
 from numpyro_wide._checks import check_names_known, listing
 from numpyro_wide._traces import run_model
-from numpyro_wide.readout._model import ReadoutModel
+from numpyro_wide.readout._model import ReadoutModel, check_fit_observed, check_wrapped
 
 Draw: TypeAlias = Mapping[str, Array]
 
@@ -16,7 +16,7 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
     """Return the value of one of a model's sites as a function of a draw of the weights.
 
     Args:
-        model: the model as it was, not wrapped.
+        model: the unwrapped model.
         site: name of a deterministic site, or of a sample site, whose mean is taken: that of the observed site is
             the function without noise.
         *model_args: arguments at which to evaluate it: test inputs, without observations.
@@ -60,7 +60,11 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
 
 
 def readout_function(
-    model: ReadoutModel, model_args: tuple, *test_args: Any, **test_kwargs: Any
+    model: ReadoutModel,
+    model_args: tuple,
+    *test_args: Any,
+    model_kwargs: dict[str, Any] | None = None,
+    **test_kwargs: Any,
 ) -> Callable[[Draw], Array]:
     """Return the mean of a wrapped model's function, the readout integrated out, as a function of the hidden weights.
 
@@ -69,6 +73,7 @@ def readout_function(
             Normal likelihood.
         model_args: arguments that the model is fitted with, observations included.
         *test_args: arguments at which to evaluate it, without observations.
+        model_kwargs: keyword arguments that the model is fitted with.
         **test_kwargs: keyword arguments at which to evaluate it.
 
     Returns:
@@ -76,8 +81,8 @@ def readout_function(
 
     Raises:
         TypeError: if the model is no wrapped one, or ``model_args`` not a tuple.
-        ValueError: if the likelihood is not Normal; of the function, if nothing is observed with ``model_args``, or the
-            draw lacks a latent site.
+        ValueError: if the likelihood is not Normal; of the function, if nothing is observed with the arguments of the
+            fit, or the draw lacks a latent site.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -90,31 +95,23 @@ def readout_function(
         >>> function({"hidden.hidden_0.kernel": jax.random.normal(jax.random.key(0), (1, 50))}).shape
         (2,)
     """
-    if not isinstance(model, ReadoutModel):
-        raise TypeError(
-            f"model must come from collapse_readout or repriorise, but is a {type(model).__name__}; site_function "
-            "evaluates other models."
-        )
+    check_wrapped(model, "site_function evaluates other models")
     if not isinstance(model_args, tuple | list):
         raise TypeError(
             f"model_args must be a tuple of what the model is fitted on, but got a {type(model_args).__name__}; the "
             "order is readout_function(model, (x, y), x_new)."
         )
-    args = tuple(model_args)
-    names = model.conjugate_sites(args, {})
+    args, kwargs = tuple(model_args), dict(model_kwargs or {})
+    names = model.conjugate_sites(args, kwargs)
     if names is None:
         raise ValueError(
-            f"the readout {model.readout!r} cannot be integrated out of this model with these model_args: no observed "
-            "site is Normal with a mean linear in it; take site_function of the plain model."
+            f"the readout {model.readout!r} cannot be integrated out of this model with these arguments of the fit: no "
+            "observed site is Normal with a mean linear in it; take site_function of the plain model."
         )
 
     def function(draw: Draw) -> Array:
-        fit = model.run(names, draw, args, {})
-        if not fit.is_observed:
-            raise ValueError(
-                f"the observed site {names.observed!r} is not observed with these model_args; pass what the model is "
-                "fitted on, observations included."
-            )
+        fit = model.run(names, draw, args, kwargs)
+        check_fit_observed(fit, names.observed)
         missing = [name for name, _ in fit.latent_shapes if name not in draw]
         if missing:
             raise ValueError(

@@ -20,7 +20,7 @@ class ReadoutModel(ABC):
     """A NumPyro model with a readout that is repriorised or integrated out; whoever works with draws of it asks it.
 
     Attributes:
-        fn: the model as it was.
+        fn: the unwrapped model.
         readout: name of the readout's site.
         features: name of the site that holds what the readout multiplies.
         variant: "feature", "data", "data-cholesky" or "auto".
@@ -53,7 +53,7 @@ class ReadoutModel(ABC):
         kwargs: Mapping[str, Any],
         params: Mapping[str, Any] | None = None,
     ) -> Draws:
-        """Return draws of the model as it was, readout included.
+        """Return draws of the unwrapped model, readout included.
 
         Args:
             rng_key: a PRNG key.
@@ -64,8 +64,37 @@ class ReadoutModel(ABC):
         """
 
     def run(self, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
-        """Run the model as it was, at values of all sites but the readout, and read its likelihood and prior."""
+        """Run the unwrapped model, at values of all sites but the readout, and read its likelihood and prior."""
         return read_run(self.fn, names, values, args, kwargs)
+
+
+def check_wrapped(model: Any, remedy: str) -> None:
+    """Refuse a model that is no wrapped one.
+
+    Args:
+        model: argument that was passed.
+        remedy: what to do with other models, in words.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    if not isinstance(model, ReadoutModel):
+        raise TypeError(
+            f"model must come from collapse_readout or repriorise, but is a {type(model).__name__}; {remedy}."
+        )
+
+
+def check_fit_observed(run: ReadoutRun, observed: str) -> None:
+    """Refuse a run with the arguments of the fit whose observed site has no observations.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    if not run.is_observed:
+        raise ValueError(
+            f"the observed site {observed!r} is not observed with these model_args and model_kwargs; pass those that "
+            "the model was fitted on, observations included."
+        )
 
 
 def base_name(readout: str) -> str:

@@ -101,6 +101,7 @@ def _predictions(
     def single(draw: tuple[Draws, list[Array]]) -> Draws:
         fit, new = runs(draw[0])
         problem = fit.problem(model.variant)
+        # Models may be in half or double precision, which is not known before the run.
         phi, residuals, noise = (part.astype(problem.features.dtype) for part in draw[1])
         mean, variance, function = problem.predict(new.features, phi, residuals)
         noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
@@ -121,6 +122,7 @@ def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Arra
 
     A density may be zero, and its logarithm infinite, of observations far from any prediction.
     """
+    # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
     mean, variance, _ = fit.problem(variant).predict(new.features)
     variance = variance + new.noise_scale**2
     by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
@@ -131,7 +133,10 @@ def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Arra
 
 def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Array, Array]:
     """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
+    if not new.loc.size:  # nothing is observed: no covariance to factor
+        return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
     mean, covariance = fit.problem(variant).predict_jointly(new.features)
+    # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
     noise_scale, residual = (
         jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
     )
@@ -180,6 +185,7 @@ def log_of_average(log_densities: Array, is_finite: Array) -> Array:
         log_densities: (draw, m).
         is_finite: whether each draw's moments are, (draw,). Whether others may be left out is for the caller to say.
     """
+    # Draws that are left out have the density zero here, and are not counted either: the mixture is of the others.
     found = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
     return logsumexp(found, axis=0) - jnp.log(is_finite.sum())
 
@@ -204,6 +210,7 @@ class _Runs(NamedTuple):
 
     def shapes(self, draws: Draws) -> list[ReadoutRun]:
         """Return the runs with shapes in the place of numbers."""
+        # What is to be checked of shapes is checked once, outside of the map over draws.
         first = {name: values[0] for name, values in draws.items()}
         return [
             jax.eval_shape(lambda call=call: self.model.run(self.names, {**self.params, **first}, *call))

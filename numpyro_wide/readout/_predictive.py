@@ -8,14 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide._blocks import is_mapped
-from numpyro_wide._checks import check_key, check_one_of, is_known, whole_number
-from numpyro_wide._programs import TracedProgram, partition, run_compiled
-from numpyro_wide.readout._draws import CHOICES, in_blocks, kept_draws
-from numpyro_wide.readout._fit import Fit, refuse_mismatch
-from numpyro_wide.readout._model import Draws, ReadoutModel
-from numpyro_wide.readout._prediction_programs import INTEGRATED, Quantity, Setting
-from numpyro_wide.readout._run import StoppedRunError
+from numpyro_wide._checks import check_key, check_known, check_levels, check_one_of, is_known, whole_number
+from numpyro_wide.readout._fit import Fit
+from numpyro_wide.readout._model import Draws, ReadoutModel, check_wrapped
+from numpyro_wide.readout._prediction_programs import INTEGRATED, Quantity
+from numpyro_wide.readout._prediction_runs import CHOICES, PredictionRuns, kept_draws
 from numpyro_wide.readout._summary import PredictiveSummary, summarise
 from numpyro_wide.readout._through_weights import THROUGH_WEIGHTS
 
@@ -36,8 +33,7 @@ class ReadoutPredictive:
     Arrays are copied. Programs are compiled at the first call for some shapes of inputs and draws; further calls, and
     other draws, use them again.
 
-    For all else that a plain model's draws serve, ``{**draws, <readout>: predictive.readout(key)}`` are draws of the
-    plain model.
+    ``{**draws, <readout>: predictive.readout(key)}`` can be used wherever samples of the unwrapped model can.
 
     Args:
         model: what :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise` gave.
@@ -87,11 +83,9 @@ class ReadoutPredictive:
         batch_size: int | None = None,
         on_nonfinite: str = "raise",
     ):
-        if not isinstance(model, ReadoutModel):
-            raise TypeError(
-                f"model must come from collapse_readout or repriorise, but is a {type(model).__name__}; predict from "
-                "other models, such as one that uses ReprioriseReadout itself, with numpyro's Predictive."
-            )
+        check_wrapped(
+            model, "predict from others, such as one that uses ReprioriseReadout itself, with numpyro's Predictive"
+        )
         if not isinstance(draws, Mapping):
             raise TypeError(
                 f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got a {type(draws).__name__}; "
@@ -107,7 +101,7 @@ class ReadoutPredictive:
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
         self._fit = Fit(model, draws, tuple(model_args), dict(model_kwargs or {}), dict(params or {}))
         self._quantities = INTEGRATED if self._fit.is_integrated else THROUGH_WEIGHTS
-        self._programs: dict[Any, TracedProgram] = {}
+        self._run = PredictionRuns(self._fit, self.batch_size)
 
     @property
     def model(self) -> ReadoutModel:
@@ -144,7 +138,7 @@ class ReadoutPredictive:
         """
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
         quantity = self._quantities.readouts
-        found, is_finite = self._run(quantity, rng_key, ())
+        found, is_finite = self._run(quantity, rng_key)
         kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
         return found if kept is None else found[kept]
 
@@ -174,7 +168,7 @@ class ReadoutPredictive:
         """
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
         quantity = self._quantities.predictions
-        found, is_finite = self._run_elsewhere(quantity, rng_key, (args, kwargs))
+        found, is_finite = self._run.elsewhere(quantity, rng_key, (args, kwargs))
         kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
         return found if kept is None else {name: values[kept] for name, values in found.items()}
 
@@ -202,13 +196,11 @@ class ReadoutPredictive:
             TypeError: under ``jit``, where numbers are not known.
         """
         levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
-        if not all(0 < level < 1 for level in levels):
-            raise ValueError(f"quantiles must lie between 0 and 1, but got {levels}.")
+        check_levels("quantiles", levels)
         if any(isinstance(arg, Array) and jnp.issubdtype(arg.dtype, jax.dtypes.prng_key) for arg in args):
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
-        if not all(map(is_known, found.values())):
-            raise TypeError("a summary holds numbers, which are not known under jit, grad or vmap; call it outside.")
+        check_known("a summary holds numbers", *found.values())
         return summarise(found, self._fit.names.observed, levels)
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
@@ -263,7 +255,7 @@ class ReadoutPredictive:
 
     def _log_average(self, quantity: Quantity, test: tuple[tuple, dict]) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
-        found, is_finite = self._run_elsewhere(quantity, None, test)
+        found, is_finite = self._run.elsewhere(quantity, None, test)
         kept_draws(quantity.what, is_finite, self.on_nonfinite, stacklevel=4)
         if not is_known(found):
             # Draws that are not finite cannot be told of here, and must not go unnoticed.
@@ -278,57 +270,3 @@ class ReadoutPredictive:
                 "impute the missing ones."
             )
         return found
-
-    def _run_elsewhere(self, quantity: Quantity, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
-        """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
-        try:
-            return self._run(quantity, rng_key, test)
-        except StoppedRunError as error:
-            self._refuse_noise_of_other_rows(error)
-            raise
-        except AssertionError as error:
-            if all(np.shape(leaf)[:1] != (0,) for leaf in jax.tree.leaves(test)):
-                raise
-            raise ValueError("there are no rows to predict for, and a plate of the model must have one.") from error
-        except TypeError as error:
-            refuse_mismatch(self.model.fn, *test, error, "arguments", "those of the rows to predict, such as x_new")
-            raise
-
-    def _run(self, quantity: Quantity, rng_key: Array | None, test: tuple) -> tuple[Any, Any]:
-        fit = self._fit
-        fit.refuse_change()
-        data, rest = partition(((fit.args, fit.kwargs), test))
-
-        def run(rng_key: Array | None, draws: Draws, num_draws: int) -> tuple[Any, Array]:
-            setting = Setting(fit.names, self.batch_size, num_draws, rest)
-            return self._compiled(quantity, setting, rng_key, draws, fit.params, data)
-
-        if not is_mapped(fit.draws):
-            return run(rng_key, fit.draws, fit.num_draws)
-        return in_blocks(run, rng_key, fit.draws, is_average=quantity.is_average)
-
-    def _compiled(self, quantity: Quantity, setting: Setting, *arrays: Any) -> Any:
-        """Run a program of this snapshot, which is traced when it is first run with arrays of some shapes."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
-            return run_compiled(quantity.body, self.model, setting, *arrays)
-        leaves, structure = jax.tree.flatten(arrays)
-        shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        key = quantity.body, setting, structure, shapes, getattr(jax.config, "jax_default_matmul_precision", None)
-        if key not in self._programs:
-            self._fit.refuse_change(thoroughly=True)
-            self._programs[key] = TracedProgram(lambda *arrays: quantity.body(self.model, setting, *arrays), *arrays)
-        return self._programs[key](*arrays)
-
-    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
-        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
-        shapes = self._fit.shapes
-        if shapes is None:
-            return
-        noise, loc = shapes.noise_scale.shape, shapes.loc.shape
-        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
-        if is_by_row and error.num_rows != loc[0]:
-            raise ValueError(
-                f"the noise of observed site {self._fit.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
-                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
-                "argument of the model: a default value, or an array from outside of it, is the fit's."
-            ) from error

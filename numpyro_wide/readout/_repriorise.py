@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 
-from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._checks import check_names_known
 from numpyro_wide._traces import latent_sites, refuse_subsampled, run_model
 from numpyro_wide.readout._conjugacy import conjugate_sites
 from numpyro_wide.readout._model import (
@@ -24,9 +24,22 @@ from numpyro_wide.readout._model import (
     check_options,
 )
 from numpyro_wide.readout._reparam import ReprioriseReadout, image_draws
-from numpyro_wide.readout._run import SeenSites, SiteNames
-from numpyro_wide.readout._surrogate import Surrogate
+from numpyro_wide.readout._run import SeenSites, SiteNames, refuse_other_readout
 from numpyro_wide.readout._surroundings import refuse_base_without_targets
+
+
+class Surrogate(NamedTuple):
+    """Targets and noise scale of the Gaussian likelihood that stands in for another one.
+
+    Attributes:
+        targets: values that the Gaussian takes for observed, (n,) or (n, k).
+        noise_scale: standard deviation of the Gaussian: a scalar, of the shape of ``targets``, or (n, 1) where a row's
+            outputs share it.
+    """
+
+    targets: Array
+    noise_scale: Array
+
 
 SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
 Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
@@ -51,12 +64,9 @@ class RepriorisedModel(ReadoutModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
         arguments = bound_arguments(self.fn, args, kwargs)
-        if self.targets not in arguments and not isinstance(arguments, defaultdict):
-            raise ValueError(
-                f"targets names the argument {self.targets!r}, which the model does not have; its arguments are "
-                f"{listing(arguments)}. Make the targets an argument, or repriorise the readout inside the model with "
-                "ReprioriseReadout."
-            )
+        if not isinstance(arguments, defaultdict):
+            remedy = "Make the targets an argument, or repriorise the readout inside the model with ReprioriseReadout."
+            check_names_known("targets", self.targets, arguments, kind="argument", remedy=remedy)
         if arguments[self.targets] is None:
             refuse_base_without_targets(self.readout, self.base)
             return self.fn(*args, **kwargs)
@@ -70,7 +80,7 @@ class RepriorisedModel(ReadoutModel):
             raise
         check_names_known("readout", self.readout, sites.values)
         if self.base not in sites.values:
-            raise ValueError(f"the readout {self.readout!r} must be a latent sample site with a Normal prior.")
+            refuse_other_readout(self.readout)
         return result
 
     def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames | None:
@@ -88,7 +98,7 @@ class RepriorisedModel(ReadoutModel):
         kwargs: Mapping[str, Any],
         params: Mapping[str, Any] | None = None,
     ) -> Draws:
-        """Return draws of the model as it was: the readout is the image of the base site, if it is not there yet."""
+        """Return draws of the unwrapped model: the readout is the image of the base site, if it is not there yet."""
         return dict(draws) if self.readout in draws else image_draws(self, draws, args, dict(kwargs), params)
 
     def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
@@ -100,7 +110,7 @@ class RepriorisedModel(ReadoutModel):
             targets, noise_scale = self._stand_in(targets)
         elif isinstance(noise_scale, str):
             given = arguments.get(noise_scale)
-            noise_scale = self._value_before(sites, "noise_scale") if given is None else given
+            noise_scale = self._noise_before(sites, targets) if given is None else given
         return ReprioriseReadout(
             self._value_before(sites, "features"),
             targets,
@@ -112,6 +122,13 @@ class RepriorisedModel(ReadoutModel):
     def _value_before(self, sites: "_WholeData", role: str) -> Any:
         return sites.value_before(role, getattr(self, role), f"the readout {self.readout!r}")
 
+    def _noise_before(self, sites: "_WholeData", targets: Any) -> Any:
+        """Return the value of the noise's site; by row, (n, 1), where it is a vector in a plate of the rows."""
+        noise_scale, shape = self._value_before(sites, "noise_scale"), np.shape(targets)
+        is_by_row = len(shape) == 2 and np.shape(noise_scale) == shape[:1]
+        # Against (n, k) a vector is the noise of the outputs, unless its plate tells that it is that of the rows.
+        return noise_scale[:, None] if is_by_row and shape[0] in sites.plate_sizes[self.noise_scale] else noise_scale
+
     def _stand_in(self, observations: Any) -> tuple[Any, Any]:
         if not isinstance(self.surrogate, Surrogate):
             return self.surrogate(observations)  # type: ignore[misc]
@@ -119,7 +136,7 @@ class RepriorisedModel(ReadoutModel):
         if fitted[:1] != given[:1]:
             raise ValueError(
                 f"the surrogate was fitted to {fitted[0]} rows, but {self.targets!r} has the shape {given}; fit it to "
-                "these observations, and predict with the model as it was."
+                "these observations, and predict with the unwrapped model."
             )
         return self.surrogate
 
@@ -177,8 +194,8 @@ def repriorise(
 
     The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
     (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that
-    of the model as it was (:eq:`joint`). The features site is for the handler alone and is not recorded. Called with
-    ``targets=None`` (or without targets, where None is the default) the wrapped model is the model as it was.
+    of the unwrapped model (:eq:`joint`). The features site is for the handler alone and is not recorded. Called with
+    ``targets=None`` (or without targets, where None is the default) the wrapped model is the unwrapped model.
 
     Warning:
         Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
@@ -199,7 +216,8 @@ def repriorise(
         features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
         noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
-            the name of an argument or of a site that precedes the readout.
+            the name of an argument or of a site that precedes the readout. Beside targets (n, k) a vector is by output;
+            that of a site in a plate of n rows, such as of :class:`~numpyro_wide.nn.NoiseNetwork`, is by row.
         surrogate: instead of a noise scale where the likelihood is not Gaussian: what
             :func:`~numpyro_wide.fitted_surrogate` gave for the observations; or a function from the argument that
             ``targets`` names, labels say, to targets and a noise scale, such as
@@ -256,13 +274,18 @@ class _WholeData(SeenSites):
     def __init__(self, hidden: str, base: str):
         super().__init__({hidden})
         self.base = base
+        self.plate_sizes: dict[Any, set[int]] = {}  # of the plates that each site stands in
+
+    def postprocess_message(self, msg: dict) -> None:
+        self.plate_sizes[self.begun[-1]] = {frame.size for frame in msg.get("cond_indep_stack", [])}
+        super().postprocess_message(msg)
 
     def process_message(self, msg: dict) -> None:
         super().process_message(msg)
         if msg["type"] == "plate":
             refuse_subsampled(
                 msg,
-                "a repriorised readout would be another one for each minibatch (for which use the model as it was)",
+                "a repriorised readout would be another one for each minibatch (for which use the unwrapped model)",
             )
         if msg.get("name") == self.base and msg["scale"] is not None:
             raise ValueError(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -121,9 +121,10 @@ class SeenSites(Messenger):
             ValueError: if it has not come yet.
         """
         if name not in self.values:
+            remedy = f" Record it by numpyro.deterministic({name!r}, ...)." if role == "features" else ""
             raise ValueError(
                 f"{role} names the site {name!r}, which must come before {where} in the model; the sites before it are "
-                f"{listing(self.values)}."
+                f"{listing(self.values)}.{remedy}"
             )
         return self.values[name]
 
@@ -180,7 +181,9 @@ class ReadoutSites(SeenSites):
         loc, noise_scale = self.likelihood
         residual = loc
         if self.observations is not None:
-            observations, loc = as_floats(self.observations, loc)
+            observations, loc = as_floats(
+                self.observations, loc, names=(f"the values of {self.names.observed!r}", "its mean")
+            )
             residual = observations - loc
         others = {name: site for name, site in (others or {}).items() if name != self.names.observed}
         return ReadoutRun(
@@ -216,7 +219,7 @@ class ReadoutSites(SeenSites):
         for role in ("readout", "features"):
             self.value_before(role, getattr(self.names, role), f"the observed site {name!r}")
         if self.prior is None:
-            raise ValueError(f"the readout {self.names.readout!r} must be a latent sample site with a Normal prior.")
+            refuse_other_readout(self.names.readout)
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
         if msg["value"] is not None:
@@ -230,6 +233,11 @@ class ReadoutSites(SeenSites):
             check_no_nan(f"observed site {name!r}", self.observations)
             check_no_nan("features", self.values[self.names.features])
         self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
+
+
+def refuse_other_readout(name: str) -> NoReturn:
+    """Refuse a readout that is no site of the right kind."""
+    raise ValueError(f"the readout {name!r} must be a latent sample site with a Normal prior.")
 
 
 def refuse_scaled(name: str, msg: dict) -> None:
@@ -268,7 +276,11 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     """
     base = unwrap(fn)
     if not isinstance(base, dist.Normal):
-        remedy = " Leave out the rows that a mask would hide." if isinstance(base, dist.MaskedDistribution) else ""
+        remedy = ""
+        if isinstance(base, dist.MaskedDistribution):
+            remedy = " Leave out the rows that a mask would hide."
+        elif role == "observed site":
+            remedy = " For another likelihood, use repriorise with surrogate=fitted_surrogate(...)."
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome), but its distribution "
             f"is {type(base).__name__}.{remedy}"

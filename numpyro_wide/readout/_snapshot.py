@@ -68,8 +68,9 @@ class _Content(str):
 
 def _places(roots: tuple) -> Iterator[tuple[str, Any]]:
     """Yield the values that the code of functions names, and those that these name, with where they stand."""
+    # A stack in the place of recursion: objects may be nested deeper than Python's frames go.
     waiting: list[tuple[str, Any, int]] = [("", root, 0) for root in reversed(roots)]
-    known: set[int] = set()
+    known: set[int] = set()  # objects refer to one another in circles
     count = 0
     while waiting and count < _MOST:
         place, value, depth = waiting.pop()
@@ -101,6 +102,7 @@ def _inside(place: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | deque):
         yield from ((f"entry {i}{of}", inner) for i, inner in enumerate(value))
     elif isinstance(value, types.ModuleType | type):
+        # Of a user's module only plain values: all that its functions use would be the whole program.
         if not _is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
             yield from _attributes(vars(value), of, plain_only=isinstance(value, types.ModuleType))
     elif depth < _DEEPEST:
@@ -113,6 +115,7 @@ def _of_object(value: Any, of: str) -> Iterator[tuple[str, Any]]:
     if is_library and module.split(".")[0] not in _TRANSPARENT:
         return
     held = dict(getattr(value, "__dict__", {}))
+    # Objects with slots have no dictionary of attributes; ``__slots__`` may be one string or several.
     slots = {name for kind in type(value).__mro__ for name in np.atleast_1d(getattr(kind, "__slots__", ()))}
     held |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
     # Libraries keep in private attributes what they have computed, users what a model is made of.
@@ -124,6 +127,7 @@ def _of_object(value: Any, of: str) -> Iterator[tuple[str, Any]]:
 
 def _attributes(held: Any, of: str, *, plain_only: bool = False) -> Iterator[tuple[str, Any]]:
     for name, inner in held.items():
+        # Python's own attributes change as it pleases, such as caches of annotations; calls are the user's code.
         is_own = not name.startswith("__") or name == "__call__"
         if is_own and (not plain_only or isinstance(inner, _LEAVES)):
             yield f"the attribute {name!r}{of}", inner
@@ -136,6 +140,7 @@ def _named(function: types.FunctionType, of: str) -> Iterator[tuple[str, Any]]:
             yield f"the variable {name!r} around it{of}", cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+    # A cell redefined in a notebook gives the same name another code.
     yield f"the code{of}", function.__code__
     yield from ((f"default {i}{of}", value) for i, value in enumerate(function.__defaults__ or ()))
     yield from ((f"the default of {name!r}{of}", value) for name, value in (function.__kwdefaults__ or {}).items())
@@ -165,6 +170,7 @@ _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 def _kept(value: Any) -> Any:
     """Return what tells a value from a later one: of what may be changed in place, a digest."""
     if isinstance(value, np.ndarray) and value.dtype != object:
+        # Quick sums, not a cryptographic digest: this runs at every call of a predictive. Two, since one may collide.
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         if data.nbytes > _LARGEST:
             data = np.ascontiguousarray(data[:: data.nbytes // _LARGEST + 1])
@@ -184,6 +190,7 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, (*_PLAIN, frozenset)):
         return bool(before == after) or before != before  # NaN
     if isinstance(before, Array):
+        # Nobody can change an array of JAX, so that another object is a change unless the comparison is cheap.
         if not (is_known(before) and is_known(after)) or before.nbytes > _LARGEST:
             return False
         return before.dtype == after.dtype and np.array_equal(before, after)

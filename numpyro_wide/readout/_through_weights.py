@@ -25,6 +25,7 @@ from numpyro_wide.readout._prediction_programs import (
     map_in_batches,
 )
 from numpyro_wide.readout._reparam import weights_of_run
+from numpyro_wide.readout._run import refuse_other_readout
 
 
 def observed_site(sites: Sites) -> str:
@@ -95,7 +96,7 @@ def _log_densities(site: dict) -> Array:
             f"the observed site {site['name']!r} is one event, whose density is no product over its rows; take "
             "joint_log_density."
         )
-    return by_observation.reshape(by_observation.shape[0], -1).sum(axis=1)
+    return by_observation.sum(axis=tuple(range(1, by_observation.ndim)))
 
 
 def _joint_log_density(site: dict) -> Array:
@@ -132,7 +133,7 @@ def _run(model: ReadoutModel, values: Draws, fitted_on: tuple[tuple, dict], test
     sites = run_model(model.fn, args, kwargs, values=weights_at(model, values, fitted_on))
     readout = latent_sites(sites).get(model.readout)
     if readout is None:
-        raise ValueError(f"the readout {model.readout!r} must be a latent sample site of the model.")
+        refuse_other_readout(model.readout)
     return sites
 
 

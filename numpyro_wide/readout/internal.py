@@ -8,8 +8,8 @@ from numpyro_wide.readout._model import base_name as base_name
 from numpyro_wide.readout._model import readout_of as readout_of
 from numpyro_wide.readout._reparam import ReadoutTransform as ReadoutTransform
 from numpyro_wide.readout._reparam import base_transforms as base_transforms
+from numpyro_wide.readout._repriorise import Surrogate as Surrogate
 from numpyro_wide.readout._run import ReadoutRun as ReadoutRun
 from numpyro_wide.readout._run import SiteNames as SiteNames
 from numpyro_wide.readout._run import normal_parameters as normal_parameters
-from numpyro_wide.readout._surrogate import Surrogate as Surrogate
 from numpyro_wide.readout._through_weights import moments_of as moments_of

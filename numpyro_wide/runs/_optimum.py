@@ -7,14 +7,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from numpyro.handlers import seed
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import initialize_model, unconstrain_fn
 from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_key, check_names_known, check_positive, whole_number
+from numpyro_wide._checks import (
+    check_key,
+    check_names_known,
+    check_one_of,
+    check_positive,
+    listing,
+    whole_number,
+)
 from numpyro_wide._programs import combine, partition
+from numpyro_wide._traces import Sites, latent_sites, unwrap
 
 _NUM_STRETCHES = 50  # of the progress bar
 
@@ -26,7 +35,7 @@ def init_to_optimum(
     num_chains: int = 1,
     num_steps: int = 1500,
     step_size: float = 0.02,
-    hold: Mapping[str, Any] | None = None,
+    hold: Mapping[str, Any] | str | None = None,
     init_strategy: Callable[..., Any] = init_to_uniform,
     progress_bar: bool = True,
     **model_kwargs: Any,
@@ -45,8 +54,10 @@ def init_to_optimum(
         num_steps: number of Adam's steps on the potential energy in unconstrained coordinates, which is what the kernel
             will see.
         step_size: size of Adam's first step; it decays to zero along a cosine.
-        hold: values, by the name of the site, of latent sites that are not optimised, in the space of the model;
-            ``{"noise_base": 0.0}`` for the median of a latent noise of :func:`~numpyro_wide.nn.bnn`.
+        hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn`, which stay at the medians of
+            their priors, and the weights of its :class:`~numpyro_wide.nn.NoiseNetwork` at zero, where the noise is the
+            same in all rows; or values, by the name of the site, of latent sites that are not optimised, in the space
+            of the model, such as ``{"noise_base": 0.0}``.
         init_strategy: NumPyro's strategy for the position that the optimiser starts from.
         progress_bar: whether to show a bar, with the lowest and the highest potential energy of the chains.
         **model_kwargs: keyword arguments that the kernel will be run with.
@@ -56,8 +67,9 @@ def init_to_optimum(
         ``MCMC.run``. Of each chain's positions, the one of least potential energy.
 
     Raises:
-        ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, or gives one
-            another shape than it has; or a chain's potential energy is finite nowhere.
+        ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, gives one
+            another shape than it has, is another word, or is "scales" for a model without any; or a chain's potential
+            energy is finite nowhere.
         TypeError: if ``rng_key`` is no PRNG key.
 
     Example:
@@ -88,7 +100,8 @@ def init_to_optimum(
         model_args=model_args,
         model_kwargs=model_kwargs,
     )
-    held = _held(model, model_args, model_kwargs, info, dict(hold or {}))
+    given = _medians(info.model_trace, hold) if isinstance(hold, str) else dict(hold or {})
+    held = _held(model, model_args, model_kwargs, info, given)
     free = {name: value for name, value in info.param_info.z.items() if name not in held}
     arrays, rest = partition((model_args, model_kwargs), Array)
 
@@ -101,6 +114,25 @@ def init_to_optimum(
     found = _descend(potential, free, (held, arrays), num_steps, step_size, progress_bar)
     start = {name: {**found, **held}[name] for name in info.param_info.z}
     return start if num_chains > 1 else {name: value[0] for name, value in start.items()}
+
+
+def _medians(sites: Sites, hold: str) -> dict[str, Any]:
+    """Return the prior medians of all sites of a latent noise and scales."""
+    check_one_of("hold", hold, ["scales"], also="or values by the name of the site")
+    images = {name for name, site in sites.items() if site["type"] == "deterministic"}
+    scales = {
+        name: site["fn"].mean
+        for name, site in latent_sites(sites).items()
+        # A base site that is Normal has a scale for its image; that of a repriorised readout has the pulled-back prior.
+        if isinstance(unwrap(site["fn"]), dist.Normal)
+        and (name.removesuffix("_base") in images or name.startswith("noise."))
+    }
+    if not scales:
+        raise ValueError(
+            'hold="scales" is for the latent noise and scales of nn.bnn, "noise_base" and so on, but the model has '
+            f"none; its latent sites are {listing(latent_sites(sites))}. Give the values to hold by name."
+        )
+    return scales
 
 
 def _held(model: Callable, args: tuple, kwargs: dict, info: Any, hold: dict[str, Any]) -> dict[str, Array]:

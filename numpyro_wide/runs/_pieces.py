@@ -77,8 +77,9 @@ def run_in_pieces(
     """
     if not isinstance(mcmc, MCMC):
         raise TypeError(f"mcmc must be a numpyro.infer.MCMC, but is a {type(mcmc).__name__}.")
-    check_key("rng_key", rng_key, "run_in_pieces(mcmc, folder, rng_key, x, y, num_samples=...)")
+    check_key("rng_key", rng_key, "run_in_pieces(mcmc, folder, rng_key, x, y, num_samples=...)", several=True)
     whole_number("num_samples", num_samples)
+    # Every piece is a run of the same compiled program, so that all are of one size.
     if num_samples % mcmc.num_samples or mcmc.num_samples % mcmc.thinning:
         raise ValueError(
             f"num_samples must be a multiple of the piece's size, mcmc.num_samples={mcmc.num_samples}, and that one of "
@@ -123,11 +124,14 @@ class _Run:
             )
         writer = Writer(self.folder, total, pieces)
         if is_new:
+            # Before the warmup: a disk that will not do is to be told of at once, not after hours.
             check_free(self.folder, total * self.identity.num_bytes)
             self._warm_up()
             self._save(writer.pieces)
         bar.update(min(done, total))
         while writer.pieces.num_samples < total:
+            # Draws first, then the state: a piece on disk that no state counts is drawn again, and overwritten. The
+            # other way round an interruption would lose draws.
             writer.write(self._next_piece())
             self._save(writer.pieces)
             bar.update(piece)
@@ -161,6 +165,7 @@ class _Run:
     def _next_piece(self) -> dict[str, dict[str, Any]]:
         """Draw the next piece: draws (chain, draw, ...) by site, and extra fields."""
         mcmc, call, shown = self.mcmc, self.call, self.mcmc.progress_bar
+        # NumPyro goes on from this state without warmup. The bar of the whole run takes the place of one a piece.
         mcmc.post_warmup_state, mcmc.progress_bar = self.state, False
         try:
             # A kernel with a potential function asks for a position before it looks at the state.

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import as_floats, check_no_nan, check_one_of, listing
+from numpyro_wide._checks import as_floats, check_finite, check_no_nan, check_one_of, listing
 from numpyro_wide.surrogates._likelihoods import LIKELIHOODS, Categorical
 
 # Of the trace: what rounding leaves in a kernel in single precision.
@@ -62,8 +62,7 @@ def checked_observations(observations: ArrayLike, likelihood: Any, parameters: d
     values = np.array(observations, float)
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"observations must have shape (n,) or (n, k), with entries, but got {values.shape}.")
-    if not np.isfinite(values).all():
-        raise ValueError("observations must be finite, but some are infinite; drop or correct them.")
+    check_finite("observations", values)
     if not callable(likelihood):
         broadcasted = {
             name: broadcast(name, value, values.shape) if np.ndim(value) else value
@@ -83,7 +82,7 @@ def checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
     Raises:
         ValueError: if it is not (n, n), symmetric, finite and positive semidefinite, up to single precision's rounding.
     """
-    as_floats(kernel)  # refuses what is no array of numbers
+    as_floats(kernel, names=("kernel",))  # refuses what is no array of numbers
     matrix = np.asarray(kernel, float)
     if matrix.shape != (num_rows, num_rows):
         raise ValueError(

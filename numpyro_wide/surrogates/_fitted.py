@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
-from numpyro_wide._checks import is_known, is_tracing, whole_number
+from numpyro_wide._checks import check_known, whole_number
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout.internal import Surrogate
 from numpyro_wide.surrogates._arguments import broadcast, checked_kernel, checked_observations, checked_parameters
@@ -18,7 +18,8 @@ from numpyro_wide.surrogates._functions import (
     of_joint_distribution,
     takes_function_values_alone,
 )
-from numpyro_wide.surrogates._likelihoods import LIKELIHOODS, Categorical, Likelihood, logit_basis
+from numpyro_wide.surrogates._likelihood import Likelihood
+from numpyro_wide.surrogates._likelihoods import LIKELIHOODS, Categorical, logit_basis
 from numpyro_wide.surrogates._variational import VariationalFit
 
 Name = Literal["bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
@@ -122,11 +123,8 @@ def fitted_surrogate(
         >>> fitted.targets.shape, fitted.noise_scale.shape
         ((3,), (3,))
     """
-    if is_tracing() or not (is_known(observations) and is_known(kernel)):
-        raise TypeError(
-            "fitted_surrogate fits once, by numbers that are not known under jit, grad or vmap, nor inside of a model; "
-            "call it before, and pass what it gives: repriorise(..., surrogate=fitted_surrogate(...))."
-        )
+    remedy = "call it before, outside of the model too: repriorise(..., surrogate=fitted_surrogate(...))"
+    check_known("fitted_surrogate fits once, to numbers", observations, kernel, remedy=remedy)
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
     parameters = checked_parameters(likelihood, {**given, "df": df, "scale": scale})
     if contrasts and "num_classes" not in parameters:

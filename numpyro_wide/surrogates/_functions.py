@@ -12,7 +12,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
-from numpyro_wide.surrogates._likelihoods import Derivatives, Likelihood
+from numpyro_wide.surrogates._likelihood import Derivatives, Likelihood
 
 
 @dataclass(frozen=True)

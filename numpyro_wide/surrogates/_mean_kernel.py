@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_key, check_names_known, is_tracing, whole_number
+from numpyro_wide._checks import check_key, check_known, check_names_known, whole_number
 from numpyro_wide._programs import TracedProgram, combine, partition
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
 from numpyro_wide.readout.internal import ReadoutModel, normal_parameters
@@ -67,8 +67,7 @@ def mean_kernel(
     """
     order = "mean_kernel(rng_key, model, features, x)"
     check_key("rng_key", rng_key, order)
-    if is_tracing():
-        raise TypeError("mean_kernel gives numbers, which are not known under jit, grad or vmap; call it outside.")
+    check_known("mean_kernel gives numbers")
     model = model.fn if isinstance(model, ReadoutModel) else model
     count = whole_number("num_draws", num_draws, order=order)
     given = {} if samples is None else _chosen(samples, count)

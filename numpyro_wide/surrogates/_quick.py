@@ -32,8 +32,8 @@ def surrogate_targets(
     - "poisson", the log of the rate, near its mode at $f = \log(y + \tfrac12)$: $s^2 = 1/(y + \tfrac12)$, one
       for each observation, and $t = f - s^2/2$.
 
-    This is the quick one, which needs the observations alone. :func:`fitted_surrogate`, fitted before the chain to
-    where the data take the function, costs no more in a gradient, and gave classifiers thrice the effective draws.
+    It needs the observations alone. :func:`fitted_surrogate`, fitted before the chain to the infinite-width posterior,
+    costs no more in a gradient, and predictions of classifiers mix faster with it.
 
     A bare one-hot code minus its mean with a small noise treats the labels as far more informative than they are, and
     can mix more slowly than the plain model.

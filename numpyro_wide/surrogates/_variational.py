@@ -8,7 +8,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky
 from scipy.linalg.lapack import dtrtri
 
 from numpyro_wide.machine import set_blas_threads
-from numpyro_wide.surrogates._likelihoods import Likelihood
+from numpyro_wide.surrogates._likelihood import Likelihood
 
 _MAX_STEPS = 300
 _SMALLEST_STEP = 2.0**-30

@@ -1,7 +1,5 @@
 """Checks of kernel matrices and targets, and of whether they fit together."""
 
-from typing import Any
-
 import numpy as np
 from jax import Array
 
@@ -36,12 +34,12 @@ def check_symmetric(name: str, kernel: Array) -> int:
     return kernel.shape[0]
 
 
-def check_finite(name: str, value: Any) -> None:
-    """Raise ``ValueError`` for NaN and for infinities, ``TypeError`` for what does not hold real numbers."""
-    check_no_nan(name, value)
-    if is_known(value) and (num_infinite := int(np.sum(np.isinf(np.asarray(value, float))))):
+def check_matrix(name: str, x: Array | np.ndarray) -> None:
+    """Raise ``ValueError`` unless ``x`` is a matrix with rows and columns."""
+    if x.ndim != 2 or 0 in x.shape:
         raise ValueError(
-            f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or correct their rows."
+            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}. Flatten "
+            "images, and write a single input as x[None, :], a single column as x[:, None]."
         )
 
 

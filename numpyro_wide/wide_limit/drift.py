@@ -42,7 +42,7 @@ def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> Array:
         >>> float(kernel_drift(jnp.eye(3), 3 * jnp.eye(3)))
         2.0
     """
-    kernel, kernel0 = as_floats(kernel, kernel0)
+    kernel, kernel0 = as_floats(kernel, kernel0, names=("kernel", "kernel0"))
     if kernel.shape != kernel0.shape or kernel.ndim not in (2, 4):
         raise ValueError(
             f"kernel and kernel0 must have the same shape, (n1, n2) or (n1, n2, k, k), "
@@ -73,7 +73,7 @@ def smallest_eigenvalue(kernel: ArrayLike) -> Array:
         >>> round(float(smallest_eigenvalue(jnp.diag(jnp.array([3.0, 2.0, 5.0])))), 5)
         2.0
     """
-    (kernel,) = as_floats(kernel)
+    (kernel,) = as_floats(kernel, names=("kernel",))
     if kernel.ndim not in (2, 4) or kernel.shape[0::2] != kernel.shape[1::2]:
         raise ValueError(f"kernel must have shape (n, n) or (n, n, k, k), but got {kernel.shape}.")
     if kernel.ndim == 4:

@@ -1,5 +1,6 @@
 """Scales of a network and of its noise by the evidence of its infinitely wide limit."""
 
+import itertools
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ import numpy as np
 from jax.scipy.linalg import cho_factor, cho_solve
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import is_tracing, listing, whole_number
+from numpyro_wide._checks import check_finite, check_known, listing, whole_number
 from numpyro_wide.machine import double_precision
 from numpyro_wide.wide_limit._scale_search import FittedScales, ScaleProblem
-from numpyro_wide.wide_limit._shapes import check_finite, check_targets
+from numpyro_wide.wide_limit._shapes import check_matrix, check_targets
 from numpyro_wide.wide_limit.kernels import fcn_kernel
 
 _BLOCK = 512  # rows predicted at a time
@@ -22,6 +23,7 @@ _SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied r
 # deviations of such residuals, and, for where a function is steep they are large too, in those of the other targets.
 _FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
 _ONE_OF = 50  # of so many rows one may be far out, and be told
+_BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class WideLimitFit:
         standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
             posterior (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the
             median.
-        table: a row for each architecture, a dictionary with "activation", "depth", "log_evidence", "log_marginal"
-            (scales integrated out by Laplace) and "noise_scale"; the largest "log_marginal" first.
+        table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
+            scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale";
+            the largest "log_marginal" first.
         inputs: inputs of the fit, (n, d_in), a copy.
         targets: targets of the fit, (n,) or (n, k), a copy.
     """
@@ -60,19 +63,20 @@ class WideLimitFit:
             object.__setattr__(self, name, np.array(getattr(self, name), float))
 
     def __str__(self) -> str:
+        head = ("activation", "depth", "input scale", "log evidence", "log marginal", "noise scale")
         rows = [
-            f"{row['activation']:>10} {row['depth']:>5} {row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f} "
-            f"{row['noise_scale']:>11.4g}"
+            f"{row['activation']:>10} {row['depth']:>5} {_BY_COLUMN[row['input_scale']]:>11} "
+            f"{row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f} {row['noise_scale']:>11.4g}"
             for row in self.table
         ]
-        head = f"{'activation':>10} {'depth':>5} {'log evidence':>12} {'log marginal':>12} {'noise scale':>11}"
-        return "\n".join([head, *rows])
+        return "\n".join([" ".join(head), *rows])
 
-    def predict(self, x_new: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the infinitely wide network's function without noise, in double precision.
+    def predict(self, x_new: ArrayLike, *, with_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the infinitely wide network's function, in double precision.
 
         Args:
             x_new: new inputs, (m, d_in).
+            with_noise: whether the variance is that of an observation, noise included, or of the function.
 
         Returns:
             mean, (m,) or (m, k), and variance, (m,), which all outputs share.
@@ -101,7 +105,8 @@ class WideLimitFit:
                 means.append(cross @ weights)
                 explained = np.einsum("mn,nm->m", cross, np.asarray(cho_solve(factor, cross.T)))
                 variances.append(np.maximum(np.diagonal(np.asarray(kernel(rows)[0])) - explained, 0.0))
-        return np.concatenate(means), np.concatenate(variances)
+        noise_variance = self.noise_scale**2 if with_noise else 0.0
+        return np.concatenate(means), np.concatenate(variances) + noise_variance
 
     def _factor(self) -> tuple[Any, bool]:
         """Return the Cholesky factor of the targets' covariance, as ``cho_solve`` takes it."""
@@ -121,7 +126,7 @@ def fit(
     *,
     activation: str | Sequence[str] = "erf",
     depth: int | Sequence[int] = 1,
-    input_scale: bool = False,
+    input_scale: bool | Sequence[bool] = False,
     num_restarts: int = 4,
     num_rows: int = 300,
     seed: int = 0,
@@ -149,7 +154,8 @@ def fit(
         y: targets, (n,), or (n, k) for outputs that share all scales.
         activation: "erf", "gelu", "identity" or "relu", or several to compare.
         depth: number of hidden layers, at least 1, or several to compare.
-        input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination).
+        input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
+            both to compare, ``(False, True)``: decisive on some tables, and on others only more numbers to learn.
         num_restarts: number of starts for each architecture.
         num_rows: number of rows that the starts see.
         seed: seed of the starts and of the choice of rows.
@@ -160,8 +166,8 @@ def fit(
 
     Raises:
         TypeError: under a transformation of JAX, where numbers are not known, or for what does not hold real numbers.
-        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; an unknown activation or
-            a bad depth; or if no start has a finite evidence.
+        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; an unknown activation, a
+            bad depth or ``input_scale``; or if no start has a finite evidence.
 
     Warns:
         UserWarning: if copied rows, or a single far one, may have decided.
@@ -175,35 +181,30 @@ def fit(
         ('erf', ['b_std', 'readout_w_std', 'w_std'])
         >>> mean, variance = fit.predict(np.zeros((1, 1)))
     """
-    if is_tracing():
-        raise TypeError(
-            "wide_limit.fit chooses by numbers that are not known under jit, grad or vmap; call it outside."
-        )
+    check_known("wide_limit.fit chooses by numbers")
     check_finite("x", x)
     check_finite("y", y)
     inputs, targets = np.array(x, float), np.array(y, float)
-    if inputs.ndim != 2 or 0 in inputs.shape:
-        raise ValueError(
-            "x must be a matrix (n, d_in) with at least one row and one column, but has shape "
-            f"{inputs.shape}; write a single column x[:, None]."
-        )
+    check_matrix("x", inputs)
     check_targets(jnp.asarray(targets), len(inputs))
-    if not isinstance(input_scale, bool | np.bool_):
+    by_column = _several(input_scale)
+    if not all(isinstance(choice, bool | np.bool_) for choice in by_column):
         raise ValueError(
-            "input_scale must be True or False, whether each column of x has a scale that is fitted, but got "
-            f"{input_scale!r}."
+            "input_scale must be True or False, whether each column of x has a scale that is fitted, or both to "
+            f"compare, (False, True), but got {input_scale!r}."
         )
     num_restarts = whole_number("num_restarts", num_restarts)
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
     architectures = [
-        (name, whole_number("depth", layers)) for name in _several(activation) for layers in _several(depth)
+        (name, whole_number("depth", layers), bool(choice))
+        for name, layers, choice in itertools.product(_several(activation), _several(depth), by_column)
     ]
     if not architectures:
-        raise ValueError("there is no architecture to fit; give at least one activation and one depth.")
+        raise ValueError("there is no architecture to fit; give at least one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
     with double_precision():
-        problems = [ScaleProblem.of(*architecture, inputs, targets, input_scale) for architecture in architectures]
+        problems = [ScaleProblem.of(name, layers, inputs, targets, choice) for name, layers, choice in architectures]
         fits = sorted((problem.fit(rows, num_restarts, random) for problem in problems), key=lambda f: -f.log_marginal)
     best = _as_fit(fits, inputs, targets)
     _warn_of_copies(best)
@@ -216,7 +217,10 @@ def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -
     shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
     best = fits[0]._asdict()
     del best["log_marginal"]
-    table = [{name: getattr(found, name) for name in shown} for found in fits]
+    table = [
+        {**{name: getattr(found, name) for name in shown}, "input_scale": "input_scale" in found.scales}
+        for found in fits
+    ]
     return WideLimitFit(**best, table=table, inputs=inputs, targets=targets)
 
 
@@ -265,8 +269,8 @@ def _warn_of_copies(found: WideLimitFit) -> None:
 
 def _several(given: Any) -> Iterable[Any]:
     """Return one or several choices as several."""
-    if isinstance(given, str | int | np.integer):
+    if isinstance(given, str | int | np.integer | np.bool_):
         return [given]
     if not isinstance(given, Sequence) and not isinstance(given, np.ndarray):
-        raise ValueError(f"activation and depth must be one or several, but got {listing([str(given)])}.")
+        raise ValueError(f"activation, depth and input_scale must be one or several, but got {listing([str(given)])}.")
     return given

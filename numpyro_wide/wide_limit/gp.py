@@ -48,7 +48,13 @@ def gp_posterior(
         >>> mean.shape, covariance.shape
         ((2,), (2, 2))
     """
-    train, cross, test, targets = as_floats(kernel_train, kernel_cross, kernel_test, targets)
+    train, cross, test, targets = as_floats(
+        kernel_train,
+        kernel_cross,
+        kernel_test,
+        targets,
+        names=("kernel_train", "kernel_cross", "kernel_test", "targets"),
+    )
     num_train, num_test = check_symmetric("kernel_train", train), check_symmetric("kernel_test", test)
     check_shape("kernel_cross", cross, (num_test, num_train), "(n_test, n_train)")
     check_no_nan("kernel_cross", cross)
@@ -82,7 +88,7 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
         >>> gp_log_evidence(jnp.eye(3), jnp.zeros(3), 0.1).shape
         ()
     """
-    train, targets = as_floats(kernel_train, targets)
+    train, targets = as_floats(kernel_train, targets, names=("kernel_train", "targets"))
     check_symmetric("kernel_train", train)
     chol, whitened = whiten(train, targets, noise_scale)
     found = whitened_log_evidence(chol, whitened)

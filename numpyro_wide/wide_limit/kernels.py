@@ -22,6 +22,7 @@ from numpyro_wide._checks import (
     whole_number,
 )
 from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
+from numpyro_wide.wide_limit._shapes import check_matrix
 
 Kernel = Callable[..., tuple[Array, Array]]
 Layer = tuple[Array, Array]  # variances of its weights and biases
@@ -118,7 +119,7 @@ def fcn_kernel(
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
-        inputs = as_floats(x1) if x2 is None else as_floats(x1, x2)
+        inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
         _check_inputs(*inputs)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
@@ -245,11 +246,7 @@ def _check_numbers(name: str, scale: ArrayLike) -> None:
 
 def _check_inputs(x1: Array, x2: Array | None = None) -> None:
     for name, x in {"x1": x1, "x2": x1 if x2 is None else x2}.items():
-        if x.ndim != 2 or 0 in x.shape:
-            raise ValueError(
-                f"{name} must be a matrix (n, d_in) with at least one row and one column, "
-                f"but got shape {x.shape}. Flatten images, and write a single input as x[None, :]."
-            )
+        check_matrix(name, x)
         check_no_nan(name, x)
     if x2 is not None and x1.shape[1] != x2.shape[1]:
         raise ValueError(

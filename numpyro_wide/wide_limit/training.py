@@ -50,7 +50,14 @@ def gradient_flow(
         >>> gradient_flow(jnp.eye(3), jnp.ones((2, 3)), jnp.arange(3.0), time=1.0).shape
         (2,)
     """
-    train, cross, targets, start, test_start = as_floats(ntk_train, ntk_cross, targets, initial_train, initial_test)
+    train, cross, targets, start, test_start = as_floats(
+        ntk_train,
+        ntk_cross,
+        targets,
+        initial_train,
+        initial_test,
+        names=("ntk_train", "ntk_cross", "targets", "initial_train", "initial_test"),
+    )
     check_targets(targets, check_symmetric("ntk_train", train))
     check_shape("ntk_cross", cross, (*cross.shape[:1], train.shape[0]), "(n_test, n_train)")
     if start.shape != ():
@@ -106,7 +113,8 @@ def ntk_ensemble(
     nngp_cross, ntk_cross = _pair("kernel_cross", kernel_cross)
     nngp_test, _ = _pair("kernel_test", kernel_test)
     nngp_train, nngp_cross, nngp_test, ntk_train, ntk_cross, targets = as_floats(
-        nngp_train, nngp_cross, nngp_test, ntk_train, ntk_cross, targets
+        *(nngp_train, nngp_cross, nngp_test, ntk_train, ntk_cross, targets),
+        names=("kernel_train", "kernel_cross", "kernel_test", "kernel_train", "kernel_cross", "targets"),
     )
     num_train = check_symmetric("kernel_train's nngp", nngp_train)
     num_test = check_symmetric("kernel_test's nngp", nngp_test)

@@ -79,7 +79,7 @@ def width_correction(
         >>> found = width_correction(units, kernel, jnp.sin(3 * x[:, 0]), 0.2)
         >>> at_width_100 = gp_log_evidence(kernel, jnp.sin(3 * x[:, 0]), 0.2) + found.log_evidence / 100
     """
-    train, targets, units = as_floats(kernel_train, targets, units)
+    train, targets, units = as_floats(kernel_train, targets, units, names=("kernel_train", "targets", "units"))
     num_train = check_symmetric("kernel_train", train)
     _check_units("units", units, num_train, "n_train")
     chol, whitened = whiten(train, targets, noise_scale)
@@ -91,7 +91,7 @@ def width_correction(
         return WidthCorrection(*evidence)
     if units_new is None or kernel_cross is None:
         raise ValueError("units_new and kernel_cross go together, the units and the kernel at new inputs; give both.")
-    new, cross = as_floats(units_new, kernel_cross)
+    new, cross = as_floats(units_new, kernel_cross, names=("units_new", "kernel_cross"))
     _check_units("units_new", new, new.shape[0], "n_new")
     check_shape("units_new", new, (new.shape[0], units.shape[1]), "(n_new, m), the units of the training inputs,")
     check_shape("kernel_cross", cross, (new.shape[0], num_train), "(n_new, n_train)")

@@ -203,7 +203,7 @@ def test_a_readout_repriorised_inside_the_model():
     ("options", "message"),
     [
         ({"include": ["featurs"]}, "include names 'featurs', which is neither stored nor a site.*'features'"),
-        ({"return_sites": ["f"], "predictions": (X,)}, "return_sites names 'f', which the model does not have.*'y'"),
+        ({"return_sites": ["f"], "predictions": (X,)}, "return_sites names the site 'f', which .*not have.*'y'"),
         ({"drop": ["hiden"]}, "drop names 'hiden', which is neither stored nor a site of the model.*'net/hidden'"),
         ({"dims": {"v": ["a", "b"]}}, "dims names 'v', which is neither stored nor a site of the model.*'w'"),
         ({"dims": {"w": ["a"]}}, r"dims names 1 dimensions of site 'w', \['a'\], but it has 2"),

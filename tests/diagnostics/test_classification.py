@@ -112,45 +112,6 @@ def test_batches_and_jit():
     assert predictive_entropy(probs).shape == (3, 2, 40)
 
 
-@pytest.mark.parametrize(
-    ("probs", "labels", "message"),
-    [
-        (np.full(4, 0.25), np.array([0]), r"\(\.\.\., n, classes\)"),
-        (np.full((4, 1), 1.0), np.zeros(4, int), "stack 1 - p and p"),
-        (np.ones((0, 2)) / 2, np.zeros(0, int), "n at least 1"),
-        (binary(0.5, 0.5), np.eye(2), r"labels\.argmax\(-1\)"),
-        (binary(0.5, 0.5), np.zeros(3, int), r"got \(3,\)"),
-        (binary(0.5, 0.5), np.array(0), r"got \(\)"),
-        (binary(0.5, 0.5), np.array([0, 2]), "between 0 and 1, got 0 to 2"),
-        (binary(0.5, 0.5), np.array([-1, 0]), "between 0 and 1"),
-        (np.array([[2.0, -1.0]]), np.array([0]), "softmax"),
-        (np.array([[2.0, 3.0]]), np.array([0]), "softmax"),
-        (np.array([[np.nan, 1.0]]), np.array([0]), "softmax"),
-    ],
-)
-@pytest.mark.parametrize("measure", [expected_calibration_error, negative_log_likelihood, accuracy])
-def test_mistakes_are_named(measure, probs, labels, message):
-    with pytest.raises(ValueError, match=message):
-        measure(labels, probs)
-
-
-@pytest.mark.parametrize("num_bins", [0, -1, 2.5, True])
-def test_number_of_bins_is_checked(num_bins):
-    with pytest.raises(ValueError, match="num_bins"):
-        expected_calibration_error(binary(0.5), np.array([0]), num_bins)
-
-
-def test_rows_must_be_probabilities():
-    with pytest.raises(ValueError, match="softmax"):
-        predictive_entropy(np.array([[2.0, -1.0]]))
-
-
-@pytest.mark.parametrize("measure", [negative_log_likelihood, accuracy, classification_scores])
-def test_predictions_before_labels_are_told_of(measure):
-    with pytest.raises(ValueError, match=rf"The order is {measure.__name__}\(labels, probs\)|the order is class"):
-        measure(binary(0.5, 0.5), np.array([0, 1]))
-
-
 def test_the_calibration_error_takes_either_order():
     probs, labels = random_probs((50, 3)), np.random.default_rng(1).integers(3, size=50)
     expected = expected_calibration_error(probs, labels, 5)
@@ -210,12 +171,6 @@ def test_scores_of_one_row_and_of_an_impossible_label():
     assert one["accuracy_se"] == 0 and np.isnan(one["negative_log_likelihood_se"])
     impossible = classification_scores(np.array([1, 0, 0]), binary(1.0, 0.7, 0.8))
     assert impossible["negative_log_likelihood"] == np.inf and np.isnan(impossible["negative_log_likelihood_se"])
-
-
-@pytest.mark.parametrize(("labels", "probs"), [((2, 3), (3, 2)), ((3,), (2, 2, 3, 2)), ((3,), (2,))])
-def test_scores_are_of_one_set_of_rows(labels, probs):
-    with pytest.raises(ValueError, match=r"labels must have shape \(n,\) and probs \(n, classes\) or"):
-        classification_scores(np.zeros(labels, int), np.full(probs, 0.5))
 
 
 @pytest.mark.parametrize("measure", [expected_calibration_error, negative_log_likelihood, accuracy])

@@ -109,15 +109,3 @@ def test_entries_that_nothing_moves_agree_with_themselves_alone():
 def test_as_many_chains_as_one_likes():
     mean = RNG.normal(size=(40, 10, 5))
     assert pooling(Y[:5], mean, np.ones_like(mean)).by_number.shape == (40,)
-
-
-@pytest.mark.parametrize("shape", [(200, 30), (1, 200, 30), (4, 3, 30), (4, 200, 29)])
-def test_shapes_that_do_not_fit_are_refused(shape):
-    with pytest.raises(ValueError, match=r"mean|shape"):
-        pooling(Y, np.zeros(shape), np.ones(shape))
-
-
-@pytest.mark.parametrize("limit", [1.0, "1.1", None])
-def test_a_limit_of_one_is_refused(limit):
-    with pytest.raises(ValueError, match="rhat_limit must be a number above 1"):
-        pooling(Y, settled([0, 0, 0, 0]), VARIANCE, rhat_limit=limit)

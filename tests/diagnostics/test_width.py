@@ -101,6 +101,7 @@ def noisy(y=None):
     numpyro.sample("y", dist.Normal(features @ w, noise_scale).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_drawn_from_their_posterior_and_given():
     model = collapse_readout(noisy, readout="w", features="features", observed="y")
     log_noises, hidden = np.linspace(-2, 2, 401), np.linspace(-8, 8, 801)

@@ -92,7 +92,7 @@ def test_both_parts_make_the_potential_energy(name):
         z = jax.tree.map(lambda leaf: leaf + 0.1, z)  # where no draw is
         found = log_density(model, z, args, {})
         standard = sum(jnp.sum(dist.Normal(0, 1).log_prob(leaf)) for leaf in jax.tree.leaves(z))
-        return -(found.reference + standard + found.weight), potential_energy(model, args, {}, z), log_weight
+        return -(found.start + standard + found.weight), potential_energy(model, args, {}, z), log_weight
 
     for key in jax.random.split(KEY):
         found, expected, log_weight = compare(key)
@@ -121,7 +121,7 @@ def test_nothing_is_rounded_off_where_priors_are_standard_normal():
 
     z, log_weight = draw(wide, KEY, (0.5,), {})
     found = log_density(wide, z, (0.5,), {})
-    assert abs(found.reference) < 1e-6
+    assert abs(found.start) < 1e-6
     np.testing.assert_allclose(found.weight, log_weight, rtol=1e-6)
 
 

@@ -15,7 +15,7 @@ from numpyro_wide.mcmc import (
     SplitHMC,
     UnderdampedLangevin,
 )
-from tests.mcmc.cases import KERNELS, regression
+from tests.mcmc.cases import KERNELS, regression, regression_data
 
 KEY = jax.random.key(0)
 
@@ -34,6 +34,7 @@ def square(z):
         ((regression,), {"step_size": 0.0}, ValueError, r"step_size must lie in \(0, .*, but got 0.0"),
         ((regression,), {"step_size": float("nan")}, ValueError, "step_size must lie in"),
         ((regression,), {"step_size": "auto"}, TypeError, "step_size must be a number, but got 'auto'"),
+        ((regression,), {"step_size": 0.1 + 0j}, TypeError, "step_size must be a number, but got .*j"),
         ((regression,), {"target_accept_prob": 1.2}, ValueError, r"target_accept_prob must lie in \(0, 1\)"),
     ],
 )
@@ -44,6 +45,30 @@ def test_kernels_refuse_wrong_settings(name, arguments, settings, error, message
 
 def first_state(kernel_class, potential_fn, position, **settings):
     return kernel_class(potential_fn=potential_fn, **settings).init(KEY, 0, position)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"weights": jnp.zeros(2), "nose": 0.0},
+            ValueError,
+            r"latent site, of the shapes \{.*noise.*, but holds .*nose",
+        ),
+        ({"weights": jnp.zeros(3), "noise": 0.0}, ValueError, r"but holds \{'weights': \(3,\)"),
+        ({"weights": jnp.zeros((1, 2)), "noise": jnp.zeros(1)}, ValueError, "With several chains"),
+        ({"weights": 1j * jnp.zeros(2), "noise": 0.0}, TypeError, r"init_params\['weights'\] must hold real numbers"),
+        (jnp.zeros(3), TypeError, "must be a dictionary of unconstrained values by site"),
+    ],
+)
+def test_first_positions_that_do_not_fit_the_model_are_refused(given, error, message):
+    kernel = SplitHMC(regression)
+    with pytest.raises(error, match=message):
+        kernel.init(KEY, 0, given, regression_data())
+    good = {"weights": jnp.zeros(2), "noise": 0.0}
+    kernel.init(KEY, 0, good, regression_data())
+    with pytest.raises(ValueError, match=r"weights': \(2, 2\)"):
+        kernel.init(jax.random.split(KEY), 0, good, regression_data())
 
 
 class Case(NamedTuple):
@@ -128,6 +153,12 @@ CASES = [
         "split: max_num_steps=np.bool_(True)",
         lambda: SplitHMC(regression, max_num_steps=np.bool_(True)),
         "max_num_steps must be a whole number of at least 1",
+    ),
+    Case(
+        "split: persistence='much'",
+        lambda: SplitHMC(regression, persistence="much"),
+        "persistence must be a number or \"auto\", but got 'much'",
+        TypeError,
     ),
     Case("split: persistence=1.0", lambda: SplitHMC(regression, persistence=1.0), r"persistence must lie in \[0, 1\)"),
     Case(

@@ -22,6 +22,7 @@ SETTINGS = {
     "pcnl": {"step_size": 0.08},
     "split": {"step_size": 0.2},
     "split-persistent": {"step_size": 0.25, "num_steps": 2, "persistence": 0.8},
+    "split-auto": {"step_size": 0.25, "num_steps": 2, "persistence": "auto"},
     "microcanonical": {"step_size": 0.7, "num_steps": 3, "momentum_length": 2.0},
 }
 PROBLEM = problem_of(regression, regression_data()[0], observed="y")
@@ -81,6 +82,7 @@ BROKEN = {
     "no log-determinant": (WithoutLogDet, "pcn"),
     "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
     "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
+    "velocity not flipped, threshold kept": (broken(SplitHMC, without_flip), "split-auto"),
     "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
     "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
     "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),

@@ -57,8 +57,8 @@ def test_warmup_arrives_where_energies_are_rounded(name):
     assert len(np.unique(p)) > 10
 
 
-# Of four chains of the adjusted microcanonical kernel and of persistent SplitHMC one does not arrive there.
-HARDY = [name for name in KERNELS if name not in ("split", "split-persistent", "microcanonical")]
+# Of sixteen chains of the adjusted microcanonical kernel all arrive, but one or two stand still there, and say so.
+HARDY = [name for name in KERNELS if name not in ("split", "microcanonical")]
 
 
 def rare_by_logits(data):
@@ -74,7 +74,7 @@ def test_warmup_arrives_where_no_digit_is_left_even_at_the_mode(name):
         KERNELS[name](rare_by_logits),
         num_warmup=900,
         num_samples=400,
-        num_chains=4,
+        num_chains=8,
         chain_method="vectorized",
         progress_bar=False,
     )

@@ -21,7 +21,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from numpyro.infer import MCMC
+from numpyro.infer.reparam import LocScaleReparam
 
 from tests.conftest import enable_x64
 from tests.mcmc.cases import KERNELS
@@ -123,6 +125,28 @@ def improper():
     return Target(model, (data,), [(lambda s: s["mean"], data.mean(), 0.0), (lambda s: s["scale"], data.std(), 0.005)])
 
 
+def under_handlers():
+    """Two normal means, decentred, of ten rows: three masked, all of half weight, and one given by name."""
+    data = np.random.default_rng(5).normal(1.0, 1.0, (10, 2)).astype("f")
+    used = np.arange(10) > 2
+
+    def plain(data):
+        mean = numpyro.sample("mean", dist.Normal(0.5, 2.0).expand([2]))
+        numpyro.sample("first", dist.Normal(mean, 1.0))
+        with numpyro.plate("rows", 10), handlers.scale(scale=0.5), handlers.mask(mask=used):
+            numpyro.sample("obs", dist.Normal(mean, 1.0).to_event(1), obs=data)
+
+    first = np.array([2.0, -1.0], "f")
+    model = handlers.reparam(handlers.condition(plain, {"first": first}), config={"mean": LocScaleReparam(0.0)})
+    precision = 1 / 2.0**2 + 1 + 0.5 * used.sum()
+    mean = (0.5 / 2.0**2 + first + 0.5 * data[used].sum(axis=0)) / precision
+    return Target(
+        lambda data: model(data),
+        (data,),
+        [(lambda s: s["mean"], mean, 0.0), (lambda s: (s["mean"] - mean) ** 2, 1 / precision, 0.0)],
+    )
+
+
 TARGETS = {
     "normal": normal,
     "correlated": correlated,
@@ -132,14 +156,18 @@ TARGETS = {
     "logistic": logistic,
     "linear": linear,
     "improper": improper,
+    "under handlers": under_handlers,
 }
-# Kept in every run of the tests: one kernel on every target; the others, and float64, once.
+# Kept in every run of the tests: one kernel on every target; the others, and float64, once. Of SplitHMC's persistence
+# that adapts itself only what is far, in float32: near N(0, I) it is the other one.
 CASES = [
     pytest.param(kernel, target, x64, marks=[] if kernel == "split" and not x64 else pytest.mark.slow)
     for kernel in KERNELS
     for target in TARGETS
     for x64 in (False, True)
     if not (kernel == "pcn" and target in FAR)
+    and not (kernel == "split-auto" and (x64 or target not in FAR))
+    and not (x64 and target == "under handlers")
 ]
 
 

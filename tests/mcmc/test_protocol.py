@@ -10,10 +10,15 @@ import pytest
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
+from tests.compilations import kept_programs
 from tests.mcmc.cases import KERNELS, WITH_NUTS, chain, regression, regression_data
 
 FIELDS = ("accept_prob", "potential_energy", "energy_error", "num_grad", "num_nonfinite", "step_size")
-WARMUP, DRAWS = 15, 12
+# Of a short run, and of the long one that it and its resumption make: the resumption takes as many steps as warmup and
+# draws together, and keeps one in three, so that both are one program, which JAX's cache compiles once.
+WARMUP, DRAWS = 16, 8
+THINNING, RESUMED = 3, WARMUP + DRAWS
+LONG = DRAWS + RESUMED
 
 
 def build(name, **settings):
@@ -25,11 +30,18 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Keep compiled programs: NumPyro makes one anew at every run, of the same text where sizes are the same."""
+    with kept_programs(tmp_path_factory.mktemp("programs")):
+        yield
+
+
 @pytest.fixture(scope="module", params=WITH_NUTS)
-def runs(request):
-    """Two runs of one MCMC object, compiled once, on two data sets."""
+def runs(request, programs):
+    """Two long runs of one MCMC object, one program, on two data sets."""
     name = request.param
-    mcmc = build(name, jit_model_args=True)
+    mcmc = build(name, jit_model_args=True, num_samples=LONG)
     fields = FIELDS if name in KERNELS else ("accept_prob", "potential_energy")
     outcome = SimpleNamespace(name=name, mcmc=mcmc, draws=[], fields=[])
     for seed in (0, 1):
@@ -45,13 +57,15 @@ def gradients_of(name, fields):
         return np.round(2.0 / fields["step_size"])
     if name == "microcanonical":  # a whole number of steps with two each, the same for all trajectories
         return 2 * max(1, int(fields["num_grad"][0]) // 2)
+    if name == "split-auto":
+        return np.minimum(np.round(2.0 / fields["step_size"]), 6)
     return 2 if name == "microcanonical-unadjusted" else 1
 
 
 @pytest.mark.parametrize("run", [0, 1])
 def test_samples_are_constrained_and_fields_are_as_named(runs, run):
     name, draws, fields = runs.name, runs.draws[run], runs.fields[run]
-    assert draws["weights"].shape == (DRAWS, 2)
+    assert draws["weights"].shape == (LONG, 2)
     assert_same(draws["double_noise"], 2 * draws["noise"])
     x, y = regression_data(run)
     z = {"weights": draws["weights"], "noise": jnp.log(draws["noise"])}
@@ -63,7 +77,7 @@ def test_samples_are_constrained_and_fields_are_as_named(runs, run):
         np.testing.assert_allclose(fields["accept_prob"], np.minimum(1, np.exp(-error)), rtol=1e-5, atol=1e-30)
         assert jnp.all(jnp.diff(fields["num_nonfinite"]) >= 0)
         assert len(set(fields["step_size"].tolist())) == 1
-        assert_same(fields["num_grad"], np.full(DRAWS, gradients_of(name, fields)))
+        assert_same(fields["num_grad"], np.full(LONG, gradients_of(name, fields)))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -84,28 +98,29 @@ def test_empty_arrays_in_a_position(name):
     assert len(np.unique(draws)) > 10
 
 
-@pytest.mark.parametrize("name", ["split", "split-persistent"])
+@pytest.mark.parametrize("name", ["split", "split-persistent", "split-auto"])
 def test_a_velocity_is_stored_where_a_part_of_it_lives_on(name):
     state = KERNELS[name](potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 5, jnp.ones(2))
     assert (state.r is None) == (name == "split")
+    assert (state.threshold is None) == (name != "split-auto")
 
 
 def test_a_second_run_is_fresh_and_a_resumed_one_continues_bit_for_bit(runs):
-    name, mcmc = runs.name, runs.mcmc
+    name, long = runs.name, runs.mcmc
     x, y = regression_data(1)
-    long = build(name, jit_model_args=True, num_samples=2 * DRAWS)
-    long.run(jax.random.key(1), x, y=y)
+    short = build(name, jit_model_args=True)
+    short.run(jax.random.key(1), x, y=y)
     # The compiled code of the first data set has run on the second one, as if it had never seen the first.
-    assert_same(runs.draws[1], jax.tree.map(lambda a: a[:DRAWS], long.get_samples()))
+    assert_same(short.get_samples(), jax.tree.map(lambda a: a[:DRAWS], runs.draws[1]))
     assert not np.allclose(runs.draws[0]["weights"], runs.draws[1]["weights"], rtol=1e-2)
-    # A copy that went through a pickle takes the second half, thinned, under another warmup setting.
-    resumed = pickle.loads(pickle.dumps(mcmc))
-    assert_same(resumed.get_samples(), runs.draws[1])
-    resumed.thinning = 3
+    # A copy that went through a pickle takes the rest, thinned, under another warmup setting.
+    resumed = pickle.loads(pickle.dumps(short))
+    assert_same(resumed.get_samples(), short.get_samples())
+    resumed.num_samples, resumed.thinning = RESUMED, THINNING
     resumed.num_warmup = WARMUP if name == "nuts" else 1000
-    resumed.post_warmup_state = mcmc.last_state
-    resumed.run(mcmc.last_state.rng_key, x, y=y)
-    assert_same(resumed.get_samples(), jax.tree.map(lambda a: a[DRAWS + 2 :: 3], long.get_samples()))
+    resumed.post_warmup_state = short.last_state
+    resumed.run(short.last_state.rng_key, x, y=y)
+    assert_same(resumed.get_samples(), jax.tree.map(lambda a: a[DRAWS + THINNING - 1 :: THINNING], runs.draws[1]))
     for field in ("z", "potential_energy", "mean_accept_prob", "i"):
         assert_same(getattr(resumed.last_state, field), getattr(long.last_state, field))
 
@@ -117,13 +132,16 @@ def test_vectorized_chains_are_the_chains_of_their_keys(runs):
     draws = mcmc.get_samples(group_by_chain=True)
     assert draws["weights"].shape == (2, DRAWS, 2)
     assert not np.allclose(draws["weights"][0], draws["weights"][1])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=5e-3, atol=5e-4), draws, runs.draws[0])
+    single = jax.tree.map(lambda a: a[:DRAWS], runs.draws[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=5e-3, atol=5e-4), draws, single)
 
 
-@pytest.mark.parametrize("method", ["sequential", jax.vmap])
-def test_other_chain_methods(method):
+@pytest.mark.filterwarnings("ignore:There are not enough devices")  # for parallel chains, which then run in turns
+@pytest.mark.parametrize("method", ["sequential", "parallel", jax.vmap])
+@pytest.mark.parametrize("name", ["langevin", "split", "microcanonical"])
+def test_other_chain_methods(name, method):
     x, y = regression_data(0)
-    mcmc = build("langevin", num_chains=2, chain_method=method, num_warmup=4, num_samples=4)
+    mcmc = build(name, num_chains=2, chain_method=method, num_warmup=4, num_samples=4)
     mcmc.run(jax.random.key(0), x, y)
     draws = mcmc.get_samples(group_by_chain=True)["weights"]
     assert draws.shape == (2, 4, 2)

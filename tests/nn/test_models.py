@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from flax import linen, nnx
+from flax import nnx
 from flax.nnx.bridge import ToNNX
 from numpyro.contrib.module import random_flax_module, random_nnx_module
 from numpyro.handlers import seed, substitute, trace
@@ -22,7 +22,7 @@ from numpyro_wide import (
     repriorise,
     wide_limit_draws,
 )
-from numpyro_wide.nn import FCN, NTKConv, bnn, network_parameters, random_network
+from numpyro_wide.nn import FCN, bnn, network_parameters, random_network
 
 RNG = np.random.default_rng(0)
 X, X_NEW = RNG.normal(size=(12, 3)).astype("f"), RNG.normal(size=(5, 3)).astype("f")
@@ -154,6 +154,7 @@ def test_bnn_under_the_handlers_against_the_closed_form(num_outputs):
     )
 
 
+@pytest.mark.slow
 def test_bnn_from_fit_to_prediction():
     """A latent noise, SVI on the repriorised model, predictions without targets."""
     model = bnn(NETWORK, 2, dist.HalfNormal(0.5))
@@ -235,75 +236,3 @@ def test_standard_parametrisation_gives_the_same_under_every_handler():
 
     guided = guide_draws(jax.random.key(3), repriorised, guide, {}, 1, X, Y)
     np.testing.assert_allclose(guided["readout"][0], standard_draws["readout"][0], rtol=1e-4, atol=1e-5)
-
-
-class WithBatchNorm(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.BatchNorm(use_running_average=True)(x)
-
-
-class SameName(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(2, name="layer")(x) + self.param("layer.kernel", linen.initializers.zeros, (2,))
-
-
-@pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (
-            lambda: random_network("net", "FCN", X),
-            TypeError,
-            "module must be a flax.linen or flax.nnx module, but is a str",
-        ),
-        (lambda: random_network("net", NETWORK), ValueError, "FCN needs example inputs"),
-        (
-            lambda: random_network("net", WithBatchNorm(), X),
-            ValueError,
-            "has state besides its parameters, batch_stats",
-        ),
-        (
-            lambda: random_network("net", nnx.BatchNorm(3, rngs=nnx.Rngs(0)), X),
-            ValueError,
-            "BatchNorm has state besides its parameters, BatchStat",
-        ),
-        (lambda: random_network("net", FCN(0, 3), X), ValueError, "FCN has no parameters"),
-        (
-            lambda: random_network("net", SameName(), X),
-            ValueError,
-            "two parameters of the module SameName would both be the site 'net.layer.kernel'; rename",
-        ),
-        (
-            lambda: network_parameters({"hidden.kernel": jnp.ones((3, 2))}, "net", linen.Dense(2), X),
-            ValueError,
-            "every parameter of Dense, but 'net.bias', 'net.kernel' is missing; it has 'hidden.kernel'. Pass the name",
-        ),
-        (
-            lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": jnp.ones((2, 3))}, "n", linen.Dense(2), X),
-            ValueError,
-            r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(2, 3\); pass the module",
-        ),
-        (
-            lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": 1.0}, "n", linen.Dense(2), X),
-            ValueError,
-            r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(\)",
-        ),
-        (lambda: bnn(3, 2, NOISE), TypeError, "features_net must be a flax module or a function .* is a int"),
-        (lambda: bnn(NETWORK, 0, NOISE), ValueError, "num_outputs must be a whole number of at least 1"),
-        (lambda: bnn(NETWORK, 2, 0.0), ValueError, "noise must be positive"),
-        (lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1), ValueError, "readout_scale must be positive"),
-        (lambda: bnn(NETWORK, None, NOISE)(X, Y), ValueError, r"y must have shape \(12,\) .* num_outputs=None"),
-        (lambda: bnn(NETWORK, 2, np.inf), ValueError, "noise must be finite, but got inf"),
-        (lambda: bnn(NETWORK, 2, dist.Uniform(-1, 1)), ValueError, "prior of noise must be one of positive numbers"),
-        (lambda: bnn(NETWORK, 2, NOISE)(X + 1j, Y), TypeError, "must hold real numbers, .* complex"),
-        (lambda: bnn(NETWORK, 2, NOISE)(X, Y * 1j), TypeError, "must hold real numbers, .* complex"),
-        (lambda: bnn(NETWORK, 2, NOISE)(X / 0, Y), ValueError, "x must be finite, but 36 of its entries are infinite"),
-        (lambda: bnn(NETWORK, 2, NOISE)(X, np.full_like(Y, np.nan)), ValueError, "y must not contain NaN"),
-        (lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]), ValueError, r"must give a matrix \(n, d\)"),
-    ],
-)
-def test_what_models_refuse(make, error, message):
-    with seed(rng_seed=0), pytest.raises(error, match=message):
-        make()

@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from numpyro_wide import collapse_readout
-from numpyro_wide.nn import FCN, _row_blocks, bnn, by_row_blocks
+from numpyro_wide.nn import FCN, _row_blocks, bnn
 
 NETWORK = FCN(4, 24, "erf", b_std=0.2)
 
@@ -55,17 +55,3 @@ def test_numbers_per_row_are_those_that_the_operations_give():
         return jax.jit(lambda h: h @ jnp.ones((5, 2)))(hidden)  # 2, inside
 
     assert _row_blocks._numbers_per_row(network, jnp.ones((7, 3))) == 12
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: by_row_blocks(jnp.tanh, 0), ValueError, "block_size must be a whole number of at least 1"),
-        (lambda: by_row_blocks(jnp.tanh, "all"), ValueError, "number of rows, \"auto\" or None, but got 'all'"),
-        (lambda: bnn(NETWORK, 2, 0.3, block_size=2.5), ValueError, "block_size must be a whole number"),
-        (lambda: bnn(jnp.tanh, 2, 0.3, block_size=5), TypeError, "use by_row_blocks inside of a function of your own"),
-    ],
-)
-def test_what_blocks_refuse(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

@@ -112,25 +112,3 @@ def test_the_learning_rate_falls_as_in_the_paper():
     for step in range(3):
         update, state = optimiser.update(jnp.array(1.0), state)
         np.testing.assert_allclose(update, -1 / (1 + step), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda x: nn.ScaledReLU(0, 2).init(jax.random.key(0), x),
-            "width must be a whole number .* got 0",
-        ),
-        (lambda x: nn.ScaledReLU(4, 1.5).init(jax.random.key(0), x), "num_outputs must be a whole number .* got 1.5"),
-        (lambda x: nn.ScaledReLU(4, 2).linearize({}), r"expected what ScaledReLU.*init returns.*got \{\}"),
-        (
-            lambda x: nn.ScaledReLU(4, 2).linearize(nn.ScaledReLU(5, 2).init(jax.random.key(0), x)),
-            r"\(d, 4\).*but got .*\(3, 5\)",
-        ),
-        (lambda x: nn.inverse_time_schedule(0.0), "init_value must be positive everywhere, but got 0.0"),
-        (lambda x: nn.inverse_time_schedule(1.0, slowdown=-1.0), "slowdown must be positive everywhere, but got -1.0"),
-    ],
-)
-def test_refuses_what_does_not_fit(call, message):
-    with pytest.raises(ValueError, match="(?s)" + message):
-        call(inputs())

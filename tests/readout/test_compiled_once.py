@@ -136,6 +136,9 @@ def test_nothing_to_predict_and_nothing_to_predict_with():
         predictive(0, X)
     with pytest.raises(TypeError, match="rng_key must be a PRNG key"):
         predictive.readout(0)
+    for keys in (jax.random.split(jax.random.key(0), 3), jax.random.split(jax.random.PRNGKey(0), 3)):
+        with pytest.raises(ValueError, match=r"rng_key must be one PRNG key, but is an array of them, of shape \(3,\)"):
+            predictive(keys, X)
     with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*the order is wide_limit_draws\(rng_key, model"):
         wide_limit_draws(0, model, 3, X, Y)
     assert predictive(jax.random.PRNGKey(0), X[:2])["mean"].shape == (5, 2, 1)

@@ -199,6 +199,13 @@ def test_densities_that_underflow_are_zero_and_no_error():
     assert np.isfinite(far[:2]).all() and far[1] < -1e30 and far[2] == -np.inf
 
 
+def test_no_rows_have_the_density_one():
+    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
+    predictive = ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y))
+    assert predictive.joint_log_density(x_new[:0], y_new[:0]) == 0
+    assert predictive.log_density(x_new[:0], y_new[:0]).shape == (0,)
+
+
 @pytest.mark.usefixtures("x64")
 def test_numpyro_s_log_likelihood_of_a_collapsed_model_is_the_joint_prior_density():
     """What the documentation warns of: one number a draw, in which the data of the fit have no part."""

@@ -72,12 +72,12 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path, num_kills):
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     folder, capacity = tmp_path / "run", 100_000
-    rng, seen = np.random.default_rng(num_kills), []
+    rng, seen = np.random.default_rng(20), []
     short_run(tmp_path / "other", 5, cache=cache)  # so that it is compiled
-    for kill in range(num_kills):
+    for kill in range(20):
         process = processes.Process(target=short_run, args=(folder, capacity), kwargs={"cache": cache})
         process.start()
         if kill % 5 != 4:  # else somewhere on the way to the first new piece
@@ -228,8 +228,13 @@ def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch
         write(writer, groups)
 
     monkeypatch.setattr(_stored_draws.Writer, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_in_pieces(mcmc, tmp_path, jax.random.key(0), Y, num_samples=20, extra_fields=FIELDS, progress_bar=False)
+    # A suite that runs in the background of a shell has been told to ignore the key.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_in_pieces(mcmc, tmp_path, jax.random.key(0), Y, num_samples=20, extra_fields=FIELDS, progress_bar=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert mcmc.post_warmup_state is None
     mcmc.run(jax.random.key(1), Y + 500)
     np.testing.assert_allclose(np.mean(mcmc.get_samples()["mean"][:, 1] ** 2), 500, atol=50)
@@ -346,6 +351,7 @@ def test_a_file_system_that_reserves_nothing_is_filled_with_zeros(tmp_path, monk
     np.testing.assert_array_equal(stored(tmp_path), in_one(20))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_between_two_pieces_loses_the_second_alone(tmp_path, monkeypatch):
     save, calls = _resume.save, []
 

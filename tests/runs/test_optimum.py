@@ -6,10 +6,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 
+from numpyro_wide import repriorise
 from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.nn import FCN, NoiseNetwork, bnn
 from numpyro_wide.runs import init_to_optimum
 from tests.compilations import compilations
 
@@ -61,6 +64,20 @@ def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
     assert potential_energy(bounded, (), {}, start) <= at_start
 
 
+def test_scales_are_held_at_their_medians_in_a_word():
+    prior = dist.LogNormal(0.2, 0.5)
+    model = bnn(FCN(1, 3, "erf"), None, NoiseNetwork(0.3, width=2), scales={"w_std": prior})
+    wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale="noise")
+    start = init_to_optimum(jax.random.key(0), wrapped, X, Y, hold="scales", num_steps=3, progress_bar=False)
+    held = [name for name, value in start.items() if not np.any(value)]
+    noise = ["noise.hidden_0.bias", "noise.hidden_0.kernel", "noise.readout", "noise_amplitude_base"]
+    assert sorted(held) == [*noise, "noise_level_base", "w_std_base"]
+    assert sorted(start.keys() - held) == ["hidden.hidden_0.kernel", "readout_base"]
+    sites = trace(seed(substitute(model, start), 0)).get_trace(X)
+    np.testing.assert_allclose(sites["noise"]["value"], np.full(4, 0.3), rtol=1e-6)
+    np.testing.assert_allclose(sites["w_std"]["value"], np.exp(0.2), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kernel", [NUTS, SplitHMC])
 def test_chains_start_there(kernel):
     start = start_of(num_chains=2, num_steps=500, hold={"noise": 0.3})
@@ -77,6 +94,8 @@ def test_chains_start_there(kernel):
             {"hold": {"noize": 1.0}},
             "hold names the latent site 'noize', which the model does not have; its latent sites are 'noise', 'slopes'",
         ),
+        ({"hold": "noise"}, "hold must be one of 'scales' or values by the name of the site, but got 'noise'"),
+        ({"hold": "scales"}, "the model has none; its latent sites are 'noise', 'slopes'. Give the values"),
         ({"hold": {"slopes": jnp.ones(3)}}, r"hold\['slopes'\] must be of the site's shape, \(2,\)"),
         ({"hold": {"slopes": jnp.ones(2), "noise": 1.0}}, "nothing to optimise"),
         ({"hold": {"noise": 1e-30}, "num_steps": 2}, "potential energy of chains .0. was not finite"),

@@ -14,7 +14,7 @@ from numpyro_wide import ReadoutPredictive, collapse_readout
 from numpyro_wide._blocks import blocks_of
 from numpyro_wide.diagnostics import _finished_run, _stored, to_arviz
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.readout import _draws
+from numpyro_wide.readout import _prediction_runs
 from numpyro_wide.runs import StoredDraws, reduced, run_in_pieces
 
 X = jnp.linspace(-1, 1, 6)[:, None]
@@ -63,7 +63,7 @@ def equal(found, expected):
     [
         (SplitHMC, {}),
         (NUTS, {}),
-        (SplitHMC, {"chain_method": "sequential", "thinning": 2}),
+        pytest.param(SplitHMC, {"chain_method": "sequential", "thinning": 2}, marks=pytest.mark.slow),
     ],
     ids=["split", "nuts", "one chain after the other"],
 )
@@ -139,7 +139,7 @@ def test_predictions_and_arviz_read_the_folder(monkeypatch, finished):
     assert all(isinstance(draws, np.memmap) for draws in stored.get_samples().values())
     copies = {name: jnp.asarray(draws) for name, draws in stored.get_samples().items()}
     in_memory = ReadoutPredictive(COLLAPSED, copies, (X, Y))
-    monkeypatch.setattr(_draws, "blocks_of", partial(blocks_of, block_bytes=300))  # 40 draws of 20 bytes
+    monkeypatch.setattr(_prediction_runs, "blocks_of", partial(blocks_of, block_bytes=300))  # 40 draws of 20 bytes
     on_disk = ReadoutPredictive(COLLAPSED, stored.get_samples(), (X, Y))
     x_new = jnp.array([[0.3], [2.0]])
     found, expected = (predictive(jax.random.key(1), x_new) for predictive in (on_disk, in_memory))

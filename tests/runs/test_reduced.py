@@ -71,7 +71,10 @@ def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     np.testing.assert_array_equal(stored["means"], stored["predictions"])
 
 
-@pytest.mark.parametrize("kernel_class", [PreconditionedCrankNicolson, MicrocanonicalLangevin])
+@pytest.mark.parametrize(
+    "kernel_class",
+    [PreconditionedCrankNicolson, pytest.param(MicrocanonicalLangevin, marks=pytest.mark.slow)],
+)
 def test_a_reduced_run_stores_no_weights_resumes_and_shows_the_kernel_s_diagnostics(kernel_class):
     sites = ["hidden", "scale"]
     kernel = reduced(kernel_class(COLLAPSED), drop=sites, functions={"along": random_projections(KEY, sites)})
@@ -103,6 +106,8 @@ def test_readout_function_is_the_mean_of_readout_predictive():
     expected = ReadoutPredictive(COLLAPSED, draws, (x, y))(KEY, X_TEST)["mean"]
     found = jax.vmap(readout_function(COLLAPSED, (x, y), X_TEST))(draws)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    by_keyword = jax.vmap(readout_function(COLLAPSED, (x,), model_kwargs={"y": y}, x=X_TEST))(draws)
+    np.testing.assert_array_equal(by_keyword, found)
 
 
 def test_function_ess_is_the_projected_ess_of_the_function_values(stored):
@@ -157,6 +162,8 @@ def test_a_readout_function_refuses_arguments_without_the_observations():
         readout_function(COLLAPSED, x, y)
     with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
         readout_function(COLLAPSED, (x,), X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
+    with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
+        readout_function(COLLAPSED, (), X_TEST, model_kwargs={"x": x})({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
 
 
 @pytest.mark.parametrize("name", runs.__all__)

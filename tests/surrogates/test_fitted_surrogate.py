@@ -345,7 +345,7 @@ def test_what_cannot_be_fitted_is_refused(arguments, options, message):
     [([1j, 0, 1, 1], {}), (["a"] * 4, {}), ([0, 1, 1, 1], {"offset": 1j})],
 )
 def test_what_holds_no_real_numbers_is_refused(observations, options):
-    with pytest.raises(TypeError, match="arrays must hold real numbers, .* has the type"):
+    with pytest.raises(TypeError, match="must hold real numbers, .* has the type"):
         fitted_surrogate(observations, "bernoulli", KERNEL, **options)
 
 

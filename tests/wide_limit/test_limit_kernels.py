@@ -261,43 +261,6 @@ def test_integers_of_any_kind_count_layers_and_rows(integer):
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"activation": "tanh"}, r"one of 'erf', 'gelu', 'identity', 'relu' .*'tanh'"),
-        ({"activation": jax.nn.relu}, "activation must be one of"),
-        ({"depth": -1}, "depth must be a whole number of at least 0, but got -1"),
-        ({"depth": 1.5}, "depth must be a whole number.*1.5"),
-        ({"depth": True}, "depth must be a whole number.*True"),
-        ({"w_std": -1.0}, "w_std must not be negative or NaN, but got -1.0"),
-        ({"readout_b_std": float("nan")}, "readout_b_std must not be negative or NaN"),
-        ({"b_std": [0.1, 0.2, 0.3]}, r"b_std must be a number or .*\(2,\), but got .* \(3,\)"),
-        ({"readout_w_std": [1.0, 2.0]}, r"readout_w_std must be a number.*\(2,\)"),
-        ({"block_size": 0}, "block_size must be a whole number of at least 1, but got 0"),
-    ],
-)
-def test_refuses_bad_networks(changes, message):
-    arguments = {"depth": 2, "activation": "relu", "w_std": 1.0, "b_std": 0.1} | changes
-    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
-        fcn_kernel(arguments.pop("depth"), arguments.pop("activation"), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("x1", "x2", "message"),
-    [
-        (np.ones(3), None, r"x1 must be a matrix .*shape \(3,\).*x\[None, :\]"),
-        (np.ones((2, 3)), np.ones((2, 4, 4)), r"x2 must be a matrix .*shape \(2, 4, 4\).*Flatten images"),
-        (np.ones((0, 3)), None, "at least one row"),
-        (np.ones((2, 3)), np.ones((2, 4)), r"same number of columns.*\(2, 3\) and \(2, 4\)"),
-        (np.array([[1.0, np.nan]]), None, "x1 must not contain NaN"),
-        (np.ones((2, 2)), np.array([[1.0, np.nan]]), "x2 must not contain NaN"),
-    ],
-)
-def test_refuses_bad_inputs(x1, x2, message):
-    with jax.debug_nans(False), pytest.raises(ValueError, match=message):
-        fcn_kernel(1, "erf", w_std=1.0, b_std=0.1)(x1, x2)
-
-
 @pytest.mark.parametrize("activation", ["erf", "gelu"])
 def test_the_program_does_not_grow_with_the_depth(activation):
     def square_roots(depth):

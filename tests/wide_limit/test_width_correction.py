@@ -133,23 +133,6 @@ def test_evidence_and_mean_of_networks_approach_it(x64):
         assert abs(found.log_evidence / width) > 4 * error  # it is seen
 
 
-def test_what_does_not_fit_is_refused():
-    units, kernel, targets = units_and_targets(20)
-    train, cross = kernel[:5, :5], kernel[5:, :5]
-    with pytest.raises(ValueError, match="units must be a matrix"):
-        width_correction(units[:5].T, train, targets, NOISE)
-    with pytest.raises(ValueError, match="two units m at least"):
-        width_correction(units[:5, :1], train, targets, NOISE)
-    with pytest.raises(ValueError, match="go together"):
-        width_correction(units[:5], train, targets, NOISE, units_new=units[5:])
-    with pytest.raises(ValueError, match=r"units_new must have shape .*the units of the training"):
-        width_correction(units[:5], train, targets, NOISE, units_new=units[5:, :7], kernel_cross=cross)
-    with pytest.raises(ValueError, match="Transpose it"):
-        width_correction(units[:5], train, targets, NOISE, units_new=units[5:], kernel_cross=cross.T)
-    with pytest.raises(ValueError, match="NaN"):
-        width_correction(units[:5] * np.nan, train, targets, NOISE)
-
-
 def test_compiles_and_agrees_in_single_precision():
     units, kernel, targets = (np.asarray(part, np.float32) for part in units_and_targets(20_000))
     with jax.enable_x64(True):

@@ -1,0 +1,188 @@
+"""Runs of the programs behind predictions: compiled once for some shapes, a block of draws at a time."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import logsumexp
+
+from numpyro_wide._blocks import blocks_of, is_mapped
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known
+from numpyro_wide._programs import TracedProgram, partition, run_compiled
+from numpyro_wide.readout._fit import Fit, refuse_mismatch
+from numpyro_wide.readout._model import Draws
+from numpyro_wide.readout._prediction_programs import Quantity, Setting
+from numpyro_wide.readout._run import StoppedRunError
+
+CHOICES = ("raise", "drop")
+_NUM_NAMED = 20
+
+
+class PredictionRuns:
+    """Runs of quantities for the draws of a fit.
+
+    Args:
+        fit: the wrapped model as it was fitted, with its draws.
+        batch_size: number of draws that are worked on at once; None for as many as the memory is meant for.
+    """
+
+    def __init__(self, fit: Fit, batch_size: int | None):
+        self.fit, self.batch_size = fit, batch_size
+        self._programs: dict[Any, TracedProgram] = {}
+
+    def elsewhere(self, quantity: Quantity, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
+        """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
+        try:
+            return self(quantity, rng_key, test)
+        except StoppedRunError as error:
+            self._refuse_noise_of_other_rows(error)
+            raise
+        except (AssertionError, ZeroDivisionError) as error:
+            if all(np.shape(leaf)[:1] != (0,) for leaf in jax.tree.leaves(test)):
+                raise
+            part = "a plate" if isinstance(error, AssertionError) else "an array"  # which is reshaped
+            raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
+        except TypeError as error:
+            refuse_mismatch(self.fit.model.fn, *test, error, "arguments", "those of the rows to predict, such as x_new")
+            raise
+
+    def __call__(self, quantity: Quantity, rng_key: Array | None, test: tuple = ()) -> tuple[Any, Any]:
+        """Return a quantity by draw, or its average, and which draws are finite.
+
+        Args:
+            quantity: what is computed.
+            rng_key: a PRNG key; None where nothing is drawn.
+            test: arguments and keyword arguments of the model at other inputs; none for what is of the fit alone.
+        """
+        fit = self.fit
+        fit.refuse_change()
+        data, rest = partition(((fit.args, fit.kwargs), test))
+
+        def run(rng_key: Array | None, draws: Draws, num_draws: int) -> tuple[Any, Array]:
+            setting = Setting(fit.names, self.batch_size, num_draws, rest)
+            return self._compiled(quantity, setting, rng_key, draws, fit.params, data)
+
+        if not is_mapped(fit.draws):
+            return run(rng_key, fit.draws, fit.num_draws)
+        return _in_blocks(run, rng_key, fit.draws, is_average=quantity.is_average)
+
+    def _compiled(self, quantity: Quantity, setting: Setting, *arrays: Any) -> Any:
+        """Run a program of this snapshot, which is traced when it is first run with arrays of some shapes."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+            return run_compiled(quantity.body, self.fit.model, setting, *arrays)
+        leaves, structure = jax.tree.flatten(arrays)
+        shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        key = quantity.body, setting, structure, shapes, getattr(jax.config, "jax_default_matmul_precision", None)
+        if key not in self._programs:
+            self.fit.refuse_change(thoroughly=True)
+            model = self.fit.model
+            self._programs[key] = TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
+        return self._programs[key](*arrays)
+
+    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
+        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
+        shapes = self.fit.shapes
+        if shapes is None:
+            return
+        noise, loc = shapes.noise_scale.shape, shapes.loc.shape
+        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
+        if is_by_row and error.num_rows != loc[0]:
+            raise ValueError(
+                f"the noise of observed site {self.fit.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
+                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
+                "argument of the model: a default value, or an array from outside of it, is the fit's."
+            ) from error
+
+
+def kept_draws(what: str, is_finite: Array, on_nonfinite: str, *, stacklevel: int = 3) -> np.ndarray | None:
+    """Return which draws to go on with; refuse the others, or leave them out in so many words.
+
+    Args:
+        what: name of what is computed by draw, for messages.
+        is_finite: whether the results of each draw are finite, (draws,).
+        on_nonfinite: what to do about the others, "raise" or "drop".
+        stacklevel: number of calls up to whoever called a method of ``ReadoutPredictive``, for the warning.
+
+    Returns:
+        Indices of the draws that are finite; None for all, as where the values are traced.
+
+    Raises:
+        FloatingPointError: if a draw is not finite and is not to be dropped, or none is finite.
+        ValueError: if draws are to be dropped whose values are not known, as under ``jit``.
+
+    Warns:
+        RuntimeWarning: if draws are dropped.
+    """
+    if not is_known(is_finite):
+        if on_nonfinite == "drop":
+            raise ValueError(
+                f"on_nonfinite='drop' must see which {what} are finite, but their values are not known here, as under "
+                "jax.jit; call outside of JAX's transformations, or take on_nonfinite='raise', where NaN is passed on "
+                "if values are not known."
+            )
+        return None
+    lost = np.flatnonzero(~np.asarray(is_finite))
+    if not lost.size:
+        return None
+    if lost.size == is_finite.size:
+        raise FloatingPointError(
+            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs, those of the fit and the "
+            f"new ones. If there is none, {NOISE_TOO_SMALL}; run {IN_FLOAT64}."
+        )
+    which = f"{what} of {_which(lost, is_finite.size)} are not finite"
+    why = f"{NOISE_TOO_SMALL}, or a draw is not finite itself"
+    if on_nonfinite == "raise":
+        raise FloatingPointError(
+            f"{which}: {why}. Run {IN_FLOAT64}, or predict from the others with on_nonfinite='drop'."
+        )
+    warnings.warn(
+        f"{which} and are left out: {why}. What is left is biased towards the draws that float64 would not be needed "
+        "for.",
+        RuntimeWarning,
+        stacklevel=stacklevel,
+    )
+    return np.flatnonzero(np.asarray(is_finite))
+
+
+def _which(lost: np.ndarray, num_draws: int) -> str:
+    if lost.size == 1:
+        return f"draw {lost[0]} of {num_draws}"
+    named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
+    return f"{lost.size} of {num_draws} draws ({named})"
+
+
+def _in_blocks(
+    run: Callable[[Array | None, dict[str, Any], int], tuple[Any, Array]],
+    rng_key: Array | None,
+    draws: dict[str, Any],
+    *,
+    is_average: bool,
+) -> tuple[Any, np.ndarray]:
+    """Run a function of draws for all of them, a block at a time, with results on the host.
+
+    Args:
+        run: function of a key, a block of draws and their number, which returns results and which draws are finite.
+        rng_key: a PRNG key, from which each block gets its own.
+        draws: all draws.
+        is_average: whether results are log densities under the average over a block's finite draws, to be averaged in
+            turn, rather than one for each draw.
+
+    Returns:
+        Results, and by draw whether they are finite.
+    """
+    found, is_finite = [], []
+    for start, block in blocks_of(draws, axis=0):
+        key = None if rng_key is None else jax.random.fold_in(rng_key, start)
+        results, finite = run(key, block, len(next(iter(block.values()))))
+        found.append(jax.tree.map(np.asarray, results))
+        is_finite.append(np.asarray(finite))
+    if is_average:
+        counts = np.array([finite.sum() for finite in is_finite])[:, None]
+        # A block without a finite draw has the weight zero, whatever its density.
+        parts = np.where(counts > 0, np.array(found), -np.inf)
+        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), np.concatenate(is_finite)
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), np.concatenate(is_finite)

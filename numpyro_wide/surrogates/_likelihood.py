@@ -1,0 +1,104 @@
+"""Interface of a likelihood that a surrogate is fitted to: start, derivatives, and their averages over normals."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from numpyro_wide._checks import check_no_nan, check_positive
+
+# Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
+Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
+_BATCH = 2**21  # function values at a time: bounds the memory of many nodes times many rows
+
+
+class Likelihood(ABC):
+    """A likelihood of n rows, given c function values each, in float64.
+
+    A likelihood with a name is one class, listed in ``LIKELIHOODS`` of :mod:`_likelihoods`. It says which
+    ``parameters`` it has, and refuses those and the observations that cannot be; it implements ``start`` and
+    ``derivatives``, usually by ``OneValue``; and it may have ``quick`` targets.
+
+    Attributes:
+        parameters: names of what has to be known besides the observations, keywords of ``fitted_surrogate``.
+        quick: function ``(observed, noise_scale, **parameters)`` to quick targets and their noise scale, the
+            likelihood's own where that is None; in JAX, so that it can be traced. None where there is none.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ()
+    quick: ClassVar[Callable[..., tuple[Array, Array]] | None] = None
+
+    @classmethod
+    def check_parameters(cls, given: dict[str, Any]) -> None:
+        """Refuse parameters that the likelihood cannot have: those that are not positive, unless it says otherwise."""
+        for name, value in given.items():
+            check_no_nan(name, value)
+            check_positive(name, value)
+
+    @classmethod
+    @abstractmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        """Refuse observations that the likelihood cannot give, where their numbers are known already."""
+
+    @property
+    @abstractmethod
+    def start(self) -> np.ndarray:
+        """Function values to begin the fit at, (n, c)."""
+
+    @abstractmethod
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        """Return log density, slope and weight at function values (q, n, c).
+
+        Terms that do not depend on these are left out of the first. The weight is minus the second derivative, the mean
+        over the c function values of a row, or something positive in its place where that may be negative.
+        """
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: np.ndarray, shares: np.ndarray) -> Derivatives:
+        """Average log density (n,), slope (n, c) and weight (n,) over independent normals.
+
+        Args:
+            mean: means of the function values, (n, c).
+            variance: their variances, (n,), which those of a row share.
+            nodes: standard normals, (q, n, c), or (q, 1, 1) for the same in all rows.
+            shares: weights of the nodes, (q,), which sum to one.
+        """
+        scale = np.sqrt(variance)[:, None]
+        size = max(1, _BATCH // mean.size)
+        totals: list[Any] = [0.0, 0.0, 0.0]
+        for start in range(0, len(nodes), size):
+            some = slice(start, start + size)
+            found = self.derivatives(mean + scale * nodes[some])
+            totals = [total + np.tensordot(shares[some], part, 1) for total, part in zip(totals, found, strict=True)]
+        return totals[0], totals[1], totals[2]
+
+
+@dataclass(frozen=True)
+class OneValue(Likelihood):
+    """A likelihood of observations that have one function value each.
+
+    Attributes:
+        observed: observations, (n,).
+        offset: what the function values have besides ``features @ readout``, (n,).
+    """
+
+    observed: np.ndarray
+    offset: np.ndarray
+
+    @property
+    def start(self) -> np.ndarray:
+        return (self.guess() - self.offset)[:, None]
+
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        value, slope, weight = self.along(values[..., 0] + self.offset)
+        return value, slope[..., None], weight
+
+    def guess(self) -> np.ndarray:
+        """Return function values, offset included, at which a fit may begin, (n,)."""
+        return np.zeros_like(self.observed)
+
+    @abstractmethod
+    def along(self, f: np.ndarray) -> Derivatives:
+        """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""

@@ -1,0 +1,420 @@
+"""What networks, models of networks and their scales refuse, and what users are told."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from flax import linen, nnx
+from numpyro.handlers import seed, trace
+
+from numpyro_wide import nn
+from numpyro_wide.nn import (
+    CNN,
+    FCN,
+    NTKConv,
+    NTKDense,
+    WideResNet,
+    bnn,
+    by_row_blocks,
+    network_parameters,
+    random_network,
+)
+from numpyro_wide.wide_limit import fcn_kernel
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 3)).astype("f")
+Y = (np.sin(2 * X[:, :2]) + 0.4).astype("f")
+NETWORK = FCN(2, 9, "erf", b_std=0.3, readout_b_std=0.2)
+NOISE = 0.3
+
+
+class WithBatchNorm(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.BatchNorm(use_running_average=True)(x)
+
+
+class SameName(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(2, name="layer")(x) + self.param("layer.kernel", linen.initializers.zeros, (2,))
+
+
+def run(model, *args):
+    return trace(seed(model, jax.random.key(0))).get_trace(*args)
+
+
+class Case(NamedTuple):
+    """A mistake, and what the user is told."""
+
+    name: str
+    call: Callable[[], Any]
+    message: str
+    error: type[Exception] = ValueError
+
+
+CASES = [
+    Case(
+        "network: activation must be one of erf",
+        lambda: jax.eval_shape(FCN(2, 3, "swish").init, jax.random.key(0), np.ones((2, 3))),
+        "activation must be one of 'erf', 'gelu'.* but got 'swish'",
+    ),
+    Case(
+        "network: depth must be a whole number",
+        lambda: jax.eval_shape(FCN(-1, 3).init, jax.random.key(0), np.ones((2, 3))),
+        "depth must be a whole number of at least 0, but got -1",
+    ),
+    Case(
+        "network: width must be a whole number",
+        lambda: jax.eval_shape(FCN(1, 0).init, jax.random.key(0), np.ones((2, 3))),
+        "width must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "network: w_std must be a number or",
+        lambda: jax.eval_shape(FCN(2, 3, w_std=(1.0,) * 3).init, jax.random.key(0), np.ones((2, 3))),
+        r"w_std must be a number or have shape \(2,\)",
+    ),
+    Case(
+        "network: w_std must not be negative",
+        lambda: jax.eval_shape(FCN(2, 3, w_std=-1.0).init, jax.random.key(0), np.ones((2, 3))),
+        "w_std must not be negative",
+    ),
+    Case(
+        "network: b_std must be at least 0",
+        lambda: jax.eval_shape(FCN(2, 3, b_std=1.5).init, jax.random.key(0), np.ones((2, 3))),
+        "b_std must be at least 0 and below 1",
+    ),
+    Case(
+        "network: positive second moment",
+        lambda: jax.eval_shape(FCN(2, 3, lambda u: 0 * u).init, jax.random.key(0), np.ones((2, 3))),
+        "positive second moment",
+    ),
+    Case(
+        "network: features must be a whole number",
+        lambda: jax.eval_shape(NTKDense(2.5).init, jax.random.key(0), np.ones((2, 3))),
+        "features must be a whole number",
+    ),
+    Case(
+        "network: padding must be one of CIRCULAR",
+        lambda: jax.eval_shape(NTKConv(2, padding="ZERO").init, jax.random.key(0), np.ones((1, 4, 4, 1))),
+        "padding must be one of 'CIRCULAR', 'SAME', 'VALID'",
+    ),
+    Case(
+        "network: images n height width channels but",
+        lambda: jax.eval_shape(CNN(1, 2).init, jax.random.key(0), np.ones((4, 28, 28))),
+        r"images \(n, height, width, channels\), but got shape \(4, 28, 28\)",
+    ),
+    Case(
+        "network: pooling must be one of flatten",
+        lambda: jax.eval_shape(CNN(1, 2, pooling="max").init, jax.random.key(0), np.ones((1, 4, 4, 1))),
+        "pooling must be one of 'flatten', 'mean', but got 'max'",
+    ),
+    Case(
+        "network: c must not be negative",
+        lambda: jax.eval_shape(WideResNet(1, 2, c=-1.0).init, jax.random.key(0), np.ones((1, 4, 4, 1))),
+        "c must not be negative",
+    ),
+    Case(
+        "network: num_blocks must be a whole number",
+        lambda: jax.eval_shape(WideResNet(0, 2).init, jax.random.key(0), np.ones((1, 4, 4, 1))),
+        "num_blocks must be a whole number",
+    ),
+    Case(
+        "scale of a network: readout_w_std must be a number",
+        lambda: FCN(1, 4, readout_w_std=np.ones(4)).init(jax.random.key(0), X),
+        "readout_w_std must be a number",
+    ),
+    Case(
+        "scale of a network: give its prior to bnn",
+        lambda: FCN(1, 4, w_std=dist.LogNormal(0, 1)).init(jax.random.key(0), X),
+        "give its prior to bnn",
+        TypeError,
+    ),
+    Case(
+        "scale of a kernel: input_scale",
+        lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=np.ones(2))(X),
+        "input_scale",
+    ),
+    Case(
+        "scale of a kernel: input_scale, 2",
+        lambda: fcn_kernel(1, "erf", w_std=1.0, b_std=0.0, input_scale=-1.0)(X),
+        "input_scale",
+    ),
+    Case(
+        "model: module must be a flax linen",
+        lambda: random_network("net", "FCN", X),
+        "module must be a flax.linen or flax.nnx module, but is a str",
+        TypeError,
+    ),
+    Case(
+        "model: FCN needs example inputs",
+        lambda: random_network("net", NETWORK),
+        "FCN needs example inputs",
+    ),
+    Case(
+        "model: has state besides its parameters batch_stats",
+        lambda: random_network("net", WithBatchNorm(), X),
+        "has state besides its parameters, batch_stats",
+    ),
+    Case(
+        "model: BatchNorm has state besides its parameters",
+        lambda: random_network("net", nnx.BatchNorm(3, rngs=nnx.Rngs(0)), X),
+        "BatchNorm has state besides its parameters, BatchStat",
+    ),
+    Case(
+        "model: FCN has no parameters",
+        lambda: random_network("net", FCN(0, 3), X),
+        "FCN has no parameters",
+    ),
+    Case(
+        "model: two parameters of the module SameName",
+        lambda: random_network("net", SameName(), X),
+        "two parameters of the module SameName would both be the site 'net.layer.kernel'; rename",
+    ),
+    Case(
+        "model: every parameter of Dense but net",
+        lambda: network_parameters({"hidden.kernel": jnp.ones((3, 2))}, "net", linen.Dense(2), X),
+        "every parameter of Dense, but 'net.bias', 'net.kernel' is missing; it has 'hidden.kernel'. Pass the name",
+    ),
+    Case(
+        "model: draws n kernel must have shape",
+        lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": jnp.ones((2, 3))}, "n", linen.Dense(2), X),
+        r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(2, 3\); pass the module",
+    ),
+    Case(
+        "model: draws n kernel must have shape, 2",
+        lambda: network_parameters({"n.bias": jnp.ones(2), "n.kernel": 1.0}, "n", linen.Dense(2), X),
+        r"draws\['n.kernel'\] must have shape \(..., 3, 2\), but has \(\)",
+    ),
+    Case(
+        "model: features_net must be a flax module",
+        lambda: bnn(3, 2, NOISE),
+        "features_net must be a flax module or a function .* is a int",
+        TypeError,
+    ),
+    Case(
+        "model: num_outputs must be a whole number",
+        lambda: bnn(NETWORK, 0, NOISE),
+        "num_outputs must be a whole number of at least 1",
+    ),
+    Case(
+        "model: noise must be positive",
+        lambda: bnn(NETWORK, 2, 0.0),
+        "noise must be positive",
+    ),
+    Case(
+        "model: readout_scale must be positive",
+        lambda: bnn(NETWORK, 2, NOISE, readout_scale=-1),
+        "readout_scale must be positive",
+    ),
+    Case(
+        "model: y must have shape 12 num_outputs",
+        lambda: bnn(NETWORK, None, NOISE)(X, Y),
+        r"y must have shape \(12,\) .* num_outputs=None",
+    ),
+    Case(
+        "model: noise must be finite but got",
+        lambda: bnn(NETWORK, 2, np.inf),
+        "noise must be finite, but got inf",
+    ),
+    Case(
+        "model: prior of noise must be one",
+        lambda: bnn(NETWORK, 2, dist.Uniform(-1, 1)),
+        "prior of noise must be one of positive numbers",
+    ),
+    Case(
+        "model: must hold real numbers complex",
+        lambda: bnn(NETWORK, 2, NOISE)(X + 1j, Y),
+        "must hold real numbers, .* complex",
+        TypeError,
+    ),
+    Case(
+        "model: must hold real numbers complex, 2",
+        lambda: bnn(NETWORK, 2, NOISE)(X, Y * 1j),
+        "must hold real numbers, .* complex",
+        TypeError,
+    ),
+    Case(
+        "model: x must be finite but 36",
+        lambda: bnn(NETWORK, 2, NOISE)(X / 0, Y),
+        "x must be finite, but 36 of its entries are infinite",
+    ),
+    Case(
+        "model: y must not contain NaN",
+        lambda: bnn(NETWORK, 2, NOISE)(X, np.full_like(Y, np.nan)),
+        "y must not contain NaN",
+    ),
+    Case(
+        "model: must give a matrix n d",
+        lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]),
+        r"must give a matrix \(n, d\)",
+    ),
+    Case(
+        "scale of a model: scales must be among w_std",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"depth": 3}), X, Y[:, 0]),
+        "scales must be among 'w_std'",
+    ),
+    Case(
+        "scale of a model: prior of w_std must be one",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Normal(0, 1)}), X, Y[:, 0]),
+        "prior of w_std must be one of",
+    ),
+    Case(
+        "scale of a model: but got Gamma",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Gamma(2.0, 1.0)}), X, Y[:, 0]),
+        "but got 'Gamma'",
+    ),
+    Case(
+        "scale of a model: give w_std too",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"b_std": dist.HalfNormal(1.0)}), X, Y[:, 0]),
+        "give w_std too",
+    ),
+    Case(
+        "scale of a model: must be a number or have",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.LogNormal(0, 1).expand([3])}), X, Y[:, 0]),
+        "must be a number or have shape",
+    ),
+    Case(
+        "scale of a model: one for each column",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"input_scale": np.ones(2)}), X, Y[:, 0]),
+        "one for each column",
+    ),
+    Case(
+        "scale of a model: w_std must be finite but got",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": np.inf}), X, Y[:, 0]),
+        "w_std must be finite, but got inf",
+    ),
+    Case(
+        "scale of a model: w_std must be finite",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": (1.0, np.nan)}), X, Y[:, 0]),
+        "w_std must be finite",
+    ),
+    Case(
+        "scale of a model: w_std must not be negative",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": -1.0}), X, Y[:, 0]),
+        "w_std must not be negative",
+    ),
+    Case(
+        "scale of a model: prior of w_std must be one, 2",
+        lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": dist.Uniform(-1, 1)}), X, Y[:, 0]),
+        "prior of w_std must be one of positive numbers, but is uniform from -1",
+    ),
+    Case(
+        "kind of scale: w_std must be a real number",
+        lambda: bnn(FCN(2, 7), None, **{"noise": 0.1, **{"scales": {"w_std": "1"}}}),
+        "w_std must be a real number or an array of them, but got '1'",
+        TypeError,
+    ),
+    Case(
+        "kind of scale: w_std must be a real number, 2",
+        lambda: bnn(FCN(2, 7), None, **{"noise": 0.1, **{"scales": {"w_std": 1j}}}),
+        "w_std must be a real number",
+        TypeError,
+    ),
+    Case(
+        "kind of scale: scales must be a dictionary but",
+        lambda: bnn(FCN(2, 7), None, **{"noise": 0.1, **{"scales": [1.0]}}),
+        "scales must be a dictionary, .* but is a list",
+        TypeError,
+    ),
+    Case(
+        "kind of scale: noise must be a real number",
+        lambda: bnn(FCN(2, 7), None, **{"noise": 0.1, **{"noise": "0.1"}}),
+        "noise must be a real number",
+        TypeError,
+    ),
+    Case(
+        "kind of scale: readout_scale must be numbers but is",
+        lambda: bnn(FCN(2, 7), None, **{"noise": 0.1, **{"readout_scale": dist.HalfNormal(1.0)}}),
+        "readout_scale must be numbers, but is a distribution",
+        TypeError,
+    ),
+    Case(
+        "scale of another module: FCN CNN or WideResNet",
+        lambda: bnn(jnp.tanh, None, 0.1, scales={"w_std": 1.0}),
+        "FCN, CNN or WideResNet",
+        TypeError,
+    ),
+    Case(
+        "noise: noise must broadcast",
+        lambda: run(bnn(FCN(1, 4), None, np.full((6, 1), 0.5)), X[:6]),
+        "noise must broadcast",
+    ),
+    Case(
+        "noise: noise must broadcast, 2",
+        lambda: run(bnn(FCN(1, 4), 1, np.full(3, 0.5)), X[:6]),
+        "noise must broadcast",
+    ),
+    Case(
+        "noise: noise must broadcast, 3",
+        lambda: run(bnn(FCN(1, 4), None, np.full(4, 0.5)), X[:6]),
+        "noise must broadcast",
+    ),
+    Case(
+        "noise: noise must broadcast, 4",
+        lambda: run(bnn(FCN(1, 4), None, dist.LogNormal(np.zeros(4), 1.0)), X[:6]),
+        "noise must broadcast",
+    ),
+    Case(
+        "blocks: block_size must be a whole number",
+        lambda: by_row_blocks(jnp.tanh, 0),
+        "block_size must be a whole number of at least 1",
+    ),
+    Case(
+        "blocks: number of rows auto or None",
+        lambda: by_row_blocks(jnp.tanh, "all"),
+        "number of rows, \"auto\" or None, but got 'all'",
+    ),
+    Case(
+        "blocks: block_size must be a whole number, 2",
+        lambda: bnn(NETWORK, 2, 0.3, block_size=2.5),
+        "block_size must be a whole number",
+    ),
+    Case(
+        "blocks: use by_row_blocks inside of a function",
+        lambda: bnn(jnp.tanh, 2, 0.3, block_size=5),
+        "use by_row_blocks inside of a function of your own",
+        TypeError,
+    ),
+    Case(
+        "scaled ReLU: width must be a whole number",
+        lambda: nn.ScaledReLU(0, 2).init(jax.random.key(0), X),
+        "(?s)width must be a whole number .* got 0",
+    ),
+    Case(
+        "scaled ReLU: num_outputs must be a whole number",
+        lambda: nn.ScaledReLU(4, 1.5).init(jax.random.key(0), X),
+        "(?s)num_outputs must be a whole number .* got 1.5",
+    ),
+    Case(
+        "scaled ReLU: expected what ScaledReLU init returns got",
+        lambda: nn.ScaledReLU(4, 2).linearize({}),
+        "(?s)" r"expected what ScaledReLU.*init returns.*got \{\}",
+    ),
+    Case(
+        "scaled ReLU: d 4 but got 3 5",
+        lambda: nn.ScaledReLU(4, 2).linearize(nn.ScaledReLU(5, 2).init(jax.random.key(0), X)),
+        "(?s)" r"\(d, 4\).*but got .*\(3, 5\)",
+    ),
+    Case(
+        "scaled ReLU: init_value must be positive everywhere but",
+        lambda: nn.inverse_time_schedule(0.0),
+        "(?s)init_value must be positive everywhere, but got 0.0",
+    ),
+    Case(
+        "scaled ReLU: slowdown must be positive everywhere but",
+        lambda: nn.inverse_time_schedule(1.0, slowdown=-1.0),
+        "(?s)slowdown must be positive everywhere, but got -1.0",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_mistakes(case):
+    with seed(rng_seed=0), pytest.raises(case.error, match=case.message):
+        case.call()

@@ -1,0 +1,500 @@
+"""What kernels, Gaussian processes and fits of the wide limit refuse, and what users are told."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_wide import wide_limit
+from numpyro_wide.wide_limit import (
+    empirical_nngp,
+    empirical_ntk,
+    fcn_kernel,
+    gp_log_evidence,
+    gp_posterior,
+    gradient_flow,
+    kernel_drift,
+    linearize,
+    ntk_ensemble,
+    width_correction,
+)
+from numpyro_wide.wide_limit.internal import smallest_eigenvalue
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2))
+Y = np.sin(2 * X[:, 0])
+GP = {
+    "kernel_train": np.eye(3),
+    "kernel_cross": np.ones((2, 3)),
+    "kernel_test": np.eye(2),
+    "targets": np.ones(3),
+    "noise_scale": 0.1,
+}
+EVIDENCE = {name: GP[name] for name in ("kernel_train", "targets", "noise_scale")}
+ENSEMBLE = {
+    "kernel_train": (np.eye(3), np.eye(3)),
+    "kernel_cross": (np.ones((2, 3)), np.ones((2, 3))),
+    "kernel_test": (np.eye(2), np.eye(2)),
+    "targets": np.ones(3),
+}
+FLOW = {"ntk_train": np.eye(3), "ntk_cross": np.ones((2, 3)), "targets": np.ones(3)}
+W, ROWS = jnp.ones(3), jnp.ones((2, 3))
+# Of five rows and of four new ones, 20 units each.
+UNITS, UNITS_NEW, TARGETS = RNG.normal(size=(5, 20)), RNG.normal(size=(4, 20)), RNG.normal(size=5)
+TRAIN, CROSS = UNITS @ UNITS.T / 20, UNITS_NEW @ UNITS.T / 20
+
+
+def linear(w, x):
+    return x @ w
+
+
+def kernel_of(changes):
+    arguments = {"depth": 2, "activation": "relu", "w_std": 1.0, "b_std": 0.1} | changes
+    return fcn_kernel(arguments.pop("depth"), arguments.pop("activation"), **arguments)
+
+
+@functools.cache
+def fitted():
+    return wide_limit.fit(X[:5], Y[:5], num_restarts=1)
+
+
+class Case(NamedTuple):
+    """A mistake, and what the user is told."""
+
+    name: str
+    call: Callable[[], Any]
+    message: str
+    error: type[Exception] = ValueError
+
+
+CASES = [
+    Case(
+        "kernel: one of erf gelu identity relu",
+        lambda: kernel_of({"activation": "tanh"}),
+        r"one of 'erf', 'gelu', 'identity', 'relu' .*'tanh'",
+    ),
+    Case(
+        "kernel: activation must be one of",
+        lambda: kernel_of({"activation": jax.nn.relu}),
+        "activation must be one of",
+    ),
+    Case(
+        "kernel: depth must be a whole number",
+        lambda: kernel_of({"depth": -1}),
+        "depth must be a whole number of at least 0, but got -1",
+    ),
+    Case(
+        "kernel: depth must be a whole number, 2",
+        lambda: kernel_of({"depth": 1.5}),
+        "depth must be a whole number.*1.5",
+    ),
+    Case(
+        "kernel: depth must be a whole number, 3",
+        lambda: kernel_of({"depth": True}),
+        "depth must be a whole number.*True",
+    ),
+    Case(
+        "kernel: w_std must not be negative or",
+        lambda: kernel_of({"w_std": -1.0}),
+        "w_std must not be negative or NaN, but got -1.0",
+    ),
+    Case(
+        "kernel: readout_b_std must not be negative or",
+        lambda: kernel_of({"readout_b_std": float("nan")}),
+        "readout_b_std must not be negative or NaN",
+    ),
+    Case(
+        "kernel: b_std must be a number or",
+        lambda: kernel_of({"b_std": [0.1, 0.2, 0.3]}),
+        r"b_std must be a number or .*\(2,\), but got .* \(3,\)",
+    ),
+    Case(
+        "kernel: readout_w_std must be a number 2",
+        lambda: kernel_of({"readout_w_std": [1.0, 2.0]}),
+        r"readout_w_std must be a number.*\(2,\)",
+    ),
+    Case(
+        "kernel: block_size must be a whole number",
+        lambda: kernel_of({"block_size": 0}),
+        "block_size must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "inputs: x1 must be a matrix shape",
+        lambda: kernel_of({})(np.ones(3), None),
+        r"x1 must be a matrix .*shape \(3,\).*x\[None, :\]",
+    ),
+    Case(
+        "inputs: x2 must be a matrix shape",
+        lambda: kernel_of({})(np.ones((2, 3)), np.ones((2, 4, 4))),
+        r"x2 must be a matrix .*shape \(2, 4, 4\).*Flatten images",
+    ),
+    Case(
+        "inputs: at least one row",
+        lambda: kernel_of({})(np.ones((0, 3)), None),
+        "at least one row",
+    ),
+    Case(
+        "inputs: same number of columns 2 3",
+        lambda: kernel_of({})(np.ones((2, 3)), np.ones((2, 4))),
+        r"same number of columns.*\(2, 3\) and \(2, 4\)",
+    ),
+    Case(
+        "inputs: x1 must not contain NaN",
+        lambda: kernel_of({})(np.array([[1.0, np.nan]]), None),
+        "x1 must not contain NaN",
+    ),
+    Case(
+        "inputs: x2 must not contain NaN",
+        lambda: kernel_of({})(np.ones((2, 2)), np.array([[1.0, np.nan]])),
+        "x2 must not contain NaN",
+    ),
+    Case(
+        "posterior: kernel_train must be a square matrix",
+        lambda: gp_posterior(**{**GP, **{"kernel_train": np.ones((3, 2))}}),
+        r"kernel_train must be a square matrix.*\(3, 2\)",
+    ),
+    Case(
+        "evidence: kernel_train must be a square matrix",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": np.ones((3, 2))}}),
+        r"kernel_train must be a square matrix.*\(3, 2\)",
+    ),
+    Case(
+        "posterior: kernel_test must be a square matrix",
+        lambda: gp_posterior(**{**GP, **{"kernel_test": np.ones(2)}}),
+        r"kernel_test must be a square matrix.*\(2,\)",
+    ),
+    Case(
+        "posterior: n_test n_train 2 3 but got",
+        lambda: gp_posterior(**{**GP, **{"kernel_cross": np.ones((3, 2))}}),
+        r"\(n_test, n_train\) = \(2, 3\), but got \(3, 2\). Transpose it.",
+    ),
+    Case(
+        "posterior: targets must have shape n_train 3",
+        lambda: gp_posterior(**{**GP, **{"targets": np.ones(4)}}),
+        r"targets must have shape .* n_train = 3.*got \(4,\)",
+    ),
+    Case(
+        "evidence: targets must have shape n_train 3",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"targets": np.ones(4)}}),
+        r"targets must have shape .* n_train = 3.*got \(4,\)",
+    ),
+    Case(
+        "posterior: targets must not contain NaN",
+        lambda: gp_posterior(**{**GP, **{"targets": np.array([1.0, np.nan, 2.0])}}),
+        "targets must not contain NaN",
+    ),
+    Case(
+        "evidence: targets must not contain NaN",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"targets": np.array([1.0, np.nan, 2.0])}}),
+        "targets must not contain NaN",
+    ),
+    Case(
+        "posterior: kernel_cross must not contain NaN",
+        lambda: gp_posterior(**{**GP, **{"kernel_cross": np.full((2, 3), np.nan)}}),
+        "kernel_cross must not contain NaN",
+    ),
+    Case(
+        "posterior: noise_scale must not be negative or",
+        lambda: gp_posterior(**{**GP, **{"noise_scale": -0.1}}),
+        "noise_scale must not be negative or NaN, but got -0.1",
+    ),
+    Case(
+        "evidence: noise_scale must not be negative or",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"noise_scale": -0.1}}),
+        "noise_scale must not be negative or NaN, but got -0.1",
+    ),
+    Case(
+        "posterior: noise_scale must be a number or",
+        lambda: gp_posterior(**{**GP, **{"noise_scale": np.ones(2)}}),
+        r"noise_scale must be a number or .*\(3,\), but got \(2,\)",
+    ),
+    Case(
+        "evidence: noise_scale must be a number or",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"noise_scale": np.ones(2)}}),
+        r"noise_scale must be a number or .*\(3,\), but got \(2,\)",
+    ),
+    Case(
+        "posterior: kernel_train must be symmetric by up",
+        lambda: gp_posterior(**{**GP, **{"kernel_train": np.eye(3) + np.eye(3, k=1)}}),
+        "kernel_train must be symmetric.*by up to 1, its largest entry being 1",
+    ),
+    Case(
+        "evidence: kernel_train must be symmetric by up",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": np.eye(3) + np.eye(3, k=1)}}),
+        "kernel_train must be symmetric.*by up to 1, its largest entry being 1",
+    ),
+    Case(
+        "posterior: kernel_test must be symmetric",
+        lambda: gp_posterior(**{**GP, **{"kernel_test": np.eye(2) + 0.01 * np.eye(2, k=1)}}),
+        "kernel_test must be symmetric",
+    ),
+    Case(
+        "posterior: not positive definite in float32 raise",
+        lambda: gp_posterior(**{**GP, **{"kernel_train": -np.eye(3)}}),
+        "not positive definite in float32: raise noise_scale",
+    ),
+    Case(
+        "evidence: not positive definite in float32 raise",
+        lambda: gp_log_evidence(**{**EVIDENCE, **{"kernel_train": -np.eye(3)}}),
+        "not positive definite in float32: raise noise_scale",
+    ),
+    Case(
+        "evidence: not positive definite",
+        lambda: gp_log_evidence(jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.ones(2), 0.1),
+        "not positive definite",
+    ),
+    Case(
+        "ensemble: kernel_train must be the pair nngp",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_train": np.eye(3)}}),
+        r"kernel_train must be the pair \(nngp, ntk\).*shape \(3, 3\)",
+    ),
+    Case(
+        "ensemble: kernel_crosss nngp 2 3 but got",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_cross": [np.ones((3, 2))] * 2}}),
+        r"kernel_cross's nngp .*= \(2, 3\), but got \(3, 2\)",
+    ),
+    Case(
+        "ensemble: kernel_trains ntk 3 3 but got",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_train": (np.eye(3), np.eye(2))}}),
+        r"kernel_train's ntk .*= \(3, 3\), but got \(2, 2\)",
+    ),
+    Case(
+        "ensemble: targets must have shape n_train 3",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"targets": np.ones((2, 1))}}),
+        r"targets must have shape .*n_train = 3",
+    ),
+    Case(
+        "ensemble: kernel_trains ntk must be symmetric",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_train": (np.eye(3), np.eye(3) + np.eye(3, k=1))}}),
+        "kernel_train's ntk must be symmetric",
+    ),
+    Case(
+        "ensemble: time must not be negative or",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"time": -1.0}}),
+        "time must not be negative or NaN, but got -1.0",
+    ),
+    Case(
+        "ensemble: time must be a number but",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"time": np.ones(2)}}),
+        r"time must be a number, but got shape \(2,\). Use jax.vmap",
+    ),
+    Case(
+        "ensemble: kernel_tests nngp must not contain NaN",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_test": [np.full((2, 2), np.nan)] * 2}}),
+        "kernel_test's nngp must not contain NaN",
+    ),
+    Case(
+        "ensemble: ntk_cross must not contain NaN",
+        lambda: ntk_ensemble(**{**ENSEMBLE, **{"kernel_cross": (np.ones((2, 3)), np.full((2, 3), np.nan))}}),
+        "ntk_cross must not contain NaN",
+    ),
+    Case(
+        "gradient flow: ntk_train must be a square matrix",
+        lambda: gradient_flow(**{**FLOW, **{"ntk_train": np.ones((3, 2))}}),
+        "ntk_train must be a square matrix",
+    ),
+    Case(
+        "gradient flow: ntk_cross must have shape n_test n_train",
+        lambda: gradient_flow(**{**FLOW, **{"ntk_cross": np.ones(3)}}),
+        r"ntk_cross must have shape \(n_test, n_train\)",
+    ),
+    Case(
+        "gradient flow: initial_train must have shape 3 but",
+        lambda: gradient_flow(**{**FLOW, **{"initial_train": np.ones(2)}}),
+        r"initial_train must have shape .*\(3,\), but got \(2,\)",
+    ),
+    Case(
+        "gradient flow: initial_test must have shape 2 but",
+        lambda: gradient_flow(**{**FLOW, **{"initial_test": np.ones((2, 1))}}),
+        r"initial_test must have shape .*\(2,\), but got \(2, 1\)",
+    ),
+    Case(
+        "gradient flow: initial_test must not contain NaN",
+        lambda: gradient_flow(**{**FLOW, **{"initial_test": np.nan}}),
+        "initial_test must not contain NaN",
+    ),
+    Case(
+        "empirical kernel: floating arrays but got dtypes int32",
+        lambda: empirical_ntk(linear, W.astype(int), ROWS),
+        r"floating arrays, but got dtypes \['int32'\]",
+    ),
+    Case(
+        "empirical kernel: pytree of floating arrays",
+        lambda: empirical_ntk(linear, {}, ROWS),
+        "pytree of floating arrays",
+    ),
+    Case(
+        "empirical kernel: one row for each of the",
+        lambda: empirical_ntk(lambda w, x: jnp.sum(x @ w), W, ROWS),
+        r"one row for each of the 2 rows .*\(\)",
+    ),
+    Case(
+        "empirical kernel: one row for each PyTreeDef",
+        lambda: empirical_ntk(lambda w, x: (x, x), W, ROWS),
+        "one row for each .*PyTreeDef",
+    ),
+    Case(
+        "empirical kernel: same shape but got 2 3",
+        lambda: empirical_ntk(linear, W, ROWS, ROWS[:, :2]),
+        r"same shape, but got \(2, 3\) and \(2, 2\)",
+    ),
+    Case(
+        "empirical kernel: block_size but got 1",
+        lambda: empirical_ntk(linear, W, ROWS, block_size=-1),
+        "block_size .* but got -1",
+    ),
+    Case(
+        "empirical kernel: must return a matrix n d",
+        lambda: empirical_nngp(linear, W, ROWS),
+        r"must return a matrix \(n, d\), but returned shape \(2,\)",
+    ),
+    Case(
+        "empirical kernel: floating arrays",
+        lambda: linearize(linear, W.astype(int)),
+        "floating arrays",
+    ),
+    Case(
+        "empirical kernel: structure of params0",
+        lambda: linearize(linear, W)({"w": W}, ROWS),
+        "structure of params0",
+    ),
+    Case(
+        "empirical kernel: shapes of params0 3 but got",
+        lambda: linearize(linear, W)(W[:2], ROWS),
+        r"shapes of params0, \[\(3,\)\], but got \[\(2,\)\]",
+    ),
+    Case(
+        "empirical kernel: same shape 2 3 and 3",
+        lambda: kernel_drift(ROWS, ROWS.T),
+        r"same shape.*\(2, 3\) and \(3, 2\)",
+    ),
+    Case(
+        "empirical kernel: n n or n n k",
+        lambda: smallest_eigenvalue(ROWS),
+        r"\(n, n\) or \(n, n, k, k\), but got \(2, 3\)",
+    ),
+    Case(
+        "fit: x must be a matrix",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": X[:, 0]}}),
+        "x must be a matrix",
+    ),
+    Case(
+        "fit: at least one row",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": X[:0], "y": Y[:0]}}),
+        "at least one row",
+    ),
+    Case(
+        "fit: targets",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": Y[:5]}}),
+        "targets",
+    ),
+    Case(
+        "fit: NaN",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": np.where(Y > 0.5, np.nan, Y)}}),
+        "NaN",
+    ),
+    Case(
+        "fit: y must be finite but 1",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": np.append(Y[1:], np.inf)}}),
+        "y must be finite, but 1 of its entries are infinite; drop or",
+    ),
+    Case(
+        "fit: x must be finite but 1",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"x": np.append(X[1:], [[0, -np.inf]], axis=0)}}),
+        "x must be finite, but 1 of its",
+    ),
+    Case(
+        "fit: y must hold real numbers complex128",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": Y + 1j}}),
+        "y must hold real numbers, .* complex128",
+        TypeError,
+    ),
+    Case(
+        "fit: y must hold real numbers",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": ["a"] * 40}}),
+        "y must hold real numbers",
+        TypeError,
+    ),
+    Case(
+        "fit: input_scale must be True or False",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"input_scale": np.ones(2)}}),
+        "input_scale must be True or False",
+    ),
+    Case(
+        "fit: input_scale, another word",
+        lambda: wide_limit.fit(X, Y, input_scale=("compare",)),
+        r"or both to compare, \(False, True\), but got \('compare',\)",
+    ),
+    Case("fit: input_scale, none of both", lambda: wide_limit.fit(X, Y, input_scale=()), "no architecture"),
+    Case(
+        "fit: closed form kernels",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"activation": "tanh"}}),
+        "closed-form kernels",
+    ),
+    Case(
+        "fit: depth must be",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"depth": 0}}),
+        "depth must be",
+    ),
+    Case(
+        "fit: no architecture",
+        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"depth": ()}}),
+        "no architecture",
+    ),
+    Case(
+        "fit: jit",
+        lambda: jax.jit(lambda x: wide_limit.fit(x, Y).log_evidence)(X),
+        "jit",
+        TypeError,
+    ),
+    Case(
+        "prediction: no rows to predict",
+        lambda: fitted().predict(X[:0]),
+        "no rows to predict",
+    ),
+    Case(
+        "prediction: 2 columns",
+        lambda: fitted().predict(X[:, :1]),
+        "2 columns",
+    ),
+    Case(
+        "width correction: units must be a matrix",
+        lambda: width_correction(UNITS.T, TRAIN, TARGETS, 0.4),
+        "units must be a matrix",
+    ),
+    Case(
+        "width correction: two units m at least",
+        lambda: width_correction(UNITS[:, :1], TRAIN, TARGETS, 0.4),
+        "two units m at least",
+    ),
+    Case(
+        "width correction: go together",
+        lambda: width_correction(UNITS, TRAIN, TARGETS, 0.4, units_new=UNITS_NEW),
+        "go together",
+    ),
+    Case(
+        "width correction: units_new must have shape the units",
+        lambda: width_correction(UNITS, TRAIN, TARGETS, 0.4, units_new=UNITS_NEW[:, :7], kernel_cross=CROSS),
+        r"units_new must have shape .*the units of the training",
+    ),
+    Case(
+        "width correction: Transpose it",
+        lambda: width_correction(UNITS, TRAIN, TARGETS, 0.4, units_new=UNITS_NEW, kernel_cross=CROSS.T),
+        "Transpose it",
+    ),
+    Case(
+        "width correction: NaN",
+        lambda: width_correction(UNITS * np.nan, TRAIN, TARGETS, 0.4),
+        "NaN",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_mistakes(case):
+    with jax.debug_nans(False), pytest.raises(case.error, match=case.message):
+        case.call()
