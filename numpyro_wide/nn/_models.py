@@ -34,10 +34,9 @@ def bnn(
 
     Its sites, in their order: "noise" and the scales that are latent, each a deterministic site beside one called
     "noise_base" and so on, which is N(0, 1) a priori, like all other weights (of noise by row, those of
-    :class:`NoiseNetwork`); "hidden.…", one standard
-    normal site for each parameter of ``features_net`` (:func:`random_network`), such as "hidden.hidden_0.kernel";
-    "features", (n, d); "readout", standard normal, (d, k), or (d,) without ``num_outputs``; and "y" in the plate
-    "rows". So, in full::
+    :class:`NoiseNetwork`); "hidden.…", one standard normal site for each parameter of ``features_net``
+    (:func:`random_network`), such as "hidden.hidden_0.kernel"; "features", (n, d); "readout", standard normal, (d, k),
+    or (d,) without ``num_outputs``; and "y" in the plate "rows". So, in full::
 
         repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise)  # latent: "noise"
         collapse_readout(model, readout="readout", features="features", observed="y")

@@ -160,6 +160,7 @@ TARGETS = {
 }
 # Kept in every run of the tests: one kernel on every target; the others, and float64, once. Of SplitHMC's persistence
 # that adapts itself only what is far, in float32: near N(0, I) it is the other one.
+# Handlers in float32 alone: they change what the model's sites are, not how a kernel rounds.
 CASES = [
     pytest.param(kernel, target, x64, marks=[] if kernel == "split" and not x64 else pytest.mark.slow)
     for kernel in KERNELS
