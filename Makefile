@@ -15,11 +15,12 @@ SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/da
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Every case is in one of these (tests/schedule.py).
-QUICK := -m "not numerics and not shown"
+QUICK := -m "not numerics and not long and not shown"
 NUMERICS := -m "numerics"
+LONG := -m "long"
 SHOWN := -m "shown"
 
-.PHONY: demo test test-numerics test-shown mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-long test-shown mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -38,7 +39,10 @@ test: $(VENV)/.dev-installed
 
 # As users compile: nothing set.
 test-numerics: $(VENV)/.dev-installed
-	RANDOM_MODELS=250 $(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
+	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev-installed
+	QUICK_COMPILE=1 RANDOM_MODELS=250 $(PYTEST) $(LONG) $(PYTEST_ARGS)
 
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
@@ -47,7 +51,7 @@ test-shown: $(VENV)/.dev-installed
 mutants: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(BIN)/python -m tests.mutants $(if $(ONLY),"$(ONLY)")
 
-test-all: test test-numerics test-shown test-newer
+test-all: test test-numerics test-long test-shown test-newer
 
 test-newer:
 	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \

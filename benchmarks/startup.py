@@ -4,6 +4,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 
 CODE = """
 import sys, time
@@ -39,15 +40,51 @@ NUM_ROUNDS = 5
 LENGTHS = {"the first draw after 20 steps": (20, 1), "the README's 200 after 200": (200, 200)}
 
 
-def measured(kernel: str, lengths: tuple[int, int]) -> list[float]:
-    """Measure seconds, processor seconds and programs compiled, in a fresh process that keeps no compiled programs."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+def measured(kernel: str, lengths: tuple[int, int], **settings: str) -> list[float]:
+    """Measure a fresh process, which keeps compiled programs only where these settings of the environment say so.
+
+    Args:
+        kernel: "NUTS" or "SplitHMC".
+        lengths: steps of warmup, and draws.
+        **settings: variables of the environment.
+
+    Returns:
+        Seconds, processor seconds, programs compiled, and lines of messages.
+    """
+    dropped = ("JAX_", "TF_CPP_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     command = [sys.executable, "-W", "ignore", "-c", CODE, kernel, *map(str, lengths)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return [float(word) for word in finished.stdout.split()]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment | settings)
+    return [*map(float, finished.stdout.split()), float(finished.stderr.count("\n"))]
 
 
 def tables() -> None:
+    """Make every table of this file."""
+    against_nuts()
+    with_programs_kept()
+
+
+def with_programs_kept() -> None:
+    """Measure a second process that finds the programs of the first in JAX's persistent cache."""
+    print("\n## The README's run in a first process and in a second, with JAX_COMPILATION_CACHE_DIR set\n")
+    print("| programs kept | first process | second | second / first | of processor seconds | lines of messages |")
+    print("|---|---|---|---|---|---|")
+    every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cases = {
+        "from 1 s on, JAX's default": {},
+        "all": every,
+        "all, quiet": every | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    }
+    for name, options in cases.items():
+        with tempfile.TemporaryDirectory() as folder:
+            settings = options | {"JAX_COMPILATION_CACHE_DIR": folder}
+            first, second = (measured("SplitHMC", (200, 200), **settings) for _ in range(2))
+        wall, cpu = (after / before for before, after in zip(first[:2], second[:2], strict=True))
+        cells = f"| {first[0]:.1f} s | {second[0]:.1f} s | {wall:.2f} | {cpu:.2f} | {second[3]:.0f} |"
+        print(f"| {name} {cells}", flush=True)
+
+
+def against_nuts() -> None:
     """Make one table: the two kernels take turns, and the ratios are medians over the rounds."""
     print("\n## From mcmc.run to the first draw: SplitHMC over NUTS, n = 20, width 200, collapsed, two chains\n")
     print("| run until | NUTS | SplitHMC | ratio | of processor seconds | programs | goal |")

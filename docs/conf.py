@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 from jupyter_cache import get_cache
@@ -21,14 +22,16 @@ version = release = numpyro_wide.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
+    "mathml",
     "sphinx.ext.viewcode",
     "sphinxcontrib.bibtex",
 ]
 napoleon_use_ivar = True  # attributes of named tuples are documented once
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
+html_math_renderer = "mathml"
 math_eqref_format = "eq. {number}"  # as docstrings cite papers
 exclude_patterns = ["_build"]
 html_theme = "furo"
@@ -36,6 +39,8 @@ html_static_path = ["_static"]
 html_css_files = ["outputs.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True  # a function by its name, not by its address
+autosummary_generate = False  # tables alone: objects stand on the page
 bibtex_bibfiles = [pages.BIBLIOGRAPHY.name]
 bibtex_default_style = "years"
 bibtex_reference_style = "years"
@@ -49,7 +54,13 @@ nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_execution_excludepatterns = ["notebooks/*"]  # shown with the outputs that it holds; the tests run it
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
+# Pages run a program once or twice: most of their time is compilation, shortened as `make test` does (conftest.py).
+if metadata.version("jaxlib").startswith("0.9."):
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ.setdefault("XLA_FLAGS", quick)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["CI"] = "true"  # NumPyro draws no progress bars there
 # ArviZ 0.23 announces its next generation at import, and tqdm misses a widget.
 os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
@@ -69,9 +80,17 @@ def skip_fields(app, what, name, obj, skip, options):
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+def leave_out_flax_fields(app, what, name, obj, options, signature, returned):
+    """Leave out what every flax module takes besides its own fields: its parent and its name."""
+    return re.sub(r", parent=<[^>]*>(, name=[^,)]*)?", "", signature or "") or signature, returned
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", leave_out_flax_fields)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", dollars_to_roles, priority=1)
     app.connect("autodoc-process-docstring", pages.cite_in_docstring, priority=2)
     app.connect("source-read", pages.cite_in_page)
     app.connect("source-read", pages.offer_notebook)
+    app.connect("source-read", pages.list_names)
+    app.connect("doctree-resolved", pages.link_figures)

@@ -3,9 +3,11 @@
 import dataclasses
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
+from docutils import nodes
 from pybtex.database import parse_file
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.plain import Style as PlainStyle
@@ -17,6 +19,7 @@ from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferen
 BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
+AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)", re.MULTILINE)
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$", re.MULTILINE | re.DOTALL
 )
@@ -49,6 +52,31 @@ def offer_notebook(app, docname, source):
         title, _, rest = source[0].partition("\n")
         link = f"{{nb-download}}`This page as a notebook <{docname.rpartition('/')[2]}.ipynb>`"
         source[0] = f"{title}\n\n{link}\n{rest}"
+
+
+def link_figures(app, doctree, docname):
+    """Make every figure of a page a link to itself at its full size."""
+    root = os.path.relpath(".", os.path.dirname(docname) or ".")
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(image["uri"])
+        if "figures" in path.parts and not isinstance(image.parent, nodes.reference):
+            target = f"{root}/_images/{path.name}".removeprefix("./")
+            image.replace_self(nodes.reference("", "", image.deepcopy(), refuri=target))
+
+
+def list_names(app, docname, source):
+    """Put a table of its names, with the first line of each, under the title of a page of the API."""
+    if not docname.startswith("api/"):
+        return
+    listed = []
+    for kind, target in AUTODOC.findall(source[0]):
+        public = getattr(import_module(target), "__all__", ()) if kind == "module" else ()
+        listed += [f"{target}.{name}" for name in public] or [target]
+    if len(listed) > 1:
+        title, _, rest = source[0].partition("\n")
+        entries = "\n".join(f"   ~{name}" for name in listed)
+        table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{entries}\n```\n"
+        source[0] = f"{title}\n\n{table}\n{rest}"
 
 
 def names(entry) -> list[str]:
@@ -94,6 +122,7 @@ def cite_in_page(app, docname, source):
             parts += [cite(source[0][end : match.start()], "{{{}}}`{}`"), match[0]]
             end = match.end()
         source[0] = "".join([*parts, cite(source[0][end:], "{{{}}}`{}`")])
+        source[0] = re.sub(r"\b[Ee]quations?\s+(?=\{eq\})", "", source[0])  # which a reference says itself, "eq. 3"
 
 
 def cite_in_docstring(app, what, name, obj, options, lines):

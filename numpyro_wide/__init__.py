@@ -38,12 +38,13 @@ from numpyro_wide.surrogates import surrogate_targets as surrogate_targets
 
 if TYPE_CHECKING:
     from numpyro_wide import datasets as datasets
+    from numpyro_wide import estimators as estimators
     from numpyro_wide import nn as nn
 
 __version__ = "0.1.0"
 
-# Parts that bring libraries which NumPyro has not loaded, such as flax, are imported when first used.
-_LAZY = ("datasets", "nn")
+# Parts that bring libraries which NumPyro has not loaded, such as flax or scikit-learn, are imported when first used.
+_LAZY = ("datasets", "estimators", "nn")
 
 __all__ = [
     "AmortizedForwardKL",

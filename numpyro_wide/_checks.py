@@ -1,6 +1,6 @@
 """Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Number
 from operator import index
 from typing import Any
@@ -14,6 +14,30 @@ from jax.typing import ArrayLike
 # What several errors say in the middle of their sentence.
 IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
+
+
+def kind_of(value: Any) -> str:
+    """Return the name of a value's type with its article, for messages: "an int", "a list"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' or name.startswith(('ndarray', 'MCMC', 'SVI')) else 'a'} {name}"
+
+
+def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
+    """Refuse tables of pandas or polars, columns too, among the arguments of a model.
+
+    Args:
+        arguments: arguments of the model.
+        keywords: keyword arguments of the model.
+
+    Raises:
+        TypeError: if one of them is such a table.
+    """
+    for name, value in [*((f"argument {place}", value) for place, value in enumerate(arguments)), *keywords.items()]:
+        if hasattr(value, "to_numpy"):
+            raise TypeError(
+                f"the model's arguments must be arrays, but {name} is {kind_of(value)}; pass its numbers, "
+                ".to_numpy(), with the columns in the same order for the fit and for predictions."
+            )
 
 
 def is_known(value: Any) -> bool:
@@ -70,7 +94,7 @@ def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> i
         return number
     if isinstance(value, Number | np.generic | str):
         raise ValueError(f"{name} must be a whole number of at least {least}, but got {value!r}.")
-    came = f"{name} must be a whole number, but is a {type(value).__name__}"
+    came = f"{name} must be a whole number, but is {kind_of(value)}"
     raise TypeError(f"{came}; the order is {order}." if order else f"{came}.")
 
 
@@ -166,8 +190,17 @@ def check_no_nan(name: str, value: Any) -> None:
     num_nan = sum(int(np.isnan(part).sum()) for part in parts)
     if num_nan:
         raise ValueError(
-            f"{name} must not contain NaN, but {num_nan} of its entries do; drop or impute the missing ones."
+            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts)}; drop or impute the "
+            "missing ones."
         )
+
+
+def _first_row(parts: list[np.ndarray]) -> str:
+    """Return in words which row of the one array holds the first NaN; of parts in several places nothing."""
+    if len(parts) > 1 or not parts[0].ndim:
+        return ""
+    by_row = np.isnan(parts[0]).reshape(len(parts[0]), -1).any(axis=1)
+    return f", the first in row {int(by_row.argmax())}"
 
 
 def check_finite(name: str, value: Any) -> None:
@@ -227,8 +260,7 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
     is_typed = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     if not is_typed and not (isinstance(value, Array | np.ndarray) and value.dtype == np.uint32):
         raise TypeError(
-            f"{name} must be a PRNG key, such as jax.random.key(0), but is a {type(value).__name__}; the order is "
-            f"{order}."
+            f"{name} must be a PRNG key, such as jax.random.key(0), but is {kind_of(value)}; the order is {order}."
         )
     leading = value.shape if is_typed else value.shape[:-1]  # a key of the older kind is a vector
     if leading and not several:

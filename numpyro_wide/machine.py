@@ -90,9 +90,18 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
 
 def double_precision() -> Any:
     """Return a context in which JAX computes in float64, whatever it is set to."""
-    try:
-        return jax.enable_x64(True)
-    except AttributeError:  # jax < 0.8
-        from jax.experimental import enable_x64
+    return precision(True)
 
-        return enable_x64()
+
+def precision(is_double: bool) -> Any:
+    """Return a context in which JAX computes in float64, or in float32, whatever it is set to.
+
+    Args:
+        is_double: whether it computes in float64.
+    """
+    try:
+        return jax.enable_x64(is_double)
+    except AttributeError:  # jax < 0.8
+        from jax.experimental import disable_x64, enable_x64
+
+        return enable_x64() if is_double else disable_x64()

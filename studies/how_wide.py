@@ -206,25 +206,25 @@ def lines(rows, form, depth, value):
 
 
 def draw(rows, options):
-    """Draw effective draws by width: a gradient above, a core second below."""
+    """Draw effective draws a gradient and a core second by width, a figure each: a row a depth, a column a form."""
     forms = [form for form in FORMS if any(cell.form == form for cell in rows)]
     depths = sorted({cell.depth for cell in rows})
-    panels = [(depth, form) for depth in depths for form in forms]
-    figure, axes = plt.subplots(
-        2, len(panels), figsize=(1 + 1.7 * len(panels), 5), sharey="row", squeeze=False, layout="constrained"
-    )
-    for column, (depth, form) in zip(axes.T, panels, strict=True):
-        _common.plot_lines(column[0], lines(rows, form, depth, lambda row: row.ess_bulk / row.gradients))
-        _common.plot_lines(column[1], lines(rows, form, depth, lambda row: row.ess_bulk / row.seconds))
-        for panel in column:
-            _common.number_ticks(panel, sorted({cell.width for cell in rows}))
-            panel.tick_params(axis="x", labelsize=6)
-        column[0].set_title(f"{form}, depth {depth}", fontsize=8)
-    axes[0, 0].set_ylabel("effective draws a gradient")
-    axes[1, 0].set_ylabel("effective draws a core second")
-    axes[0, 0].legend(fontsize=7)
-    figure.supxlabel("width")
-    _common.save(figure, options, "how_wide.png", dpi=110)
+    widths = sorted({cell.width for cell in rows})
+    for unit, cost in (("gradient", "gradients"), ("core second", "seconds")):
+        size = 1 + 2.4 * len(forms), 1 + 1.8 * len(depths)
+        figure, axes = plt.subplots(
+            len(depths), len(forms), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+        )
+        for depth, row in zip(depths, axes, strict=True):
+            for form, panel in zip(forms, row, strict=True):
+                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_bulk / getattr(row, cost))
+                _common.plot_lines(panel, found)
+                _common.number_ticks(panel, widths)
+                panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
+        axes[0, 0].legend(fontsize=8)
+        figure.supxlabel("width", fontsize=10)
+        figure.supylabel(f"effective samples a {unit}", fontsize=10)
+        _common.save(figure, options, f"how_wide_{cost}.png", dpi=110)
 
 
 def main(options):

@@ -81,10 +81,11 @@ def test_contributing_has_the_commands_that_ci_runs():
 
 def test_every_case_is_in_one_step_of_ci():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    steps = dict(re.findall(r'^(QUICK|NUMERICS|SHOWN) := -m "(.*)"$', makefile, re.M))
-    assert len(steps) == 3
-    for mark in ("", "numerics", "shown"):
-        selected = [step for step, marks in steps.items() if eval(marks, {m: m == mark for m in ("numerics", "shown")})]
+    steps = dict(re.findall(r'^(QUICK|NUMERICS|LONG|SHOWN) := -m "(.*)"$', makefile, re.M))
+    others = [mark.split(":")[0] for mark in schedule.MARKS if not mark.startswith("slow")]
+    assert len(steps) == 4
+    for mark in ("", *others):
+        selected = [step for step, marks in steps.items() if eval(marks, {m: m == mark for m in others})]
         assert selected == [mark.upper() or "QUICK"]
     run_by_ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for step in steps:
@@ -93,7 +94,7 @@ def test_every_case_is_in_one_step_of_ci():
 
 
 def test_the_schedule_names_rooms_and_files_that_exist():
-    assert [part for part in (*schedule.NUMERICS, *schedule.SHOWN) if not (ROOT / part).exists()] == []
+    assert [part for part in (*schedule.NUMERICS, *schedule.LONG, *schedule.SHOWN) if not (ROOT / part).exists()] == []
     assert [name for name in schedule.PLUMBING if not list((ROOT / "tests").rglob(name))] == []
 
 

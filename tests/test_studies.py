@@ -57,7 +57,7 @@ FIGURES = {
     "exact_laws.py": {"exact_laws.csv", "exact_laws_chains.csv", "exact_laws.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
-    "how_wide.py": {"how_wide.csv", "how_wide.png"},
+    "how_wide.py": {"how_wide.csv", "how_wide_gradients.png", "how_wide_seconds.png"},
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {

@@ -11,7 +11,7 @@ from jax import Array, random
 from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, check_no_nan, listing, whole_number
+from numpyro_wide._checks import check_key, check_no_nan, kind_of, listing, whole_number
 from numpyro_wide._traces import Sites, run_model, unwrap
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -128,7 +128,7 @@ def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None
     if not isinstance(observed_values, Mapping):
         first = "site" if observed is None else observed[0]
         raise TypeError(
-            f"observed_values must be a dictionary with {keys}, but is a {type(observed_values).__name__}; write "
+            f"observed_values must be a dictionary with {keys}, but is {kind_of(observed_values)}; write "
             f"{{{first!r}: ...}}."
         )
     if observed is not None and set(observed_values) != set(observed):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._checks import check_names_known, kind_of, listing
 from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites
 
 Draws = dict[str, Array]
@@ -210,7 +210,7 @@ def check_params(
     if not isinstance(params, Mapping):
         raise TypeError(
             "params must be a dictionary with the values of the guide's param sites, as a trainer's run returns them, "
-            f"but is a {type(params).__name__}."
+            f"but is {kind_of(params)}."
         )
     recorder = _ParameterNames(guide)
     try:

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_key, listing
+from numpyro_wide._checks import check_key, kind_of, listing
 from numpyro_wide.calibration._simulations import Simulations, check_simulations, real_array
 
 _TARP = "(rng_key, simulations, references=None)"
@@ -103,7 +103,7 @@ def tarp_ranks(
 def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulations) -> np.ndarray:
     if not isinstance(references, Mapping):
         raise TypeError(
-            f"references must be a dictionary of arrays by name, but is a {type(references).__name__}; the names are "
+            f"references must be a dictionary of arrays by name, but is {kind_of(references)}; the names are "
             f"{listing(simulations.truth)}."
         )
     references = {name: real_array(f"references[{name!r}]", values) for name, values in references.items()}

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_wide._checks import kind_of
+
 
 @dataclass(frozen=True)
 class Simulations:
@@ -53,7 +55,7 @@ class Simulations:
             if group is not None:
                 if not isinstance(group, Mapping):
                     raise TypeError(
-                        f"{name} must be a dictionary of arrays by name, but is a {type(group).__name__}; write "
+                        f"{name} must be a dictionary of arrays by name, but is {kind_of(group)}; write "
                         f"{name}={{'theta': ...}}."
                     )
                 object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
@@ -95,7 +97,7 @@ def check_simulations(value: Any, order: str) -> None:
         TypeError: if it is something else.
     """
     if not isinstance(value, Simulations):
-        raise TypeError(f"simulations must be Simulations, but got a {type(value).__name__}; the order is {order}.")
+        raise TypeError(f"simulations must be Simulations, but got {kind_of(value)}; the order is {order}.")
 
 
 def real_array(name: str, values: ArrayLike) -> np.ndarray:

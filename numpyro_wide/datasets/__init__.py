@@ -1,4 +1,4 @@
-"""Data from local files in the form in which their publishers ship them, and small sets that are at hand.
+"""Data from local files in the form in which their publishers ship them, and small sets that come with the package.
 
 Nothing is ever downloaded: where a file is missing, the error says what it is called and where it is had. Readers give
 the numbers as they are in the files; :class:`Standardiser` (by the training rows alone), :func:`centred_one_hot` and

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from numpyro_wide._checks import check_positive, whole_number
+from numpyro_wide._checks import check_positive, kind_of, whole_number
 
 
 class Dataset(NamedTuple):
@@ -217,9 +217,7 @@ def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[
     """
     num_train, num_test = whole_number("num_train", num_train, 0), whole_number("num_test", num_test, 0)
     if not isinstance(examples, Dataset):
-        raise TypeError(
-            f"examples must be a Dataset, but got a {type(examples).__name__}; write Dataset(inputs, targets)."
-        )
+        raise TypeError(f"examples must be a Dataset, but got {kind_of(examples)}; write Dataset(inputs, targets).")
     inputs, targets = map(np.asarray, examples)
     available = len(targets)
     if len(inputs) != available:

@@ -129,7 +129,7 @@ def _fields(lines: list[str], delimiter: str | None) -> Iterable[list[str]]:
 
 
 def _check_names(path: Path, fields: list[str]) -> None:
-    """Refuse a first line that might be a row of data, which would be lost without a word."""
+    """Refuse a first line that might be a row of data, which would be lost silently."""
     numbers = [field for field in fields if _is_number(field)]
     if numbers:
         raise ValueError(

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from numpyro.handlers import seed, substitute, uncondition
 from numpyro.infer import MCMC, Predictive, init_to_sample
 
-from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._checks import check_names_known, kind_of, listing
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import (
     abstract_sites,
@@ -22,7 +22,7 @@ from numpyro_wide._traces import (
     run_model,
 )
 from numpyro_wide.diagnostics._stored import by_blocks
-from numpyro_wide.readout.internal import ReadoutModel, SiteNames, base_name, base_transforms
+from numpyro_wide.readout.internal import ReadoutModel, SiteNames, base_name, base_transforms, refuse_mismatch
 
 Draws = dict[str, Array]
 Arguments = tuple[tuple, Mapping[str, Any]]
@@ -54,8 +54,8 @@ def check_run_and_model(function: str, mcmc: Any, model: Any) -> None:
     """
     if not hasattr(mcmc, "get_samples") or not callable(model):
         raise TypeError(
-            f"{function} needs an MCMC after its run, and then a model, a function, but got a {type(mcmc).__name__} "
-            f"and a {type(model).__name__}; the order is {function}(mcmc, model, x, y)."
+            f"{function} needs an MCMC after its run, and then a model, a function, but got {kind_of(mcmc)} "
+            f"and {kind_of(model)}; the order is {function}(mcmc, model, x, y)."
         )
 
 
@@ -81,7 +81,12 @@ class FinishedRun:
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments = args, kwargs
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        self.sites = _sites_of(self.plain, args, kwargs)
+        try:
+            self.sites = _sites_of(self.plain, args, kwargs)
+        except TypeError as error:
+            example = "those of mcmc.run, observations included, such as to_arviz(mcmc, model, x, y)"
+            refuse_mismatch(self.plain, args, kwargs, error, "arguments", example)
+            raise
         # Asked of the model as it was sampled, which has a base site, or a readout less.
         sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
         self._sampled = latent_sites(abstract_sites(sampled, args, kwargs))

@@ -9,7 +9,7 @@ from jax import Array, random
 from jax.typing import ArrayLike
 from numpyro.infer import MCMC
 
-from numpyro_wide._checks import check_key
+from numpyro_wide._checks import check_key, kind_of
 from numpyro_wide.diagnostics._finished_run import FinishedRun, check_run_and_model
 from numpyro_wide.diagnostics._groups import Group, assemble
 
@@ -99,7 +99,7 @@ def to_arviz(
     if not isinstance(predictions, tuple | list | Mapping | None):
         raise TypeError(
             "predictions must be a tuple of the model's arguments at other inputs, or a dictionary of keywords, but is "
-            f"a {type(predictions).__name__}; pass a tuple, predictions=(x_new,)."
+            f"{kind_of(predictions)}; pass a tuple, predictions=(x_new,)."
         )
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "to_arviz(mcmc, model, x, y, rng_key=jax.random.key(0))")

@@ -10,7 +10,7 @@ from jax import Array, random
 from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, listing, whole_number
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, kind_of, listing, whole_number
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import refuse_unobserved, run_model, sample_sites
 from numpyro_wide.diagnostics._limit_evidence import limit_log_evidence
@@ -91,7 +91,7 @@ def wide_enough(
     for model in by_width.values():
         if not callable(model):
             raise TypeError(
-                f"models must be a model, a function, or a dictionary of several, but got a {type(model).__name__}; "
+                f"models must be a model, a function, or a dictionary of several, but got {kind_of(model)}; "
                 "pass the model itself, not a kernel."
             )
     names = (hyperparameters,) if isinstance(hyperparameters, str) else hyperparameters

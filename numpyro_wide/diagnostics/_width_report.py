@@ -50,7 +50,7 @@ class WidthRow(NamedTuple):
             return "near, but the hyperparameters are far from their prior: narrow it, or run a chain"
         if self.accept_prob < 0.9:
             return "near: weight independent draws, or run a chain"
-        return "at the limit: wide_limit_draws will do"
+        return "at the limit: wide_limit_draws is enough"
 
 
 class WidthReport(NamedTuple):

@@ -12,7 +12,7 @@ from multipledispatch import Dispatcher
 from numpyro.distributions.kl import kl_divergence
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_wide._checks import check_key, whole_number
+from numpyro_wide._checks import check_key, kind_of, whole_number
 from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions._dropout import BernoulliDropout
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform, log_uniform_kl
@@ -131,7 +131,7 @@ def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
     for name, distribution in (("q", q), ("p", p)):
         if not isinstance(distribution, dist.Distribution):
             raise TypeError(
-                f"{name} must be a NumPyro distribution, but is a {type(distribution).__name__}; the order is "
+                f"{name} must be a NumPyro distribution, but is {kind_of(distribution)}; the order is "
                 "quasi_kl(guide, prior)."
             )
     if p.event_dim > q.event_dim:

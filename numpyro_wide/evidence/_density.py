@@ -16,7 +16,7 @@ from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import kind_of, listing
 from numpyro_wide._traces import (
     Sites,
     latent_sites,
@@ -98,7 +98,7 @@ def check_model(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, 
     """
     if not callable(model):
         raise TypeError(
-            f"model must be a model, a function, but is a {type(model).__name__}; pass the model itself, not a kernel "
+            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, not a kernel "
             "or an MCMC, in the order model_evidence(rng_key, model, x, y)."
         )
 
@@ -136,7 +136,7 @@ class _RefusesImproper(Messenger):
             )
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
             raise ValueError(
-                f"latent site {name!r} has a {type(fn).__name__} prior, which cannot be drawn from: an improper prior "
+                f"latent site {name!r} has {kind_of(fn)} prior, which cannot be drawn from: an improper prior "
                 "leaves the evidence undefined. Give the site a proper prior."
             )
 

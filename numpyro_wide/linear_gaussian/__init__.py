@@ -12,19 +12,15 @@ outputs; noise, or a prior scale, that varies over outputs costs one for each.
 """
 
 from numpyro_wide.linear_gaussian._array_functions import log_evidence as log_evidence
-from numpyro_wide.linear_gaussian._array_functions import readout_draw as readout_draw
 from numpyro_wide.linear_gaussian._array_functions import readout_inverse_map as readout_inverse_map
 from numpyro_wide.linear_gaussian._array_functions import readout_map as readout_map
 from numpyro_wide.linear_gaussian._array_functions import readout_posterior as readout_posterior
-from numpyro_wide.linear_gaussian._array_functions import readout_predictive as readout_predictive
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem as ReadoutProblem
 
 __all__ = [
     "ReadoutProblem",
     "log_evidence",
-    "readout_draw",
     "readout_inverse_map",
     "readout_map",
     "readout_posterior",
-    "readout_predictive",
 ]

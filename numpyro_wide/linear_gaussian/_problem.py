@@ -197,13 +197,22 @@ class ReadoutProblem:
         return phi.reshape(readout.shape)
 
     def draw(self, phi: ArrayLike) -> Array:
-        r"""Return the draw of the readout from its posterior that :func:`readout_draw` gives.
+        r"""Return a draw of the readout from its posterior given the features, for $\phi \sim N(0, I)$.
+
+        :meth:`map` at $\lambda = \sigma^2$, without its lower limit on $\lambda$: where the noise is below what the
+        precision at hand can resolve, the draw is NaN rather than one from a model with more noise.
 
         Args:
             phi: standard normal numbers, (d,) or (d, k).
 
         Returns:
             The readout, of the shape of ``phi``; NaN where the noise is lost in rounding.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from numpyro_wide.linear_gaussian import ReadoutProblem
+            >>> ReadoutProblem.of(jnp.eye(2), jnp.ones(2), noise_scale=1.0).draw(jnp.zeros(2))
+            Array([0.5, 0.5], dtype=float32)
         """
         return self._mapped(self.exact()._standardised().resolved(), self._as_readout("phi", phi))[0]
 
@@ -235,7 +244,9 @@ class ReadoutProblem:
         Given the weights $c = K^{-1} \Psi \psi$ that the mean and the variance are made of, the function of
         $\phi \sim N(0, I)$, conditioned on the targets with residuals $\sigma \varepsilon$, is
         $\psi^\top \phi + c^\top (Y - \Psi \phi - \sigma \varepsilon)$: its covariance over rows is the posterior's
-        (Matheron's rule).
+        (Matheron's rule). The variance of a row $\psi$ is $\|\psi - \Psi^\top c\|^2 + \sigma^2 \|c\|^2$
+        (Mathematics, :eq:`predictive`): a sum of squares, which cannot turn negative by rounding. It is that of the
+        noise-free function.
 
         Args:
             test_features: $\Psi_*$, (m, d).
@@ -244,6 +255,13 @@ class ReadoutProblem:
 
         Returns:
             Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from numpyro_wide.linear_gaussian import ReadoutProblem
+            >>> mean, variance, _ = ReadoutProblem.of(jnp.eye(2), jnp.ones(2), noise_scale=1.0).predict(jnp.eye(2))
+            >>> mean, variance
+            (Array([0.5, 0.5], dtype=float32), Array([0.5, 0.5], dtype=float32))
         """
         test_features = as_test_features(test_features, self.features)
         phi = jnp.zeros(self.readout_shape, self.targets.dtype) if phi is None else self._as_readout("phi", phi)

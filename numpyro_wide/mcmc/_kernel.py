@@ -17,7 +17,7 @@ The steps of the integrators are pure functions, in files of their own; a kernel
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,10 @@ from numpyro_wide.mcmc._adaptation import (
     update_adaptation,
 )
 from numpyro_wide.mcmc._checks import check_number, check_start
+from numpyro_wide.mcmc._errors import Errors
 from numpyro_wide.mcmc._moves import Moves, forget_warnings
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, select, size_of
-from numpyro_wide.mcmc._rounding import PROBE_FACTOR, certain_error, is_faint, is_probe
+from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, is_elsewhere, normal_like, select, size_of
+from numpyro_wide.mcmc._rounding import PROBE_FACTOR, is_faint, is_probe
 from numpyro_wide.mcmc._state import (
     KernelState,
     Move,
@@ -51,23 +52,6 @@ from numpyro_wide.mcmc._state import (
 )
 from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
-
-# Energy error from which on a proposal is lost: it would have been accepted once in more than ten thousand times.
-LOST = 10.0
-
-
-class Errors(NamedTuple):
-    """Energy errors of a proposal, inf if it is not finite.
-
-    Attributes:
-        certain: what is more of its error than the last digits of the energies.
-        square: mean square of the errors of its integrator's steps, per dimension.
-        raw_square: mean square of these errors, or the square of the error of the whole, with what rounding made.
-    """
-
-    certain: Array
-    square: Array
-    raw_square: Array
 
 
 class MetropolisKernel(TargetKernel):
@@ -221,7 +205,7 @@ class MetropolisKernel(TargetKernel):
             num_nonfinite=none,
             step_size=step_size,
             adapt_state=init_adaptation(step_size, self._rule, num_warmup, *learnt),
-            moves=Moves(none, none, step_size, step_size, jax.random.bits(rng_key)),
+            moves=Moves.start(step_size, jax.random.bits(rng_key)),
             rng_key=rng_key,
         )
         if self._find_heuristic_step_size:
@@ -229,8 +213,7 @@ class MetropolisKernel(TargetKernel):
             adapt_state = init_adaptation(step_size, self._rule, num_warmup, *learnt)
             state = state._replace(adapt_state=adapt_state)
         step_size = self._round_step_size(step_size)
-        moves = Moves(none, none, step_size, step_size, state.moves.run)
-        return state._replace(step_size=step_size, moves=moves)
+        return state._replace(step_size=step_size, moves=Moves.start(step_size, state.moves.run))
 
     def _search_step_size(self, rng_key: Array, state: KernelState, evaluate: Evaluate) -> Array:
         def accept_prob(key: Array, step_size: Array) -> Array:
@@ -262,8 +245,6 @@ class MetropolisKernel(TargetKernel):
             accepted &= ~is_refused
             proposal = proposal._replace(r_rejected=select(is_refused, state.r, proposal.r_rejected))
         point = select(accepted, proposal.point, current)
-        pairs = zip(jax.tree.leaves(point.z), jax.tree.leaves(current.z), strict=True)
-        moved = jnp.any(jnp.stack([jnp.any(new != old) for new, old in pairs] or [jnp.array(True)]))
         state = state._replace(
             z=point.z,
             z_grad=point.z_grad,
@@ -276,19 +257,10 @@ class MetropolisKernel(TargetKernel):
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
-        certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
-        square_error = jnp.square(certain) if proposal.square_error is None else proposal.square_error
-        square_error = jnp.where(finite, square_error, jnp.inf) / max(1, size_of(state.z))
-        raw = jnp.square(energy_error) if proposal.square_error is None else proposal.square_error
-        errors = Errors(jnp.where(finite, certain, jnp.inf), square_error, jnp.where(finite, raw, jnp.inf))
-        return self._count_move(self._finish_step(state, errors), moved)
-
-    def _count_move(self, state: KernelState, moved: Array) -> KernelState:
-        """Count the draw, after a step that led to ``state``, as one of those after warmup."""
-        known, whole = state.moves, state.i.dtype
+        state = self._finish_step(state, Errors.of(proposal, current, energy_error, finite))
         num_draws = jnp.maximum(state.i - state.adapt_state.schedule.num_warmup, 0)
-        num_moves = known.num_moves + jnp.asarray(moved & (num_draws > 0), whole)
-        return state._replace(moves=Moves(num_moves, num_draws, known.first_step_size, state.step_size, known.run))
+        moved = is_elsewhere(point.z, current.z)
+        return state._replace(moves=state.moves.count(moved, num_draws, state.step_size))
 
     def _move(self, state: KernelState) -> Move:
         move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner, self._renewal(state))
@@ -321,11 +293,10 @@ class MetropolisKernel(TargetKernel):
 
     def _adapt(self, state: KernelState, errors: Errors) -> tuple[Array, AdaptState]:
         draw_length = jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
-        accept_prob, is_lost = jnp.exp(-jnp.maximum(errors.certain, 0.0)), errors.certain > LOST
         bound = jnp.inf if self._max_step_size is None else self._max_step_size
         lesson = Lesson(
-            accept_prob=accept_prob,
-            is_lost=is_lost,
+            accept_prob=jnp.exp(-jnp.maximum(errors.certain, 0.0)),
+            is_lost=errors.is_lost(),
             square_error=errors.square,
             raw_square_error=errors.raw_square,
             is_probed=PROBE_FACTOR * state.step_size <= bound,

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -58,6 +59,23 @@ class Moves:
         self.first_step_size = first_step_size
         self.step_size = step_size
         self.run = run
+
+    @classmethod
+    def start(cls, step_size: Array, run: Array) -> "Moves":
+        """Return the count before the first draw of a run, told apart by a random number."""
+        none = jnp.zeros((), jnp.result_type(int))
+        return cls(none, none, step_size, step_size, run)
+
+    def count(self, moved: Array, num_draws: Array, step_size: Array) -> "Moves":
+        """Count a step, as a draw if there are any by now.
+
+        Args:
+            moved: whether it led elsewhere.
+            num_draws: number of steps after warmup, this one included.
+            step_size: step size with which the chain goes on.
+        """
+        num_moves = self.num_moves + jnp.asarray(moved & (num_draws > 0), self.num_moves.dtype)
+        return Moves(num_moves, num_draws, self.first_step_size, step_size, self.run)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Return the numbers, as JAX asks of a pytree."""

@@ -59,6 +59,12 @@ def all_finite(tree: PyTree) -> Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)], dtype=bool))
 
 
+def is_elsewhere(new: PyTree, old: PyTree) -> Array:
+    """Tell whether any entry of a position differs from another position's."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    return jnp.any(jnp.stack([jnp.any(one != other) for one, other in pairs] or [jnp.array(True)]))
+
+
 def select(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     """Take ``a`` where the scalar ``condition`` holds and ``b`` elsewhere, untouched by NaNs in the other."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_wide._checks import listing
 from numpyro_wide.mcmc._adaptation import AdaptState
 from numpyro_wide.mcmc._moves import Moves
 from numpyro_wide.mcmc._point import Point, PyTree, all_finite
@@ -50,6 +51,16 @@ class KernelState(NamedTuple):
     adapt_state: AdaptState
     moves: Moves
     rng_key: Array
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a field by its place; NumPyro asks by name for an extra field that is no attribute.
+
+        Raises:
+            KeyError: for a name.
+        """
+        if isinstance(place, str):
+            raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {place!r}.")
+        return tuple.__getitem__(self, place)
 
     def without_schedule(self) -> Any:
         """Return the state with None for the step number and the schedule, so that states of chains can be joined."""

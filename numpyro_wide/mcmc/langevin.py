@@ -36,7 +36,7 @@ class UnderdampedLangevin(MetropolisKernel):
 
     Args:
         model: NumPyro model, or None.
-        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: leapfrog step $\epsilon$ to start from, positive.
         damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.

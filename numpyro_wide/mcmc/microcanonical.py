@@ -50,7 +50,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
 
     Args:
         model: NumPyro model, or None.
-        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the correction would
             have had for the steps of a draw.

@@ -27,7 +27,7 @@ class PreconditionedCrankNicolson(MetropolisKernel):
 
     Args:
         model: NumPyro model, or None.
-        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: step $\beta$ in (0, 1] to start from; 1 draws from N(0, I) independently.
         adapt_step_size: whether warmup adapts the step size.

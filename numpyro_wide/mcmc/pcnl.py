@@ -32,7 +32,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
 
     Args:
         model: NumPyro model, or None.
-        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
         adapt_step_size: whether warmup adapts the step size.

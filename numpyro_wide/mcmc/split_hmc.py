@@ -53,7 +53,7 @@ class SplitHMC(MetropolisKernel):
 
     Args:
         model: NumPyro model, or None.
-        potential_fn: in the place of a ``model``, function from a pytree to the potential energy U = −log p up to a
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
             ``trajectory_angle``. Under ``"auto"`` the angle is rounded, so that a whole number of rotations makes a

@@ -6,7 +6,7 @@ from flax import linen
 from jax import Array
 
 from numpyro_wide._checks import as_floats, check_not_negative, check_one_of, whole_number
-from numpyro_wide.nn._layers import NTKConv, check_images, scaled_features
+from numpyro_wide.nn._layers import NTKConv, check_images, normalised, scaled_features
 from numpyro_wide.nn._scales import Activation, activation_function, check_scale, scale_or_unit
 
 POOLINGS = ("flatten", "mean")
@@ -29,6 +29,8 @@ class CNN(linen.Module):
         padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
         pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
             "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
+        layer_norm: whether the channels of a pixel are brought to mean zero and variance one before each activation,
+            without parameters of its own.
 
     Raises:
         TypeError: when it is run, for a scale that is no number.
@@ -52,12 +54,12 @@ class CNN(linen.Module):
     readout_b_std: Any = 0.0
     padding: str = "CIRCULAR"
     pooling: str = "flatten"
+    layer_norm: bool = False
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
-        whole_number("depth", self.depth)
-        _check_network(self, x)
+        check_network(self, x)
         activate = activation_function(self.activation)
         (hidden,) = as_floats(x, names=("x",))
         for layer in range(self.depth):
@@ -65,7 +67,8 @@ class CNN(linen.Module):
             convolution = NTKConv(
                 self.width, padding=self.padding, w_std=w_std, b_std=self.b_std, name=f"hidden_{layer}"
             )
-            hidden = activate(convolution(hidden))
+            hidden = convolution(hidden)
+            hidden = activate(normalised(hidden) if self.layer_norm else hidden)
         return _pooled_features(self, hidden)
 
 
@@ -123,9 +126,7 @@ class WideResNet(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
-        whole_number("num_blocks", self.num_blocks)
-        check_not_negative("c", self.c)
-        _check_network(self, x)
+        check_network(self, x)
         activate = activation_function(self.activation)
         first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
         stem = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")
@@ -163,7 +164,18 @@ class WideResNet(linen.Module):
         return convolution(1, strides, "skip")(active), residual
 
 
-def _check_network(network: CNN | WideResNet, x: Array) -> None:
+def check_network(network: CNN | WideResNet, x: Array) -> None:
+    """Refuse a network whose attributes are out of range, and inputs that are not images.
+
+    Raises:
+        TypeError: for a scale that is no number.
+        ValueError: for inputs that are not images, unknown options, or numbers out of range.
+    """
+    if isinstance(network, CNN):
+        whole_number("depth", network.depth)
+    else:
+        whole_number("num_blocks", network.num_blocks)
+        check_not_negative("c", network.c)
     check_images(x)
     whole_number("width", network.width)
     for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):

@@ -8,7 +8,7 @@ from flax import linen
 from jax import Array
 
 from numpyro_wide._checks import as_floats, is_known, whole_number
-from numpyro_wide.nn._layers import NTKDense, scaled_features, scaled_inputs
+from numpyro_wide.nn._layers import NTKDense, normalised, scaled_features, scaled_inputs
 from numpyro_wide.nn._scales import Activation, activation_function, check_scale, scale_or_unit
 
 SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
@@ -36,6 +36,8 @@ class FCN(linen.Module):
         readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
         input_scale: factor of the inputs, a number or one for each column: a learnt one says how much each input
             matters (automatic relevance determination). None for one.
+        layer_norm: whether the units of a layer are brought to mean zero and variance one before each activation,
+            without parameters of its own.
 
     Raises:
         TypeError: when it is run, for a scale that does not hold real numbers, or is a prior.
@@ -59,6 +61,7 @@ class FCN(linen.Module):
     readout_w_std: Any = None
     readout_b_std: Any = 0.0
     input_scale: Any = None
+    layer_norm: bool = False
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
@@ -72,7 +75,8 @@ class FCN(linen.Module):
         by_layer = zip(scales["w_std"], _by_layer("b_std", self.b_std, self.depth), strict=True)
         for layer, (w_std, b_std) in enumerate(by_layer):
             dense = NTKDense(self.width, w_std=_number(w_std), b_std=_number(b_std), name=f"hidden_{layer}")
-            hidden = activate(dense(hidden))
+            hidden = dense(hidden)
+            hidden = activate(normalised(hidden) if self.layer_norm else hidden)
         return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
 
     def scales(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from numpyro_wide._checks import check_input_scale, check_one_of, whole_number
 from numpyro_wide.nn._scales import check_scale, is_zero
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
+# Added to a variance that is divided by, which is zero where an image is black and there are no biases.
+LAYER_NORM_EPSILON = 1e-12
 
 
 def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
@@ -113,6 +115,12 @@ def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Arr
         return features
     bias_column = jnp.full((units.shape[0], 1), readout_b_std, features.dtype)
     return jnp.concatenate([features, bias_column], axis=1)
+
+
+def normalised(units: Array) -> Array:
+    """Bring the units (..., channels) of each pixel to mean zero and variance one, without parameters."""
+    centred = units - jnp.mean(units, axis=-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
 
 
 def scaled_inputs(x: Array, input_scale: Any) -> Array:

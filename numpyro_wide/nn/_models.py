@@ -1,5 +1,6 @@
 """Whole Bayesian networks as NumPyro models, in one line."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_finite, check_positive, listing, whole_number
+from numpyro_wide._checks import check_finite, check_positive, is_known, kind_of, listing, refuse_frames, whole_number
+from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.nn._convolutional import CNN, WideResNet
 from numpyro_wide.nn._fully_connected import FCN, SCALES
 from numpyro_wide.nn._latent_scales import check_prior, scale_site
@@ -19,6 +21,9 @@ from numpyro_wide.nn._noise import NoiseNetwork
 from numpyro_wide.nn._random import is_module, random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks
 from numpyro_wide.nn._scales import check_real, check_scale
+
+# Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
+LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
 def bnn(
@@ -48,14 +53,15 @@ def bnn(
         noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
             log-normal, half-normal, half-Cauchy, exponential or uniform; or a :class:`NoiseNetwork`, for noise by row
             that depends on the inputs.
-        scales: scales of ``features_net`` by name, in the place of its own: "w_std", "b_std", "readout_w_std",
+        scales: scales of ``features_net`` by name, instead of its own: "w_std", "b_std", "readout_w_std",
             "readout_b_std" and, for an :class:`FCN`, "input_scale"; numbers or arrays, such as those of
             :func:`~numpyro_wide.wide_limit.fit`, or their priors, of the kinds that the noise may have, with a batch of
             the scale's shape. ``features_net`` must then be one of this package's modules.
         readout_scale: standard deviation of the readout's prior, which broadcasts against it; for features without
             their scale, as in the standard parametrisation.
         block_size: number of rows of the inputs whose hidden units are held at a time, "auto", or None for all: see
-            :func:`by_row_blocks`. Unless it is None, ``features_net`` must be a module.
+            :func:`by_row_blocks`. With :func:`~numpyro_wide.collapse_readout` no more than a block of features is
+            ever held. Unless it is None, ``features_net`` must be a module.
 
     Returns:
         The model; without ``y`` it predicts, or simulates from the prior.
@@ -68,6 +74,10 @@ def bnn(
             and finite, priors of numbers that may be negative, or scales that the module does not have; when the model
             runs, if ``x`` or ``y`` is not finite, the features are not a matrix with a row for each of the inputs',
             ``y`` has another shape than the outputs, or noise does not broadcast against them.
+
+    Warns:
+        UserWarning: when the model runs on numbers, as at the start of a chain, if the variance of its output under the
+            prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,7 +93,7 @@ def bnn(
     """
     if not callable(features_net):
         raise TypeError(
-            f"features_net must be a flax module or a function of the inputs, but is a {type(features_net).__name__}."
+            f"features_net must be a flax module or a function of the inputs, but is {kind_of(features_net)}."
         )
     if num_outputs is not None:
         whole_number("num_outputs", num_outputs)
@@ -117,6 +127,7 @@ def _bnn(
     y: Array | None = None,
 ) -> None:
     """Run the model that :func:`bnn` gives."""
+    refuse_frames((), {"x": x, "y": y})
     for name, value in (("x", x), ("y", y)):
         if value is not None:
             check_finite(name, value)
@@ -124,12 +135,14 @@ def _bnn(
     if scales:
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
     network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
-    if block_size is not None:
-        network = by_row_blocks(network, block_size)
-    features = numpyro.deterministic("features", _matrix(network(x), x))
+    if block_size is None:
+        features = numpyro.deterministic("features", _matrix(network(x), x))
+    else:
+        features = by_row_blocks(network, block_size, site="features")(x)
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
+    _warn_of_scale(features, readout_scale)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(
@@ -145,6 +158,27 @@ def _bnn(
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
 
 
+def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> None:
+    """Warn where the prior variance of the output, given these hidden weights, is far from one: a layer without scale.
+
+    Only where numbers are known and no plate of samples is around, as at the start of a chain: it costs a sum then.
+    """
+    rows = features.rows(0) if isinstance(features, RowFeatures) else features  # of many rows the first block
+    if not is_known(rows) or not is_known(readout_scale) or np.ndim(readout_scale):
+        return
+    # NumPy's: within jit JAX would trace what is done to known numbers, too.
+    variance = float(np.mean(np.sum(np.square(np.asarray(rows)), axis=1))) * float(np.asarray(readout_scale)) ** 2
+    if variance > LARGEST_VARIANCE or 0 < variance < LEAST_VARIANCE:  # zero is that of inputs at the origin
+        warnings.warn(
+            f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
+            "standardised targets: the posterior will be hard to sample, and may predict worse than a line. Scale "
+            "every layer by 1/sqrt(inputs), as nn.NTKDense does and flax.linen.Dense does not, and the features by "
+            "1/sqrt(width); standardise the inputs.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
     """Return the noise's standard deviation, of a shape that broadcasts against the outputs."""
     if not isinstance(noise, NoiseNetwork):
@@ -156,9 +190,7 @@ def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
 def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
     """Return the scales that :func:`bnn` is given as a dictionary of their own."""
     if scales is not None and not isinstance(scales, Mapping):
-        raise TypeError(
-            f'scales must be a dictionary, such as {{"w_std": 1.0}}, or None, but is a {type(scales).__name__}.'
-        )
+        raise TypeError(f'scales must be a dictionary, such as {{"w_std": 1.0}}, or None, but is {kind_of(scales)}.')
     scales = dict(scales or {})
     if not scales:
         return scales

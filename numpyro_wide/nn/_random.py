@@ -11,7 +11,7 @@ from flax import linen, nnx
 from jax import Array
 from jax.tree_util import GetAttrKey, keystr
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import kind_of, listing
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
@@ -111,7 +111,7 @@ def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
     elif isinstance(module, nnx.Module):
         parameters, network = _of_nnx(module)
     else:
-        raise TypeError(f"module must be a flax.linen or flax.nnx module, but is a {type(module).__name__}.")
+        raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
     if not jax.tree.leaves(parameters):
         raise ValueError(f"the module {type(module).__name__} has no parameters to put a prior on.")
     return parameters, network

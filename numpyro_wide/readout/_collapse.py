@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.handlers import seed, trace
 
-from numpyro_wide._checks import IN_FLOAT64, check_names_known, is_known, is_tracing
+from numpyro_wide._checks import IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
 from numpyro_wide._programs import digest
 from numpyro_wide._traces import array_leaves, sample_sites
 from numpyro_wide.readout._conjugacy import Conjugacy, check_conjugacy
@@ -47,6 +47,7 @@ class CollapsedModel(ReadoutModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
+        refuse_frames(args, kwargs)
         is_observed, program = _abstract_run(self.fn, args, kwargs)
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from numpyro_wide._checks import is_known
 from numpyro_wide._traces import Sites, abstract_sites, run_model, sample_sites, unwrap
+from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.readout._run import ReadoutRun, ReadoutSites, SiteNames
 
 
@@ -52,7 +53,7 @@ class _Probe:
 
     tangent: Array
     evidence_error: Array
-    features: Array
+    features: Array | RowFeatures
     noise_scale: Array
     others: list[Array]
     labels: tuple[tuple[str, str], ...]
@@ -150,7 +151,11 @@ def _probe(
 
 def _evidence_error(run: ReadoutRun) -> Array:
     """Return the estimate for a run, zero where data are missing: those have an error of their own."""
-    is_missing = jnp.isnan(run.residual).any() | jnp.isnan(run.features).any()
+    is_missing = jnp.isnan(run.residual).any()
+    if isinstance(run.features, RowFeatures):
+        is_missing |= jnp.isnan(run.features.map(lambda rows: rows.sum(axis=1))).any()
+    else:
+        is_missing |= jnp.isnan(run.features).any()
     return jnp.where(is_missing, 0.0, run.problem().evidence_error())
 
 
@@ -180,7 +185,7 @@ def _readout_shape(model: Callable, names: SiteNames, args: tuple, kwargs: dict)
 
 def _refuse_moved(is_moved: _Probe, names: SiteNames) -> None:
     what = None
-    if is_moved.features:
+    if any(jax.tree.leaves(is_moved.features)):
         what = f"the features {names.features!r} depend"
     elif is_moved.noise_scale:
         what = f"the noise of observed site {names.observed!r} depends"
@@ -208,13 +213,17 @@ def _at_a_draw(traced: ClosedJaxpr, structure: Any, zeros: np.ndarray) -> tuple[
     return jax.tree.unflatten(structure, results), direction
 
 
-def _moves_by_features(tangent: Array, direction: Array, features: Array) -> bool:
+def _moves_by_features(tangent: Array, direction: Array, features: Array | RowFeatures) -> bool:
     """Return whether the mean's derivative in a direction is the features times it; True where there is no telling."""
     with jax.ensure_compile_time_eval():
         with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
             error = jnp.abs(tangent - features @ direction)
             # The typical size of the product's terms: the product itself may be near zero by chance.
-            size = jnp.sqrt(jnp.square(features) @ jnp.square(direction))
+            squares = jnp.square(direction)
+            if isinstance(features, RowFeatures):
+                size = jnp.sqrt(features.map(lambda rows: jnp.square(rows) @ squares))
+            else:
+                size = jnp.sqrt(jnp.square(features) @ squares)
         tolerance = max(1e-3, 16 * float(jnp.finfo(tangent.dtype).eps))
         # Of an array over several processes, JAX compares, not NumPy; NaN is for others to complain about.
         return not bool(jnp.any(error > tolerance * size))

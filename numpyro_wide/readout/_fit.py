@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import listing, refuse_frames
 from numpyro_wide._programs import combine, digest, partition
 from numpyro_wide._traces import abstract_sites, array_leaves, latent_sites, run_model
 from numpyro_wide.readout._model import Draws, ReadoutModel, check_fit_observed
@@ -41,6 +41,7 @@ class Fit:
     """
 
     def __init__(self, model: ReadoutModel, draws: Mapping[str, Any], args: tuple, kwargs: dict, params: dict):
+        refuse_frames(args, kwargs)
         self.model = model
         self.args, self.kwargs, self.params = _copied(args), _copied(kwargs), _copied(params)
         self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
@@ -168,6 +169,36 @@ def refuse_mismatch(model: Callable, args: tuple, kwargs: dict, error: TypeError
         signature.bind(*args, **kwargs)
     except TypeError as mismatch:
         raise TypeError(f"the model cannot be called with these {what}: {mismatch}. Pass {example}.") from error
+
+
+def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
+    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them.
+
+    A model's own ``ValueError`` may be about anything, and is kept, with a note.
+
+    Args:
+        fit: arguments and keyword arguments of the fit.
+        test: arguments and keyword arguments of the prediction.
+        error: what the model has raised.
+
+    Raises:
+        ValueError: if an array has other axes after the first, and the error is none that says why.
+    """
+    (args, kwargs), (new_args, new_kwargs) = fit, test
+    pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
+    pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]
+    for name, old, new in pairs:
+        if not all(hasattr(value, "shape") for value in (old, new)) or old.shape[1:] == new.shape[1:]:
+            continue
+        came = f"{name} has shape {new.shape}, where the fit had {old.shape}"
+        columns = ", ".join(map(str, old.shape[1:]))
+        said = (
+            f"the model fails at the rows to predict: {came}. New inputs need the columns of the fit, (m, {columns})."
+        )
+        if isinstance(error, ValueError):
+            error.add_note(said)
+            return
+        raise ValueError(said) from error
 
 
 def _copied(tree: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from jax import Array
 
-from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._checks import check_names_known, kind_of, listing
 from numpyro_wide._traces import run_model
 from numpyro_wide.readout._model import ReadoutModel, check_fit_observed, check_wrapped
 
@@ -98,7 +98,7 @@ def readout_function(
     check_wrapped(model, "site_function evaluates other models")
     if not isinstance(model_args, tuple | list):
         raise TypeError(
-            f"model_args must be a tuple of what the model is fitted on, but got a {type(model_args).__name__}; the "
+            f"model_args must be a tuple of what the model is fitted on, but got {kind_of(model_args)}; the "
             "order is readout_function(model, (x, y), x_new)."
         )
     args, kwargs = tuple(model_args), dict(model_kwargs or {})
@@ -119,7 +119,7 @@ def readout_function(
                 f"{listing(draw)}."
             )
         test = model.run(names, draw, test_args, test_kwargs)
-        mean, *_ = fit.problem().predict(test.features)
+        mean, *_ = fit.problem().predict(test.test_features(fit))
         return test.loc + mean
 
     return function

@@ -7,7 +7,7 @@ import jax
 from jax import Array, random
 from numpyro.infer import Predictive
 
-from numpyro_wide._checks import check_key, listing, whole_number
+from numpyro_wide._checks import check_key, kind_of, listing, whole_number
 from numpyro_wide._programs import combine, partition, run_compiled
 from numpyro_wide._traces import run_model
 from numpyro_wide.readout._limit import show_numbers
@@ -27,8 +27,8 @@ def guide_draws(
     r"""Draw from a guide that was fitted to a wrapped model, readout included.
 
     The guide of a repriorised model knows $\phi$, that of a collapsed one nothing of the readout.
-    ``Predictive(model, guide=guide, params=params)`` at new inputs would therefore draw the readout from its *prior*,
-    without a word. Predict with these draws instead, by :class:`~numpyro_wide.ReadoutPredictive` or ``Predictive``.
+    ``Predictive(model, guide=guide, params=params)`` at new inputs would therefore silently draw the readout from its
+    *prior*. Predict with these draws instead, by :class:`~numpyro_wide.ReadoutPredictive` or ``Predictive``.
 
     Args:
         rng_key: a PRNG key.
@@ -66,7 +66,7 @@ def guide_draws(
     """
     if not isinstance(params, Mapping):
         raise TypeError(
-            f"params must be a dictionary of the guide's parameters, but is a {type(params).__name__}; of what svi.run "
+            f"params must be a dictionary of the guide's parameters, but is {kind_of(params)}; of what svi.run "
             "gave, pass the .params."
         )
     order = "guide_draws(rng_key, model, guide, params, num_samples, x, y)"
@@ -91,7 +91,7 @@ def _from_guide(
 
 
 def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse parameters that lack some of the guide's: it would draw from where it starts, without a word."""
+    """Refuse parameters that lack some of the guide's: it would silently draw from where it starts."""
     found: list[str] = []
 
     def run() -> None:

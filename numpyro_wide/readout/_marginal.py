@@ -17,7 +17,7 @@ class ReadoutMarginal(Distribution):
     r"""Marginal of Gaussian observations over a Gaussian readout.
 
     $N(\text{loc}, \Psi \operatorname{diag}(\text{prior\_scale}^2) \Psi^\top + \text{noise\_scale}^2)$, independent over
-    outputs: what :func:`~numpyro_wide.collapse_readout` puts in the place of the model's Normal. Its log density is
+    outputs: what :func:`~numpyro_wide.collapse_readout` puts there instead of the model's Normal. Its log density is
     the evidence (Hron 2022, eq. 5; Mathematics, :eq:`evidence`), with
     :func:`~numpyro_wide.linear_gaussian.log_evidence`'s closed-form gradient.
 

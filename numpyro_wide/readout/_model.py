@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from jax import Array
 
+from numpyro_wide._checks import kind_of
 from numpyro_wide.linear_gaussian.internal import check_variant
 from numpyro_wide.readout._run import ReadoutRun, SiteNames, read_run
 
@@ -33,7 +34,7 @@ class ReadoutModel(ABC):
 
     @property
     def base(self) -> str:
-        """Name of the site that is sampled in the place of a repriorised readout."""
+        """Name of the site that is sampled instead of a repriorised readout."""
         return base_name(self.readout)
 
     @abstractmethod
@@ -79,9 +80,7 @@ def check_wrapped(model: Any, remedy: str) -> None:
         TypeError: if it is anything else.
     """
     if not isinstance(model, ReadoutModel):
-        raise TypeError(
-            f"model must come from collapse_readout or repriorise, but is a {type(model).__name__}; {remedy}."
-        )
+        raise TypeError(f"model must come from collapse_readout or repriorise, but is {kind_of(model)}; {remedy}.")
 
 
 def check_fit_observed(run: ReadoutRun, observed: str) -> None:
@@ -137,5 +136,5 @@ def check_options(fn: Any, variant: str, **names: Any) -> None:
         raise TypeError(f"fn must be a model, a callable, but got {fn!r}.")
     for role, name in names.items():
         if not isinstance(name, str):
-            raise TypeError(f"{role} must be a name, a string, but got a {type(name).__name__}.")
+            raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
     check_variant(variant)

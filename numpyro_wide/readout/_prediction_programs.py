@@ -17,6 +17,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
+from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._run import ReadoutRun, SiteNames, StoppedRunError
 
@@ -93,7 +94,9 @@ def _predictions(
     fit, new = runs.shapes(draws)
     _check_fits(setting.names, fit, new, is_observed=False)
     # All numbers at once: each call of a generator is a program of its own to compile.
-    shapes = fit.prior_loc.shape, fit.loc.shape, new.loc.shape
+    # Blocks of rows need no residuals of the fit's rows, of which there are many.
+    is_blocked = isinstance(fit.features, RowFeatures)
+    shapes = fit.prior_loc.shape, (0,) if is_blocked else fit.loc.shape, new.loc.shape
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     normals = jnp.split(random.normal(rng_key, (setting.num_draws, ends[-1])), ends[:-1], axis=1)
     normals = [part.reshape(setting.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
@@ -103,7 +106,7 @@ def _predictions(
         problem = fit.problem(model.variant)
         # Models may be in half or double precision, which is not known before the run.
         phi, residuals, noise = (part.astype(problem.features.dtype) for part in draw[1])
-        mean, variance, function = problem.predict(new.features, phi, residuals)
+        mean, variance, function = problem.predict(new.test_features(fit), phi, None if is_blocked else residuals)
         noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
         return {
             "mean": new.loc + mean,
@@ -123,7 +126,7 @@ def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Arra
     A density may be zero, and its logarithm infinite, of observations far from any prediction.
     """
     # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
-    mean, variance, _ = fit.problem(variant).predict(new.features)
+    mean, variance, _ = fit.problem(variant).predict(new.test_features(fit))
     variance = variance + new.noise_scale**2
     by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
     # Given the hidden weights the outputs are independent.
@@ -135,7 +138,7 @@ def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[
     """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
     if not new.loc.size:  # nothing is observed: no covariance to factor
         return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
-    mean, covariance = fit.problem(variant).predict_jointly(new.features)
+    mean, covariance = fit.problem(variant).predict_jointly(new.test_features(fit))
     # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
     noise_scale, residual = (
         jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)

@@ -11,9 +11,9 @@ from jax import Array
 from scipy.special import logsumexp
 
 from numpyro_wide._blocks import blocks_of, is_mapped
-from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known, refuse_frames
 from numpyro_wide._programs import TracedProgram, partition, run_compiled
-from numpyro_wide.readout._fit import Fit, refuse_mismatch
+from numpyro_wide.readout._fit import Fit, refuse_mismatch, refuse_other_columns
 from numpyro_wide.readout._model import Draws
 from numpyro_wide.readout._prediction_programs import Quantity, Setting
 from numpyro_wide.readout._run import StoppedRunError
@@ -36,6 +36,7 @@ class PredictionRuns:
 
     def elsewhere(self, quantity: Quantity, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
         """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
+        refuse_frames(*test)
         try:
             return self(quantity, rng_key, test)
         except StoppedRunError as error:
@@ -48,6 +49,10 @@ class PredictionRuns:
             raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
         except TypeError as error:
             refuse_mismatch(self.fit.model.fn, *test, error, "arguments", "those of the rows to predict, such as x_new")
+            refuse_other_columns((self.fit.args, self.fit.kwargs), test, error)
+            raise
+        except Exception as error:  # flax has its own for parameters of another shape
+            refuse_other_columns((self.fit.args, self.fit.kwargs), test, error)
             raise
 
     def __call__(self, quantity: Quantity, rng_key: Array | None, test: tuple = ()) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide._checks import check_key, check_known, check_levels, check_one_of, is_known, whole_number
+from numpyro_wide._checks import check_key, check_known, check_levels, check_one_of, is_known, kind_of, whole_number
 from numpyro_wide.readout._fit import Fit
 from numpyro_wide.readout._model import Draws, ReadoutModel, check_wrapped
 from numpyro_wide.readout._prediction_programs import INTEGRATED, Quantity
@@ -88,13 +88,12 @@ class ReadoutPredictive:
         )
         if not isinstance(draws, Mapping):
             raise TypeError(
-                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got a {type(draws).__name__}; "
-                f"{_ORDER}."
+                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; {_ORDER}."
             )
         if not isinstance(model_args, tuple | list):
             raise TypeError(
                 "draws must be a dictionary of draws, and model_args a tuple, but got a "
-                f"{type(draws).__name__} and a {type(model_args).__name__}; {_ORDER}."
+                f"{type(draws).__name__} and {kind_of(model_args)}; {_ORDER}."
             )
         check_one_of("on_nonfinite", on_nonfinite, CHOICES)
         self.on_nonfinite = on_nonfinite

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 
-from numpyro_wide._checks import check_names_known
+from numpyro_wide._checks import check_names_known, refuse_frames
 from numpyro_wide._traces import latent_sites, refuse_subsampled, run_model
 from numpyro_wide.readout._conjugacy import conjugate_sites
 from numpyro_wide.readout._model import (
@@ -63,6 +63,7 @@ class RepriorisedModel(ReadoutModel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
+        refuse_frames(args, kwargs)
         arguments = bound_arguments(self.fn, args, kwargs)
         if not isinstance(arguments, defaultdict):
             remedy = "Make the targets an argument, or repriorise the readout inside the model with ReprioriseReadout."

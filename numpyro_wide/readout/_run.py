@@ -14,6 +14,7 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, listing
 from numpyro_wide._traces import Sites, latent_sites, run_model, unwrap
 from numpyro_wide.linear_gaussian import ReadoutProblem
+from numpyro_wide.linear_gaussian.internal import BlockedProblem, RowFeatures
 
 
 class SiteNames(NamedTuple):
@@ -52,7 +53,7 @@ class ReadoutRun:
         param_names: names of the param sites.
     """
 
-    features: Array
+    features: Array | RowFeatures
     loc: Array
     residual: Array
     noise_scale: Array
@@ -63,11 +64,21 @@ class ReadoutRun:
     latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     param_names: tuple[str, ...]
 
+    def test_features(self, fit: "ReadoutRun") -> Any:
+        """Return the features as the problem of the run of the fit takes them: by blocks where it has its own so."""
+        if isinstance(fit.features, RowFeatures) or not isinstance(self.features, RowFeatures):
+            return self.features
+        return self.features.dense()
+
     def problem(self, variant: str = "auto") -> ReadoutProblem:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
-        problem = ReadoutProblem.of(
-            self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
-        )
+        problem: Any
+        if isinstance(self.features, RowFeatures):
+            problem = BlockedProblem.of(self.features, self.residual, self.noise_scale, self.prior_scale)
+        else:
+            problem = ReadoutProblem.of(
+                self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
+            )
         problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
         return problem
 
@@ -160,7 +171,9 @@ class ReadoutSites(SeenSites):
     def process_message(self, msg: dict) -> None:
         """Take the readout's value and prior, and the observed site's distribution."""
         super().process_message(msg)
-        if msg["type"] == "sample" and msg["name"] == self.names.readout:
+        if msg["type"] == "row_features" and msg["site"] == self.names.features:
+            msg["value"] = msg["stop"] = True
+        elif msg["type"] == "sample" and msg["name"] == self.names.readout:
             self._take_readout(msg)
         elif msg["type"] == "sample" and msg["name"] == self.names.observed:
             self._take_observed(msg)
@@ -185,9 +198,10 @@ class ReadoutSites(SeenSites):
                 self.observations, loc, names=(f"the values of {self.names.observed!r}", "its mean")
             )
             residual = observations - loc
+        features = self.values[self.names.features]
         others = {name: site for name, site in (others or {}).items() if name != self.names.observed}
         return ReadoutRun(
-            jnp.asarray(self.values[self.names.features]),
+            features if isinstance(features, RowFeatures) else jnp.asarray(features),
             loc,
             residual,
             noise_scale,
@@ -231,7 +245,8 @@ class ReadoutSites(SeenSites):
                     "them."
                 )
             check_no_nan(f"observed site {name!r}", self.observations)
-            check_no_nan("features", self.values[self.names.features])
+            if not isinstance(self.values[self.names.features], RowFeatures):
+                check_no_nan("features", self.values[self.names.features])
         self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
 
 

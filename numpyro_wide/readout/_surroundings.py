@@ -62,7 +62,7 @@ def refuse_given_collapsed(site: str) -> None:
 
 
 def refuse_base_without_targets(site: str, base_site: str) -> None:
-    """Refuse a value of the base site alone where there are no targets: without a map it would be lost without a word.
+    """Refuse a value of the base site alone where there are no targets: without a map it would be lost silently.
 
     Raises:
         ValueError: if a handler around the model, such as ``Predictive``'s, sets the base site but not the readout.
@@ -78,7 +78,7 @@ def refuse_base_without_targets(site: str, base_site: str) -> None:
 def refuse_draws_without_readout(site: str, latent_sites: Iterable[str]) -> None:
     """Refuse values of other sites without one of the readout where there are no observations.
 
-    Nothing is integrated out then, and the readout would come from its prior without a word.
+    Nothing is integrated out then, and the readout would silently come from its prior.
 
     Raises:
         ValueError: if a handler around the model, such as ``Predictive``'s, sets other latent sites without it.

@@ -14,6 +14,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_wide import _resume
+from numpyro_wide._checks import kind_of
 from numpyro_wide._programs import digest, partition, program_digest
 
 # Entries of the identity that are digests of programs, which other versions of libraries write in other ways.
@@ -128,7 +129,7 @@ def _settings(kernel: MCMCKernel) -> dict[str, Any]:
 def _bytes_of_sites(sites: Any) -> int:
     """Return the bytes of one draw of one chain."""
     if not isinstance(sites, dict):
-        raise ValueError(f"positions must be a dictionary of sites, but are a {type(sites).__name__}.")
+        raise ValueError(f"positions must be a dictionary of sites, but are {kind_of(sites)}.")
     return sum(_bytes_of_array(f"site {name!r}", leaf) for name, leaf in sites.items())
 
 
@@ -141,7 +142,7 @@ def _bytes_of_fields(sampler: MCMCKernel, state: Any, extra_fields: tuple[str, .
         value = operator.attrgetter(name)(state)
         if not isinstance(value, Array):
             raise TypeError(
-                f"extra fields must be arrays, but {name!r} is a {type(value).__name__}; name one of its parts, "
+                f"extra fields must be arrays, but {name!r} is {kind_of(value)}; name one of its parts, "
                 f"such as '{name}.step_size'."
             )
         size += _bytes_of_array(f"extra field {name!r}", value)

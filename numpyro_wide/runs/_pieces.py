@@ -9,7 +9,7 @@ from numpyro.infer import MCMC
 from tqdm.auto import tqdm
 
 from numpyro_wide import _resume
-from numpyro_wide._checks import check_key, whole_number
+from numpyro_wide._checks import check_key, kind_of, whole_number
 from numpyro_wide.runs._files import check_free, no_room
 from numpyro_wide.runs._identity import PROGRAMS, Call, identify
 from numpyro_wide.runs._lock import sole_use
@@ -76,7 +76,7 @@ def run_in_pieces(
         (60,)
     """
     if not isinstance(mcmc, MCMC):
-        raise TypeError(f"mcmc must be a numpyro.infer.MCMC, but is a {type(mcmc).__name__}.")
+        raise TypeError(f"mcmc must be a numpyro.infer.MCMC, but is {kind_of(mcmc)}.")
     check_key("rng_key", rng_key, "run_in_pieces(mcmc, folder, rng_key, x, y, num_samples=...)", several=True)
     whole_number("num_samples", num_samples)
     # Every piece is a run of the same compiled program, so that all are of one size.

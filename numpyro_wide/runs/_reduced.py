@@ -6,7 +6,7 @@ from typing import Any, Self
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import kind_of, listing
 
 
 def reduced(
@@ -58,13 +58,13 @@ def reduced(
     """
     if not isinstance(kernel, MCMCKernel):
         raise TypeError(
-            f"kernel must be an MCMC kernel, such as NUTS(model), but is a {type(kernel).__name__}; wrap the kernel, "
+            f"kernel must be an MCMC kernel, such as NUTS(model), but is {kind_of(kernel)}; wrap the kernel, "
             "not the model, and pass the result to MCMC."
         )
     functions = dict(functions or {})
     for name, function in functions.items():
         if not callable(function):
-            raise TypeError(f"functions[{name!r}] must be a function of a draw, but is a {type(function).__name__}.")
+            raise TypeError(f"functions[{name!r}] must be a function of a draw, but is {kind_of(function)}.")
     return ReducedKernel(kernel, (drop,) if isinstance(drop, str) else tuple(drop), functions)
 
 

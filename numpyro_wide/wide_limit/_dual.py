@@ -1,4 +1,4 @@
-"""Dual activations: Gaussian expectations of products of an activation and of its derivative.
+"""Dual activations in closed form: Gaussian expectations of products of an activation and of its derivative.
 
 For (u, v) ~ N(0, [[a, c], [c, b]]) each function maps (a, b, c, e) to E[φ(u) φ(v)] and E[φ'(u) φ'(v)], where e is
 :func:`reduced_determinant`, 0 for u = v. All work elementwise on arrays that broadcast, and none has a NaN in its
@@ -6,12 +6,48 @@ derivatives, at a = b = c or at zero.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+
+
+class Moments(NamedTuple):
+    """Moments of a layer's units at single inputs.
+
+    Attributes:
+        variance: variance of the preactivations u, (n, ...).
+        product: E[φ(u)²], (n, ...).
+        slope: E[φ'(u)²], (n, ...).
+        error: largest share of a moment that a series leaves out, a number.
+    """
+
+    variance: Array
+    product: Array
+    slope: Array
+    error: Array
+
+
+class ClosedForm(NamedTuple):
+    """Activation whose expectations are known.
+
+    Attributes:
+        dual: one of the functions below.
+    """
+
+    dual: Dual
+
+    def moments(self, variance: Array) -> Moments:
+        """Return the moments at single inputs, of variances (n, ...)."""
+        product, slope = self.dual(variance, variance, variance, jnp.zeros_like(variance))
+        return Moments(variance, product, slope, jnp.zeros((), variance.dtype))
+
+    def pairs(self, one: Moments, other: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        return self.dual(one.variance, other.variance, covariance, determinant)
 
 
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:

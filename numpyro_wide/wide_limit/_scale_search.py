@@ -10,9 +10,10 @@ from jax import Array
 from jax.lax import stop_gradient
 from jax.scipy.linalg import cho_solve
 
-from numpyro_wide.wide_limit._dual import DUALS
+from numpyro_wide.wide_limit._activation import Activation, activation_dual, activation_name
 from numpyro_wide.wide_limit.gp import whiten, whitened_log_evidence
-from numpyro_wide.wide_limit.kernels import check_activation, fcn_kernel
+from numpyro_wide.wide_limit.kernels import fcn_kernel
+from numpyro_wide.wide_limit.network_kernel import kernel
 
 # Standard deviations of the logarithms a priori. Wide, but no scale is driven to where the network is a step function,
 # or a constant, for a few nats; those of the weights are narrow where another scale can take their place.
@@ -34,15 +35,17 @@ class FittedScales(NamedTuple):
         noise_scale: standard deviation of the noise, in the units of the targets.
         scales: the other scales, keywords of :func:`fcn_kernel`.
         standard_errors: standard errors of the logarithms of all scales and of the noise, by name; NaN at a bound.
+        network: network that the scales are of, without them; None for a fully connected one.
     """
 
-    activation: str
+    activation: Activation
     depth: int
     log_evidence: float
     log_marginal: float
     noise_scale: float
     scales: dict[str, Any]
     standard_errors: dict[str, Any]
+    network: Any
 
 
 @jax.tree_util.register_dataclass
@@ -53,22 +56,27 @@ class ScaleProblem:
     Attributes:
         activation: name of the network's activation.
         depth: number of hidden layers.
-        inputs: inputs, (n, d_in).
+        network: network whose scales are fitted, its own left out; None for a fully connected one of that activation
+            and depth.
+        inputs: inputs, (n, d_in), or (n, ...) for a network.
         targets: targets, (n,) or (n, k).
         medians: medians of the scales a priori, by name; a layer's ``w_std`` is a multiple of its own, the same for all
             layers.
         spreads: standard deviations of the logarithms, in the vector's order, which is that of ``_SPREADS``.
     """
 
-    activation: str = field(metadata={"static": True})
+    activation: Activation = field(metadata={"static": True})
     depth: int = field(metadata={"static": True})
+    network: Any = field(metadata={"static": True})
     inputs: np.ndarray
     targets: np.ndarray
     medians: dict[str, np.ndarray]
     spreads: np.ndarray
 
     @classmethod
-    def of(cls, activation: str, depth: int, inputs: np.ndarray, targets: np.ndarray, by_input: bool) -> "ScaleProblem":
+    def of(
+        cls, activation: Activation, depth: int, inputs: np.ndarray, targets: np.ndarray, by_input: bool
+    ) -> "ScaleProblem":
         """Set up the problem with the priors that suit the architecture and the size of the targets.
 
         Args:
@@ -78,9 +86,8 @@ class ScaleProblem:
             targets: targets, (n,) or (n, k).
             by_input: whether each column of the inputs has a scale of its own.
         """
-        check_activation(activation)
-        one = jnp.ones(())
-        behind = float(1 / jnp.sqrt(DUALS[activation](one, one, one, 0 * one)[0]))  # keeps the variance at one
+        # What keeps the variance at one.
+        behind = float(1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0]))
         size = float(np.sqrt(np.mean(targets**2))) or 1.0
         medians = {
             "w_std": np.array([1.0] + [behind] * (depth - 1)),
@@ -93,7 +100,33 @@ class ScaleProblem:
             medians["input_scale"] = 1 / np.where(spread > 0, spread, 1.0)
         counts = [median.size if name == "input_scale" else 1 for name, median in medians.items()]
         spreads = np.repeat([_SPREADS[name] for name in medians], counts)
-        return cls(activation, depth, inputs, targets, medians, spreads)
+        return cls(activation, depth, None, inputs, targets, medians, spreads)
+
+    @classmethod
+    def of_network(cls, network: Any, inputs: np.ndarray, targets: np.ndarray, by_input: bool) -> "ScaleProblem":
+        """Set up the problem of a network's scales, which are numbers, its own but for the readout's bias left out.
+
+        Args:
+            network: module with the attributes ``w_std``, ``b_std`` and ``readout_w_std``.
+            inputs: inputs, (n, ...).
+            targets: targets, (n,) or (n, k).
+            by_input: whether each column of the inputs has a scale of its own.
+        """
+        bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
+        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), targets, by_input)
+        medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
+        # A mean over pixels lowers the variance by as much as they differ: by the kernel of some rows.
+        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
+        size = float(np.sqrt(np.mean(targets**2))) or 1.0
+        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
+        depth = getattr(network, "depth", 0)
+        return cls(network.activation, depth, bare, inputs, targets, medians, dense.spreads)
+
+    def gram(self, scales: dict[str, Any]) -> Any:
+        """Return the limit's kernel of the inputs with themselves, (n, n)."""
+        if self.network is None:
+            return fcn_kernel(self.depth, self.activation, **scales)(self.inputs)[0]
+        return kernel(self.network.clone(**scales))(self.inputs)[0]
 
     def split(self, vector: Any) -> dict[str, Any]:
         """Return the numbers of a vector by name."""
@@ -133,6 +166,7 @@ class ScaleProblem:
             noise_scale=float(found.pop("noise_scale")),
             scales={name: value if np.ndim(value) else float(value) for name, value in found.items()},
             standard_errors=self.split(errors),
+            network=self.network,
         )
 
     def _mode(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> tuple[np.ndarray, float]:
@@ -144,9 +178,10 @@ class ScaleProblem:
         if len(rows) < len(self.inputs):
             best = self._descend(best.x, 40)
         if not best.fun < _NOT_FINITE:
+            name = activation_name(self.activation)
             raise ValueError(
-                f"no start of a {self.activation} network of depth {self.depth} has a finite evidence; standardise the "
-                "inputs and the targets, or drop rows that repeat with other targets."
+                f"no start of a {name} network of depth {self.depth} has a finite evidence; standardise the inputs "
+                "and the targets, or drop rows that repeat with other targets."
             )
         return np.asarray(best.x), best.fun
 
@@ -181,7 +216,7 @@ class ScaleProblem:
 def _loss_and_gradient(logarithms: Array, problem: ScaleProblem) -> Array:
     found = problem.scales(logarithms)
     noise_scale = found.pop("noise_scale")
-    gram, _ = fcn_kernel(problem.depth, problem.activation, **found)(problem.inputs)
+    gram = problem.gram(found)
     prior = 0.5 * jnp.sum((logarithms / problem.spreads) ** 2)
     return prior - _evidence(gram, jnp.asarray(problem.targets), noise_scale)
 

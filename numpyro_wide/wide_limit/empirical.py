@@ -76,51 +76,6 @@ def empirical_ntk(
     return kernel
 
 
-def empirical_nngp(
-    features: Network,
-    params: Any,
-    x1: ArrayLike,
-    x2: ArrayLike | None = None,
-    *,
-    block_size: int | None = None,
-) -> Array:
-    """Compute the kernel Ψ(x1) Ψ(x2)ᵀ of the readout's Gaussian process, given the hidden weights (Hron 2022, eq. 5).
-
-    Ψ are the scaled embeddings that the N(0, 1) readout weights multiply: for a network in the NTK
-    parametrisation ``readout_w_std`` / √width times the last hidden layer, and a column of ``readout_b_std``
-    if there is a bias. It then converges to the first kernel of :func:`fcn_kernel` as the width grows.
-
-    Args:
-        features: function features(params, x) -> (n, d), each row from its own row of x alone.
-        params: parameters of the hidden layers, any pytree.
-        x1: inputs, rows along the leading axis, (n1, ...).
-        x2: other inputs, (n2, ...); None for x1.
-        block_size: rows of x1, and of x2, whose features are held at a time; None for all at once.
-
-    Returns:
-        kernel matrix (n1, n2).
-
-    Raises:
-        ValueError: if features returns anything but a matrix, the inputs' rows differ in shape, or block_size
-            is not positive.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> features = lambda params, x: jnp.tanh(x @ params) / 10.0
-        >>> empirical_nngp(features, jnp.ones((3, 100)), jnp.ones((4, 3))).shape
-        (4, 4)
-    """
-    block_size = None if block_size is None else whole_number("block_size", block_size)
-    x1, x2 = _check_rows(features, params, x1, x2)
-    if jax.eval_shape(features, params, x1).ndim != 2:
-        raise ValueError(
-            f"features(params, x) must return a matrix (n, d), but returned shape "
-            f"{jax.eval_shape(features, params, x1).shape}. For a single feature, add an axis of length 1."
-        )
-    product = lambda left, right: jnp.matmul(left, right.T, precision="highest")  # noqa: E731
-    return _pairwise(lambda x: features(params, x), product, x1, x2, block_size)
-
-
 def linearize(f: Network, params0: Any) -> Network:
     """Expand a network in its parameters to first order (Taylor): its linearised twin.
 

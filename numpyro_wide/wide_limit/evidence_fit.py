@@ -1,7 +1,6 @@
 """Scales of a network and of its noise by the evidence of its infinitely wide limit."""
 
 import itertools
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,15 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known, listing, whole_number
 from numpyro_wide.machine import double_precision
+from numpyro_wide.wide_limit._activation import Activation, activation_name
+from numpyro_wide.wide_limit._rules import rule_of
 from numpyro_wide.wide_limit._scale_search import FittedScales, ScaleProblem
 from numpyro_wide.wide_limit._shapes import check_matrix, check_targets
+from numpyro_wide.wide_limit._suspect_rows import warn_of_copies, warn_of_far_rows
 from numpyro_wide.wide_limit.kernels import fcn_kernel
+from numpyro_wide.wide_limit.network_kernel import kernel
 
 _BLOCK = 512  # rows predicted at a time
-_SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied rows goes far below
-# From how many rows on one can be told from the others. How far it must lie from what they predict: in robust standard
-# deviations of such residuals, and, for where a function is steep they are large too, in those of the other targets.
-_FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
-_ONE_OF = 50  # of so many rows one may be far out, and be told
 _BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
 
 
@@ -31,8 +29,8 @@ class WideLimitFit:
     """Scales fitted by :func:`fit`.
 
     Attributes:
-        activation: name of the best network's activation.
-        depth: number of its hidden layers.
+        activation: the best network's activation, by name or as a function.
+        depth: number of its hidden layers; 0 of a network that has no such attribute.
         log_evidence: log evidence at the fitted scales, without their prior.
         noise_scale: standard deviation of the noise, in the units of the targets.
         scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
@@ -43,11 +41,12 @@ class WideLimitFit:
         table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
             scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale";
             the largest "log_marginal" first.
-        inputs: inputs of the fit, (n, d_in), a copy.
+        inputs: inputs of the fit, (n, d_in) or (n, ...), a copy.
         targets: targets of the fit, (n,) or (n, k), a copy.
+        network: network of the fit with the fitted scales in place, where one was given.
     """
 
-    activation: str
+    activation: Activation
     depth: int
     log_evidence: float
     noise_scale: float
@@ -56,6 +55,7 @@ class WideLimitFit:
     table: list[dict[str, Any]]
     inputs: np.ndarray
     targets: np.ndarray
+    network: Any = None
 
     def __post_init__(self) -> None:
         # Arrays of whoever calls may change in place; predictions are those of the rows that were given.
@@ -65,7 +65,7 @@ class WideLimitFit:
     def __str__(self) -> str:
         head = ("activation", "depth", "input scale", "log evidence", "log marginal", "noise scale")
         rows = [
-            f"{row['activation']:>10} {row['depth']:>5} {_BY_COLUMN[row['input_scale']]:>11} "
+            f"{activation_name(row['activation']):>10} {row['depth']:>5} {_BY_COLUMN[row['input_scale']]:>11} "
             f"{row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f} {row['noise_scale']:>11.4g}"
             for row in self.table
         ]
@@ -88,33 +88,40 @@ class WideLimitFit:
         """
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
-        if x_new.ndim != 2 or x_new.shape[1] != self.inputs.shape[1]:
-            raise ValueError(
-                f"x_new must be a matrix with the {self.inputs.shape[1]} columns of the fit's, but has {x_new.shape}."
+        if x_new.shape[1:] != self.inputs.shape[1:]:
+            expected = (
+                f"the {self.inputs.shape[1]} columns" if self.inputs.ndim == 2 else f"rows {self.inputs.shape[1:]}"
             )
+            kind = "a matrix" if self.inputs.ndim == 2 else "an array"
+            raise ValueError(f"x_new must be {kind} with {expected} of the fit's, but has {x_new.shape}.")
         if not len(x_new):
             raise ValueError("there are no rows to predict for: x_new is empty.")
-        kernel = fcn_kernel(self.depth, self.activation, **self.scales)
+        own_kernel = self._kernel()
         with double_precision():
             factor = self._factor()
             weights = np.asarray(cho_solve(factor, self.targets))
             means, variances = [], []
             for start in range(0, len(x_new), _BLOCK):
                 rows = x_new[start : start + _BLOCK]
-                cross = np.asarray(kernel(rows, self.inputs)[0])
+                cross = np.asarray(own_kernel(rows, self.inputs)[0])
                 means.append(cross @ weights)
                 explained = np.einsum("mn,nm->m", cross, np.asarray(cho_solve(factor, cross.T)))
-                variances.append(np.maximum(np.diagonal(np.asarray(kernel(rows)[0])) - explained, 0.0))
+                variances.append(np.maximum(np.diagonal(np.asarray(own_kernel(rows)[0])) - explained, 0.0))
         noise_variance = self.noise_scale**2 if with_noise else 0.0
         return np.concatenate(means), np.concatenate(variances) + noise_variance
 
+    def _kernel(self) -> Any:
+        if self.network is None:
+            return fcn_kernel(self.depth, self.activation, **self.scales)
+        return kernel(self.network)
+
     def _factor(self) -> tuple[Any, bool]:
         """Return the Cholesky factor of the targets' covariance, as ``cho_solve`` takes it."""
-        gram = np.array(fcn_kernel(self.depth, self.activation, **self.scales)(self.inputs)[0])
+        gram = np.array(self._kernel()(self.inputs)[0])
         gram[np.diag_indices_from(gram)] += self.noise_scale**2
         return cho_factor(gram, lower=True)
 
-    def _left_out(self) -> np.ndarray:
+    def left_out(self) -> np.ndarray:
         """Return the residuals of all rows, (n, k), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
         inverse = np.asarray(cho_solve(self._factor(), np.eye(len(self.inputs))))
         return inverse @ self.targets.reshape(len(self.inputs), -1) / np.diagonal(inverse)[:, None]
@@ -124,7 +131,8 @@ def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
-    activation: str | Sequence[str] = "erf",
+    network: Any = None,
+    activation: Activation | Sequence[Activation] = "erf",
     depth: int | Sequence[int] = 1,
     input_scale: bool | Sequence[bool] = False,
     num_restarts: int = 4,
@@ -141,7 +149,7 @@ def fit(
 
     Standardise inputs and targets, and look at skewed columns first. The scales go into
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``, or as medians of their
-    priors there.
+    priors there; ``fit.network``, of a fit of networks, has them already.
 
     Rows that stand in a table more than once pass for measurements without noise. Where they may have decided, a
     warning says so; then fit to distinct rows. The noise is Gaussian: a target that is far from what the others predict
@@ -150,9 +158,12 @@ def fit(
     deviations and five of the other targets'.
 
     Args:
-        x: inputs, (n, d_in).
+        x: inputs, (n, d_in), or images for a network that takes them.
         y: targets, (n,), or (n, k) for outputs that share all scales.
-        activation: "erf", "gelu", "identity" or "relu", or several to compare.
+        network: network whose ``w_std``, ``b_std`` and ``readout_w_std`` are fitted, a :class:`~numpyro_wide.nn.CNN`,
+            :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN` or one of a registered kernel, or
+            several to compare, in the place of ``activation`` and ``depth``; what else it holds stays.
+        activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare.
         depth: number of hidden layers, at least 1, or several to compare.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
             both to compare, ``(False, True)``: decisive on some tables, and on others only more numbers to learn.
@@ -185,7 +196,9 @@ def fit(
     check_finite("x", x)
     check_finite("y", y)
     inputs, targets = np.array(x, float), np.array(y, float)
-    check_matrix("x", inputs)
+    networks = [] if network is None else [network] if callable(network) else list(network)
+    if not networks:
+        check_matrix("x", inputs)
     check_targets(jnp.asarray(targets), len(inputs))
     by_column = _several(input_scale)
     if not all(isinstance(choice, bool | np.bool_) for choice in by_column):
@@ -193,23 +206,40 @@ def fit(
             "input_scale must be True or False, whether each column of x has a scale that is fitted, or both to "
             f"compare, (False, True), but got {input_scale!r}."
         )
+    _check_networks(networks, by_column)
     num_restarts = whole_number("num_restarts", num_restarts)
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
     architectures = [
         (name, whole_number("depth", layers), bool(choice))
         for name, layers, choice in itertools.product(_several(activation), _several(depth), by_column)
     ]
-    if not architectures:
+    if not architectures or (network is not None and not networks):
         raise ValueError("there is no architecture to fit; give at least one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
     with double_precision():
-        problems = [ScaleProblem.of(name, layers, inputs, targets, choice) for name, layers, choice in architectures]
+        if networks:
+            pairs = itertools.product(networks, by_column)
+            problems = [ScaleProblem.of_network(one, inputs, targets, bool(choice)) for one, choice in pairs]
+        else:
+            problems = [ScaleProblem.of(*one[:2], inputs, targets, one[2]) for one in architectures]
         fits = sorted((problem.fit(rows, num_restarts, random) for problem in problems), key=lambda f: -f.log_marginal)
     best = _as_fit(fits, inputs, targets)
-    _warn_of_copies(best)
-    _warn_of_far_rows(best)
+    warn_of_copies(best)
+    warn_of_far_rows(best)
     return best
+
+
+def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:
+    """Refuse networks whose scales cannot be fitted."""
+    for network in networks:
+        rule_of(network)
+        names = ["w_std", "b_std", "readout_w_std", *["input_scale"] * any(by_column)]
+        if missing := [name for name in names if not hasattr(network, name)]:
+            raise ValueError(
+                f"the scales {listing(names)} are fitted, but the {type(network).__name__} has no {listing(missing)}; "
+                "leave input_scale out, or give the module the attributes that its rule reads."
+            )
 
 
 def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -> WideLimitFit:
@@ -217,6 +247,8 @@ def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -
     shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
     best = fits[0]._asdict()
     del best["log_marginal"]
+    if best["network"] is not None:
+        best["network"] = best["network"].clone(**best["scales"])
     table = [
         {**{name: getattr(found, name) for name in shown}, "input_scale": "input_scale" in found.scales}
         for found in fits
@@ -224,52 +256,9 @@ def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -
     return WideLimitFit(**best, table=table, inputs=inputs, targets=targets)
 
 
-def _warn_of_far_rows(found: WideLimitFit) -> None:
-    """Warn if one row, or few of many, hold most of the squared residuals and lie far outside of the others."""
-    if len(found.inputs) < _FEWEST_ROWS:
-        return
-    with double_precision():
-        residuals = found._left_out()
-    distances, targets = np.abs(residuals - np.median(residuals, axis=0)), found.targets.reshape(residuals.shape)
-    few = max(1, len(residuals) // _ONE_OF)
-    for distance, target in zip(distances.T, targets.T, strict=True):
-        rows = np.argsort(-distance)[:few]
-        share = np.sum(distance[rows] ** 2) / max(np.sum(distance**2), np.finfo(float).tiny)
-        bound = max(_FAR * 1.4826 * np.median(distance), _FAR_OF_TARGETS * np.std(np.delete(target, rows)))
-        rows = rows[distance[rows] > bound]
-        if share > 0.5 and len(rows):
-            row = int(rows[0])
-            warnings.warn(
-                f"{len(rows)} of {len(residuals)} rows, row {row} with the target {target[row]:.4g} the farthest, lie "
-                f"up to {distance[row]:.2g} from what the other rows predict, and hold most of the sum of squared "
-                f"residuals: the fitted noise, {found.noise_scale:.2g}, and the scales are decided by them. Correct or "
-                "drop them if they are mistakes; otherwise transform the targets, to their logarithms say, or take a "
-                "likelihood with heavy tails.",
-                UserWarning,
-                stacklevel=3,  # whoever calls fit
-            )
-            return
-
-
-def _warn_of_copies(found: WideLimitFit) -> None:
-    """Warn if the noise is small and rows repeat others."""
-    inputs, targets, noise_scale = found.inputs, found.targets, found.noise_scale
-    if noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
-        return
-    num_copies = len(inputs) - len(np.unique(np.column_stack([inputs, targets]), axis=0))
-    if num_copies:
-        warnings.warn(
-            f"the fitted noise, {noise_scale:.2g}, is small beside the targets, and {num_copies} of {len(inputs)} rows "
-            "repeat the inputs and targets of others: copies pass for measurements without noise. If they are copies, "
-            "fit to distinct rows, those of numpy.unique(numpy.column_stack([x, y]), axis=0).",
-            UserWarning,
-            stacklevel=3,  # whoever calls fit
-        )
-
-
 def _several(given: Any) -> Iterable[Any]:
     """Return one or several choices as several."""
-    if isinstance(given, str | int | np.integer | np.bool_):
+    if isinstance(given, str | int | np.integer | np.bool_) or callable(given):
         return [given]
     if not isinstance(given, Sequence) and not isinstance(given, np.ndarray):
         raise ValueError(f"activation, depth and input_scale must be one or several, but got {listing([str(given)])}.")

@@ -1,8 +1,6 @@
 """Kernels of infinitely wide fully connected networks: the Gaussian process and the tangent kernel."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,44 +12,23 @@ from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import (
     as_floats,
     as_not_negative,
-    check_input_scale,
     check_no_nan,
     check_not_negative,
-    check_one_of,
     is_known,
     whole_number,
 )
-from numpyro_wide.wide_limit._dual import DUALS, Dual, reduced_determinant
+from numpyro_wide._programs import run_compiled
+from numpyro_wide.wide_limit._activation import Activation, activation_dual, warn_of_truncation
+from numpyro_wide.wide_limit._rules import fully_connected
 from numpyro_wide.wide_limit._shapes import check_matrix
+from numpyro_wide.wide_limit.layer_kernels import Inputs, scaled_inputs
 
 Kernel = Callable[..., tuple[Array, Array]]
-Layer = tuple[Array, Array]  # variances of its weights and biases
-Carried = tuple[Array, Array, Array]  # E[φ(u) φ(v)] of the layer before, nngp and ntk, (n1, n2) each
-
-# Layers that are compiled one after the other, as is quicker to run; beyond, the time to compile would grow with the
-# depth.
-_MAX_UNROLLED = 3
-
-
-class _Moments(NamedTuple):
-    """Moments of a hidden layer at single inputs, (n,) each.
-
-    Attributes:
-        square: mean square of what it takes in.
-        variance: variance of its preactivations u.
-        product: E[φ(u)²].
-        slope: E[φ'(u)²].
-    """
-
-    square: Array
-    variance: Array
-    product: Array
-    slope: Array
 
 
 def fcn_kernel(
     depth: int,
-    activation: str,
+    activation: Activation,
     *,
     w_std: ArrayLike,
     b_std: ArrayLike,
@@ -81,8 +58,9 @@ def fcn_kernel(
 
     Args:
         depth: number of hidden layers; 0 is a linear model with the readout's scales.
-        activation: name of the activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``),
-            "identity" or "relu".
+        activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``), "identity" or "relu", whose
+            kernels are known in closed form; or "tanh" or a function of arrays, whose kernels go by a Hermite series of
+            128 degrees (Mathematics, :eq:`mehler`).
         w_std: standard deviation of the hidden layers' weights, a number or (depth,).
         b_std: standard deviation of the hidden layers' biases, a number or (depth,).
         readout_w_std: standard deviation of the readout's weights.
@@ -101,6 +79,9 @@ def fcn_kernel(
         ValueError: for an unknown activation, a negative depth or scale, a scale of another shape, a bad
             ``block_size``; from the kernel, for inputs that are not matrices of the same width, or hold NaN.
 
+    Warns:
+        UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth, where numbers are known.
+
     Example:
         >>> import jax.numpy as jnp
         >>> kernel = fcn_kernel(2, "relu", w_std=2.0**0.5, b_std=0.1)
@@ -109,7 +90,7 @@ def fcn_kernel(
         ((3, 4), (3, 4))
     """
     depth = whole_number("depth", depth, 0)
-    check_activation(activation)
+    activation_dual(activation)  # refuses an unknown one now
     block_size = None if block_size is None else whole_number("block_size", block_size)
     hidden = {"w_std": w_std, "b_std": b_std}
     readout = {"readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
@@ -123,105 +104,37 @@ def fcn_kernel(
         _check_inputs(*inputs)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
-        inputs = tuple(_scaled(x, input_scale) for x in inputs)
+        inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
         scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in (hidden | readout).items()]
         scales[:2] = [jnp.broadcast_to(scale, (depth,)) for scale in scales[:2]]
-        return _kernels(inputs, scales, activation=activation, block_size=block_size)
+        if isinstance(activation, str):
+            nngp, ntk, error = _compiled_kernels(activation, block_size, inputs, scales)
+        else:  # of a function of the user's, by what it computes at this call
+            nngp, ntk, error = run_compiled(_kernels, activation, block_size, inputs, scales)
+        warn_of_truncation(error)
+        return nngp, ntk
 
     return kernel
 
 
-@partial(jax.jit, static_argnames=("activation", "block_size"))
 def _kernels(
-    inputs: tuple[Array, ...], scales: list[Array], *, activation: str, block_size: int | None
-) -> tuple[Array, Array]:
-    """Compute both kernels of ``inputs``, (x1,) or (x1, x2)."""
-    w_std, b_std, readout_w_std, readout_b_std = scales
-    layers = [*zip(w_std**2, b_std**2, strict=True), (readout_w_std**2, readout_b_std**2)]
-    dual = DUALS[activation]
+    activation: Activation, block_size: int | None, inputs: tuple[Array, ...], scales: list[Array]
+) -> tuple[Array, Array, Array]:
+    """Compute both kernels of ``inputs``, (x1,) or (x1, x2), and by row the share that a series leaves out."""
     x1, x2 = inputs[0], inputs[-1]
-    moments = [_moments(jnp.mean(x**2, axis=1), layers[:-1], dual) for x in inputs]
 
-    def rows(start: Array | int, size: int) -> tuple[Array, Array]:
-        inner = jnp.matmul(take_rows(x1, start, size), x2.T, precision="highest") / x1.shape[1]
-        row_moments = jax.tree.map(lambda moment: take_rows(moment, start, size), moments[0])
-        diagonal = (jnp.arange(size), start + jnp.arange(size)) if len(inputs) == 1 else None
-        return _recursion(inner, row_moments, moments[-1], diagonal, layers, dual)
+    def rows(start: Array | int, size: int) -> tuple[Array, Array, Array]:
+        same = None
+        if len(inputs) == 1:
+            same = (start + jnp.arange(size))[:, None] == jnp.arange(x2.shape[0])[None, :]
+        units = Inputs(take_rows(x1, start, size), x2, same).vectors()
+        found = fully_connected(units, activation, scales)
+        return found.product, found.product + found.tangent, jnp.broadcast_to(found.error, (size,))
 
     return in_row_blocks(rows, x1.shape[0], block_size)
 
 
-def _moments(norms: Array, hidden: list[Layer], dual: Dual) -> list[_Moments]:
-    """Compute the moments of all hidden layers at single inputs, whose mean squares are ``norms`` (n,)."""
-
-    def through(square: Array, layer: Layer) -> tuple[Array, _Moments]:
-        w_var, b_var = layer
-        variance = w_var * square + b_var
-        product, slope = dual(variance, variance, variance, jnp.zeros_like(variance))
-        return product, _Moments(square, variance, product, slope)
-
-    return _through_layers(through, norms, hidden)[1]
-
-
-def _recursion(
-    inner: Array,
-    moments1: list[_Moments],
-    moments2: list[_Moments],
-    diagonal: tuple[Array, Array] | None,
-    layers: list[Layer],
-    dual: Dual,
-) -> tuple[Array, Array]:
-    """Carry the scaled inner products (n1, n2) of the inputs through all layers (:eq:`kernels`).
-
-    ``diagonal`` holds the row and column indices of the pairs that are one and the same input, if any are.
-    """
-
-    def through(carried: Carried, step: tuple[Layer, Layer, _Moments, _Moments]) -> tuple[Carried, None]:
-        product, nngp, ntk = carried
-        (w_var, b_var), (next_w_var, next_b_var), one, other = step
-        determinant = reduced_determinant(one.square[:, None], other.square[None, :], product, w_var, b_var)
-        product, slope = dual(one.variance[:, None], other.variance[None, :], nngp, determinant)
-        if diagonal is not None:
-            # Variances and covariance are rounded each in its own way. Here they must be the same number, for
-            # an angle near 0 is off by √ε where its cosine is off by ε.
-            product, slope = product.at[diagonal].set(one.product), slope.at[diagonal].set(one.slope)
-        nngp = next_w_var * product + next_b_var
-        return (product, nngp, nngp + next_w_var * slope * ntk), None
-
-    w_var, b_var = layers[0]
-    first = w_var * inner + b_var
-    steps = list(zip(layers[:-1], layers[1:], moments1, moments2, strict=True))
-    (_, nngp, ntk), _ = _through_layers(through, (inner, first, first), steps)
-    return nngp, ntk
-
-
-def _through_layers(through: Callable[[Any, Any], tuple[Any, Any]], carried: Any, layers: list) -> tuple[Any, list]:
-    """Return what ``through`` carries through all layers, and what it gives at each."""
-    if len(layers) > _MAX_UNROLLED:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-        # For gradients a layer's temporaries are computed once more, and not held for all layers.
-        carried, given = jax.lax.scan(jax.checkpoint(through), carried, stacked, unroll=2)
-        return carried, [jax.tree.map(lambda leaf, i=i: leaf[i], given) for i in range(len(layers))]
-    given = []
-    for layer in layers:
-        carried, at_layer = through(carried, layer)
-        given.append(at_layer)
-    return carried, given
-
-
-def _scaled(x: Array, input_scale: ArrayLike | None) -> Array:
-    """Return the inputs (n, d_in) in the units that the network sees."""
-    if input_scale is None:
-        return x
-    scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
-    check_input_scale(scale, x.shape[1])
-    return x * jnp.broadcast_to(scale, x.shape)
-
-
-def check_activation(activation: str) -> None:
-    """Refuse an activation that has no closed-form kernels."""
-    also = "(those with closed-form kernels; for any other see empirical_ntk and empirical_nngp)"
-    check_one_of("activation", activation, DUALS, also=also)
+_compiled_kernels = jax.jit(_kernels, static_argnums=(0, 1))
 
 
 def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, ArrayLike]) -> None:

@@ -201,5 +201,5 @@ def test_importance_weights_need_one_data_set_in_the_model_s_shape():
     for value in (jnp.ones((5, 1)), jnp.ones(()), jnp.ones(4)):
         with pytest.raises(ValueError, match=r"\['x'\] must have the shape of one simulated data set, \(5,\), but has"):
             trainer.importance_sample(KEY, 10, {"scale": 1.0}, {"x": value}, 5)
-    with pytest.raises(TypeError, match=r"dictionary with the keys 'x', but is a \w+; write {'x': ...}"):
+    with pytest.raises(TypeError, match=r"dictionary with the keys 'x', but is an? \w+; write {'x': ...}"):
         trainer.importance_sample(KEY, 10, {"scale": 1.0}, jnp.ones(5), 5)

@@ -259,15 +259,18 @@ def test_refuses_what_does_not_fit(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Simulations(np.zeros(3), np.zeros((3, 9))), "truth must be a dictionary .* by name, but is a ndarray"),
-        (lambda: sbc_ranks(np.zeros(3)), r"must be Simulations, but got a ndarray; the order is sbc_ranks\(sim"),
+        (
+            lambda: Simulations(np.zeros(3), np.zeros((3, 9))),
+            "truth must be a dictionary .* by name, but is an ndarray",
+        ),
+        (lambda: sbc_ranks(np.zeros(3)), r"must be Simulations, but got an ndarray; the order is sbc_ranks\(sim"),
         (lambda: hpd_ranks(None), "must be Simulations, but got a NoneType"),
         (lambda: sbc_ranks(Simulations(FEW, {"z": np.zeros((3, 9))}), rng_key=3), "rng_key must be a PRNG key"),
         (lambda: tarp(Simulations(FEW, {"z": np.zeros((3, 9))}), None), r"PRNG key.*order is \(rng_key, simulations"),
         (lambda: tarp_ranks(jax.random.key(0), FEW), "must be Simulations, but got a dict"),
         (
             lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), np.zeros(3)),
-            "references must be a dictionary of arrays by name, but is a ndarray; the names are 'z'",
+            "references must be a dictionary of arrays by name, but is an ndarray; the names are 'z'",
         ),
         (
             lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(3) * 1j}),

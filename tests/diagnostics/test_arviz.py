@@ -243,9 +243,13 @@ def test_arguments_of_another_kind_or_order_are_refused():
         TypeError, match=r"but got a function and a SimpleNamespace; the order is to_arviz\(mcmc, model"
     ):
         to_arviz(network, mcmc, X, Y)
-    with pytest.raises(TypeError, match=r"predictions must be a tuple .*, but is a ndarray; .* predictions=\(x_new,\)"):
+    with pytest.raises(
+        TypeError, match=r"predictions must be a tuple .*, but is an ndarray; .* predictions=\(x_new,\)"
+    ):
         to_arviz(mcmc, network, X, Y, predictions=X_TEST)
-    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*but is a int; the order is to_arviz\(mcmc"):
+    with pytest.raises(TypeError, match=r"called with these arguments: missing .* 'x'. Pass those of mcmc.run"):
+        to_arviz(mcmc, network)
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*but is an int; the order is to_arviz\(mcmc"):
         to_arviz(mcmc, network, X, Y, rng_key=0)
 
 

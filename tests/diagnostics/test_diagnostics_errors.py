@@ -36,7 +36,7 @@ CHAINS = np.random.default_rng(0).normal(size=(2, 100))
 SAMPLES = {"w": np.zeros((2, 10, 3))}
 SCORES = [rmse, log_predictive_density, crps, interval_coverage, probability_integral_transform, regression_scores]
 MEASURES = [expected_calibration_error, negative_log_likelihood, accuracy]
-NO_KEY = r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"
+NO_KEY = r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is an int"
 
 
 def binary(*largest):

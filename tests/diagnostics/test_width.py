@@ -191,7 +191,7 @@ def test_constant_features_are_the_limit():
     row = report.rows["model"]
     assert row.accept_prob > 0.9999 and row.pareto_k == -np.inf
     np.testing.assert_allclose([row.gap, row.sample_size], [0, 1], atol=1e-6)
-    assert "at the limit: wide_limit_draws will do" in str(report) and np.isnan(report.slope)
+    assert "at the limit: wide_limit_draws is enough" in str(report) and np.isnan(report.slope)
     covariance = 4 * np.arange(10.0).reshape(5, 2) @ np.arange(10.0).reshape(5, 2).T + 0.25 * np.eye(5)
     mean = 0.5 * np.arange(10.0).reshape(5, 2).sum(1)
     np.testing.assert_allclose(row.log_evidence, stats.multivariate_normal.logpdf(Y, mean, covariance), rtol=1e-4)
@@ -335,7 +335,7 @@ def test_a_changed_attribute_of_an_argument_is_seen(form):
 
 
 def test_mistakes_are_refused():
-    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"):
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is an int"):
         wide_enough(0, collapsed(4), X, Y)
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, but got 2.5"):
         wide_enough(KEY, collapsed(4), X, Y, batch_size=2.5)

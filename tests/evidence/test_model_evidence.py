@@ -257,7 +257,7 @@ def improper():
         (observing(standard), (), "observes nothing with these arguments; pass the observations too.*'mean', 'y'"),
         (observing(), (1.0,), "no latent site.*nothing to integrate over.*'y'"),
         (observing(lambda: dist.Bernoulli(0.5)), (1.0,), "site 'mean' is discrete.*sum it out"),
-        (observing(improper), (1.0,), "'mean' has a ImproperUniform prior.*Give the site a proper prior"),
+        (observing(improper), (1.0,), "'mean' has an ImproperUniform prior.*Give the site a proper prior"),
         (subsampled, (np.zeros(2),), "plate 'rows' takes 2 of 10 rows.*drop subsample_size"),
         (scaled, (1.0,), "latent site 'mean' is scaled or masked.*integrates to one"),
         (masked, (1.0,), "latent site 'mean' is scaled or masked"),
@@ -271,7 +271,7 @@ def test_models_without_an_evidence_are_refused(model, args, message):
 
 def test_mistakes_are_refused():
     model = observing(standard)
-    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*is a int; the order is model_evidence\(rng_key"):
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*is an int; the order is model_evidence\(rng_key"):
         model_evidence(0, model, 1.0)
     with pytest.raises(TypeError, match="model must be a model, a function, but is a NUTS; pass the model itself"):
         model_evidence(KEY, NUTS(model), 1.0)

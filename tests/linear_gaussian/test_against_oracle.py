@@ -48,16 +48,17 @@ def everything(case, basis, test_features, variant):
         return lg.readout_map(*data, phi, case.noise_scale, **by_name)[0]
 
     readout, log_abs_det = lg.readout_map(*data, case.phi, case.noise_scale, **by_name)
+    problem = lg.ReadoutProblem.of(*data, case.noise_scale, **by_name)
     return {
         "readout": readout,
         "log_abs_det": log_abs_det,
         "phi": lg.readout_inverse_map(*data, readout, case.noise_scale, **by_name),
-        "draw": lg.readout_draw(*data, case.phi, case.noise_scale, **by_name),
+        "draw": problem.draw(case.phi),
         "map_mean": forward(jnp.zeros_like(case.phi)),
         "root": jax.vmap(lambda direction: jax.jvp(forward, (case.phi,), (direction,))[1])(basis),
         "evidence": lg.log_evidence(*data, case.noise_scale, **by_name),
         "posterior": lg.readout_posterior(*data, case.noise_scale, **prior),
-        "predictive": lg.readout_predictive(test_features, *data, case.noise_scale, **prior),
+        "predictive": problem.predict(test_features)[:2],
     }
 
 

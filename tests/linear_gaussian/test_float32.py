@@ -141,8 +141,9 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
     features = np.float32(1e15) * np.random.default_rng(0).normal(size=(n, d)).astype("f")
     targets, phi = np.ones(n, "f"), np.ones(d, "f")
     assert np.isnan(lg.log_evidence(features, targets, 1.0, variant))
-    assert np.isnan(lg.readout_draw(features, targets, phi, 1.0, variant)).all()
-    assert all(np.isnan(part).all() for part in lg.readout_predictive(features, features, targets, 1.0))
+    problem = lg.ReadoutProblem.of(features, targets, 1.0, variant=variant)
+    assert np.isnan(problem.draw(phi)).all()
+    assert all(np.isnan(part).all() for part in problem.predict(features))
     assert np.isfinite(lg.readout_map(features, targets, phi, 1.0, variant=variant)[0]).all()
     # A tenth of the norm's rounding is the border: just above it digits are lost, not the whole number.
     small = np.float32(1e-15) * features

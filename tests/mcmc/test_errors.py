@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro.util import nested_attrgetter
 
 from numpyro_wide.mcmc import (
     MicrocanonicalLangevin,
@@ -81,6 +82,12 @@ class Case(NamedTuple):
 
 
 CASES = [
+    Case(
+        "extra_fields: those of NUTS",
+        lambda: nested_attrgetter("num_steps")(first_state(SplitHMC, square, jnp.zeros(2))),
+        "extra_fields must be among .*'num_grad', .* for this kernel, but got 'num_steps'",
+        KeyError,
+    ),
     Case(
         "pcn: step_size=1.1",
         lambda: PreconditionedCrankNicolson(regression, step_size=1.1),

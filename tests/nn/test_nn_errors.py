@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+import pandas
 import pytest
 from flax import linen, nnx
 from numpyro.handlers import seed, trace
@@ -193,7 +194,13 @@ CASES = [
     Case(
         "model: features_net must be a flax module",
         lambda: bnn(3, 2, NOISE),
-        "features_net must be a flax module or a function .* is a int",
+        "features_net must be a flax module or a function .* is an int",
+        TypeError,
+    ),
+    Case(
+        "model: a data frame",
+        lambda: bnn(NETWORK, 2, NOISE)(pandas.DataFrame(X), Y),
+        r"must be arrays, but x is a DataFrame; pass its numbers, .to_numpy\(\)",
         TypeError,
     ),
     Case(
@@ -418,3 +425,24 @@ CASES = [
 def test_mistakes(case):
     with seed(rng_seed=0), pytest.raises(case.error, match=case.message):
         case.call()
+
+
+class Unscaled(linen.Module):
+    factor: float = 1.0
+
+    @linen.compact
+    def __call__(self, x):
+        hidden = linen.relu(linen.Dense(60)(linen.relu(linen.Dense(60)(x))))
+        return self.factor * hidden
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-5])
+def test_a_prior_far_from_the_targets_is_warned_of(factor):
+    model = bnn(Unscaled(factor), None, NOISE)
+    with pytest.warns(UserWarning, match="prior variance of the network's output .* far from the one"):
+        features = run(model, X)["features"]["value"]
+    variance = np.mean(np.sum(np.square(features), axis=1))
+    assert variance > 1e3 or variance < 1e-4
+    run(bnn(Unscaled(factor * variance**-0.5), None, NOISE), X)  # one, which is nothing to warn of
+    run(bnn(FCN(1, 9), None, NOISE), np.zeros((3, 2)))  # zero at the origin, whatever the scales
+    jax.eval_shape(lambda x: run(model, x)["y"]["value"], X)  # numbers that are not known

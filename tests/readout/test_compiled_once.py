@@ -132,7 +132,7 @@ def test_nothing_to_predict_and_nothing_to_predict_with():
         predictive(jax.random.key(0), X[:0])
     with pytest.raises(ValueError, match="at least one draw, but the arrays are empty"):
         ReadoutPredictive(model, hidden_draws(0), (X, Y))
-    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is a int"):
+    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is an int"):
         predictive(0, X)
     with pytest.raises(TypeError, match="rng_key must be a PRNG key"):
         predictive.readout(0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas
 import pytest
 from numpyro.handlers import condition, reparam, scale, seed, substitute, trace
 
@@ -21,6 +22,7 @@ from numpyro_wide import (
     wide_limit_draws,
 )
 from numpyro_wide import linear_gaussian as lg
+from numpyro_wide.nn import FCN, bnn
 from tests.models import linear
 
 KEY, DATA = jax.random.key(0), (jnp.eye(3), jnp.ones(3))
@@ -135,6 +137,11 @@ def predictive(draws=None, data=DATA, model=None, **settings):
     return ReadoutPredictive(wrapped, {"scale": jnp.ones(2)} if draws is None else draws, data, **settings)
 
 
+def predictive_of_network():
+    model = collapse_readout(bnn(FCN(1, 4), None, 0.3), readout="readout", features="features", observed="y")
+    return ReadoutPredictive(model, {"hidden.hidden_0.kernel": jnp.ones((2, 3, 4))}, DATA)
+
+
 def draws_of_a_guide(*after_model_and_guide, params=None):
     wrapped = repriorise(linear(), **ARGUMENTS)
     guide = numpyro.infer.autoguide.AutoNormal(wrapped)
@@ -210,10 +217,10 @@ CASES = [
     Case("inverse map: rows", lambda: lg.readout_inverse_map(X, Y, np.ones((3, 2)), 0.3), "readout must have shape"),
     Case("evidence: negative noise", lambda: lg.log_evidence(X, Y, -0.3), "noise_scale must be positive"),
     Case("posterior: noise NaN", lambda: lg.readout_posterior(X, Y, np.nan), "noise_scale must be positive"),
-    Case("draw: vector phi", lambda: lg.readout_draw(X, Y, np.ones(4), 0.3), "phi must have shape"),
+    Case("draw: vector phi", lambda: lg.ReadoutProblem.of(X, Y, 0.3).draw(np.ones(4)), "phi must have shape"),
     Case(
         "predictive: columns",
-        lambda: lg.readout_predictive(np.ones((6, 3)), X, Y, 0.3),
+        lambda: lg.ReadoutProblem.of(X, Y, 0.3).predict(np.ones((6, 3))),
         r"test_features must have shape \(m, 4\).*but got \(6, 3\)",
     ),
     Case(
@@ -310,7 +317,7 @@ CASES = [
     Case(
         "repriorise: type of targets",
         lambda: repriorise(linear(), **ARGUMENTS | {"targets": Y}),
-        "targets must be a name, a string, but got a ndarray",
+        "targets must be a name, a string, but got an ndarray",
         TypeError,
     ),
     Case(
@@ -433,8 +440,37 @@ CASES = [
     Case(
         "predictive: an array for model_args",
         lambda: predictive(data=jnp.eye(3)),
-        "and model_args a tuple, but got a dict and a .*Array",
+        "and model_args a tuple, but got a dict and an? .*Array",
         TypeError,
+    ),
+    Case(
+        "predictive: a data frame for the fit",
+        lambda: predictive(data=(pandas.DataFrame(np.eye(3)), jnp.ones(3))),
+        r"must be arrays, but argument 0 is a DataFrame; pass its numbers, .to_numpy\(\)",
+        TypeError,
+    ),
+    Case(
+        "predictive: a data frame to predict at",
+        lambda: predictive()(KEY, x=pandas.DataFrame(np.eye(3))),
+        "must be arrays, but x is a DataFrame",
+        TypeError,
+    ),
+    Case(
+        "collapse: a data frame",
+        lambda: run(collapse_readout(linear(), **SITES), pandas.DataFrame(Y)),
+        "must be arrays, but argument 0 is a DataFrame",
+        TypeError,
+    ),
+    Case(
+        "repriorise: a data frame",
+        lambda: run(repriorise(linear(), **ARGUMENTS), y=pandas.DataFrame(Y)),
+        "must be arrays, but y is a DataFrame",
+        TypeError,
+    ),
+    Case(
+        "predictive: columns that a flax module has not",
+        lambda: predictive_of_network()(KEY, np.ones((5, 2), np.float32)),
+        r"argument 0 has shape \(5, 2\), where the fit had \(3, 3\). New inputs need the columns of the fit, \(m, 3\)",
     ),
     Case(
         "predictive: batch size",
@@ -477,7 +513,7 @@ CASES = [
     Case(
         "limit: no number",
         lambda: limit_draws(jnp.asarray(Y)),
-        r"num_samples must be a whole number, but is a .*Array.*; the order is wide_limit",
+        r"num_samples must be a whole number, but is an? .*Array.*; the order is wide_limit",
         TypeError,
     ),
     Case(
@@ -489,13 +525,13 @@ CASES = [
     Case(
         "guide: no number",
         lambda: draws_of_a_guide(jnp.asarray(Y)),
-        r"num_samples must be a whole number, but is a .*Array.*; the order is guide_draws",
+        r"num_samples must be a whole number, but is an? .*Array.*; the order is guide_draws",
         TypeError,
     ),
     Case(
         "guide: result for params",
         lambda: draws_of_a_guide(3, jnp.asarray(Y), params="result"),
-        r"params must be a dictionary .*, but is a SVIRunResult;.* pass the .params",
+        r"params must be a dictionary .*, but is an SVIRunResult;.* pass the .params",
         TypeError,
     ),
 ]

@@ -157,7 +157,7 @@ def test_a_site_function_refuses_a_draw_without_the_weights():
 def test_a_readout_function_refuses_arguments_without_the_observations():
     x, y = small_data(10)
     with pytest.raises(
-        TypeError, match=r"model_args must be a tuple .*, but got a ndarray; .*\(model, \(x, y\), x_new\)"
+        TypeError, match=r"model_args must be a tuple .*, but got an ndarray; .*\(model, \(x, y\), x_new\)"
     ):
         readout_function(COLLAPSED, x, y)
     with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):

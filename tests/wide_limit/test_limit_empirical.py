@@ -9,13 +9,11 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_wide.wide_limit import (
     drift_monitor,
-    empirical_nngp,
     empirical_ntk,
     fcn_kernel,
-    kernel_drift,
     linearize,
 )
-from numpyro_wide.wide_limit.internal import smallest_eigenvalue
+from numpyro_wide.wide_limit.internal import kernel_drift, smallest_eigenvalue
 
 WIDTHS = (16, 64, 256)
 NUM_SEEDS = 48
@@ -35,7 +33,8 @@ def test_kernels_approach_their_limits_like_one_over_root_width(make_network, ac
 
     def squared_errors(rng_key, width):
         params = network.init(rng_key, [3, width, width, 1])
-        nngp = empirical_nngp(network.features, params, x)
+        features = network.features(params, x)
+        nngp = features @ features.T
         ntk = empirical_ntk(lambda p, x: network(p, x)[:, 0], params, x)
         return jnp.mean((jnp.stack([nngp, ntk]) - limits) ** 2, axis=(1, 2))
 
@@ -73,10 +72,6 @@ def test_several_outputs_and_blocks(x64, make_network, block_size):
     np.testing.assert_allclose(ntk(x1), dense_ntk(network, params, x1, x1), rtol=1e-10)
     average = jax.jit(lambda *xs: empirical_ntk(network, params, *xs, block_size=block_size, average_outputs=True))
     np.testing.assert_allclose(average(x1, x2), np.trace(expected, axis1=2, axis2=3) / 2, rtol=1e-10)
-    nngp = jax.jit(lambda *xs: empirical_nngp(network.features, params, *xs, block_size=block_size))
-    features1, features2 = (np.asarray(network.features(params, x)) for x in (x1, x2))
-    np.testing.assert_allclose(nngp(x1, x2), features1 @ features2.T, rtol=1e-10)
-    np.testing.assert_allclose(nngp(x1), features1 @ features1.T, rtol=1e-10)
 
 
 def test_a_network_with_one_output_has_a_matrix_as_kernel(x64):

@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from numpyro_wide import wide_limit
+from numpyro_wide.nn import CNN, FCN, WideResNet
 from numpyro_wide.wide_limit import (
-    empirical_nngp,
     empirical_ntk,
     fcn_kernel,
     gp_log_evidence,
     gp_posterior,
     gradient_flow,
-    kernel_drift,
     linearize,
     ntk_ensemble,
     width_correction,
 )
-from numpyro_wide.wide_limit.internal import smallest_eigenvalue
+from numpyro_wide.wide_limit.internal import kernel_drift, smallest_eigenvalue
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))
@@ -52,6 +52,14 @@ def linear(w, x):
     return x @ w
 
 
+IMAGES = jnp.ones((2, 4, 4, 1))
+
+
+def rows():
+    """Kernels of two vectors, from which a rule begins."""
+    return wide_limit.Inputs(ROWS, ROWS, None).vectors()
+
+
 def kernel_of(changes):
     arguments = {"depth": 2, "activation": "relu", "w_std": 1.0, "b_std": 0.1} | changes
     return fcn_kernel(arguments.pop("depth"), arguments.pop("activation"), **arguments)
@@ -73,15 +81,92 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
-        "kernel: one of erf gelu identity relu",
-        lambda: kernel_of({"activation": "tanh"}),
-        r"one of 'erf', 'gelu', 'identity', 'relu' .*'tanh'",
+        "kernel: one of erf gelu identity relu tanh",
+        lambda: kernel_of({"activation": "swish"}),
+        r"activation must be one of 'erf', 'gelu', 'identity', 'relu', 'tanh' or a function, but got 'swish'",
     ),
     Case(
-        "kernel: activation must be one of",
-        lambda: kernel_of({"activation": jax.nn.relu}),
-        "activation must be one of",
+        "network kernel: no rule",
+        lambda: wide_limit.kernel(linen.Dense(3)),
+        r"the Dense has no rule.*'FCN', 'CNN', 'WideResNet'.*register_kernel",
+        TypeError,
     ),
+    Case("network kernel: a class", lambda: wide_limit.kernel(CNN), "not the class CNN itself", TypeError),
+    Case(
+        "network kernel: block_size",
+        lambda: wide_limit.kernel(FCN(1, 1), block_size=0),
+        "block_size must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "network kernel: a vector",
+        lambda: wide_limit.kernel(FCN(1, 1))(np.ones(3)),
+        r"x1 must have at least one row .*shape \(3,\); write a single input as x\[None\]",
+    ),
+    Case(
+        "network kernel: infinity",
+        lambda: wide_limit.kernel(FCN(1, 1))(np.array([[1.0, np.inf]])),
+        "x1 must be finite",
+    ),
+    Case(
+        "network kernel: depth of a CNN",
+        lambda: wide_limit.kernel(CNN(0, 1, padding="VALID"))(np.ones((1, 4, 4, 1))),
+        "depth must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "network kernel: blocks of a WideResNet",
+        lambda: wide_limit.kernel(WideResNet(0, 1))(np.ones((1, 4, 4, 1))),
+        "num_blocks must be a whole number of at least 1, but got 0",
+    ),
+    Case(
+        "network kernel: depth of an FCN",
+        lambda: wide_limit.kernel(FCN(-1, 1))(np.ones((1, 4))),
+        "depth must be a whole number of at least 0, but got -1",
+    ),
+    Case(
+        "network kernel: a file in the place of a folder",
+        lambda: wide_limit.kernel(FCN(1, 1)).to_disk(__file__, np.ones((1, 4))),
+        "the path of a folder is needed, but .* is a file",
+    ),
+    Case(
+        "network kernel: rows of two shapes",
+        lambda: wide_limit.kernel(FCN(1, 1))(np.ones((2, 3)), np.ones((2, 4))),
+        r"x1 and x2 must have rows of one shape, but got \(2, 3\) and \(2, 4\)",
+    ),
+    Case(
+        "network kernel: no images",
+        lambda: wide_limit.kernel(CNN(1, 1))(np.ones((2, 3))),
+        r"inputs must be images",
+    ),
+    Case(
+        "network kernel: a filter larger than the image",
+        lambda: wide_limit.kernel(CNN(2, 1, padding="VALID"))(np.ones((1, 4, 4, 1))),
+        "a filter of 3 pixels does not fit into 2 with the padding 'VALID'",
+    ),
+    Case(
+        "network kernel: to disk under jit",
+        lambda: jax.jit(lambda x: wide_limit.kernel(FCN(1, 1)).to_disk("nowhere", x))(np.ones((2, 3))),
+        "to_disk writes numbers, which are not known under jit",
+        TypeError,
+    ),
+    Case(
+        "register: no class",
+        lambda: wide_limit.register_kernel(FCN(1, 1), lambda network, inputs: None),
+        r"module_type must be a class.*type\(network\)",
+        TypeError,
+    ),
+    Case("register: no function", lambda: wide_limit.register_kernel(FCN, 3), "rule must be a function", TypeError),
+    Case("rule: a convolution of vectors", lambda: rows().convolution(1.0, 0.0), "a convolution needs images"),
+    Case(
+        "rule: a sum of images and vectors",
+        lambda: wide_limit.Inputs(IMAGES, IMAGES, None).images().plus(rows()),
+        r"a sum needs units at the same pixels.*\(2, 2, 4, 4\) and \(2, 2\)",
+    ),
+    Case(
+        "fit: a network without scales",
+        lambda: wide_limit.fit(X, Y, network=CNN(1, 1), input_scale=True),
+        "input_scale' are fitted, but the CNN has no 'input_scale'",
+    ),
+    Case("fit: no network", lambda: wide_limit.fit(X, Y, network=[]), "there is no architecture to fit"),
     Case(
         "kernel: depth must be a whole number",
         lambda: kernel_of({"depth": -1}),
@@ -348,11 +433,6 @@ CASES = [
         "block_size .* but got -1",
     ),
     Case(
-        "empirical kernel: must return a matrix n d",
-        lambda: empirical_nngp(linear, W, ROWS),
-        r"must return a matrix \(n, d\), but returned shape \(2,\)",
-    ),
-    Case(
         "empirical kernel: floating arrays",
         lambda: linearize(linear, W.astype(int)),
         "floating arrays",
@@ -431,9 +511,9 @@ CASES = [
     ),
     Case("fit: input_scale, none of both", lambda: wide_limit.fit(X, Y, input_scale=()), "no architecture"),
     Case(
-        "fit: closed form kernels",
-        lambda: wide_limit.fit(**{"x": X, "y": Y, **{"activation": "tanh"}}),
-        "closed-form kernels",
+        "fit: an unknown activation",
+        lambda: wide_limit.fit(X, Y, activation="swish"),
+        "activation must be one of .* or a function",
     ),
     Case(
         "fit: depth must be",

@@ -106,7 +106,7 @@ def test_depth_0_is_the_readout_alone(x64):
     x = inputs(4)
     nngp, ntk = fcn_kernel(0, "relu", w_std=2.0, b_std=0.5, readout_w_std=3.0, readout_b_std=0.1)(x)
     np.testing.assert_allclose(nngp, 9 * x @ x.T / 3 + 0.01, rtol=1e-12)
-    np.testing.assert_array_equal(ntk, nngp)
+    np.testing.assert_allclose(ntk, nngp, rtol=1e-14)
 
 
 def test_scales_by_layer_are_broadcast(x64):

@@ -1,0 +1,143 @@
+"""Chains of a model that a budget of seconds pays for."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+from numpyro_wide import _arviz
+from numpyro_wide.diagnostics import pooling
+from numpyro_wide.estimators._clock import Clock
+from numpyro_wide.estimators._report import Report
+from numpyro_wide.mcmc import MicrocanonicalLangevin
+from numpyro_wide.runs import init_to_optimum
+
+BIAS_TOLERANCE = 0.15  # of the unadjusted kernel, in root mean square over the directions
+_NUM_ADAM, _NUM_WARMUP, _NUM_SAMPLES = 500, 2000, 3000  # steps where the budget pays for them
+_NUM_KEPT = 200  # draws of a chain that predict
+FEWEST_STEPS = 200  # of warmup, below which chains are not begun
+GRADIENTS_A_STEP = 2.6  # of Adam's cost that a step of the kernel has: two gradients, and what is around them
+_WARMUP_SHARE = 0.4  # of the seconds that are left
+_SAMPLES_SHARE = 0.85  # of those after it: predictions at the rows of the fit follow
+SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
+_MOST_CHECKED = 200  # rows at which the chains' predictions are compared
+
+
+class ChainRun(NamedTuple):
+    """Chains after their run.
+
+    Attributes:
+        mcmc: the chains.
+        draws: draws that predict, chains one after another.
+        num_steps: number of steps of each chain, warmup included.
+    """
+
+    mcmc: MCMC
+    draws: dict[str, Any]
+    num_steps: int
+
+
+def run_chains(
+    model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, report: Report, *, hold: str | None
+) -> ChainRun | None:
+    """Run unadjusted microcanonical chains from where Adam gets.
+
+    Args:
+        model: wrapped model.
+        args: arguments of the model, data included, the last of which are observations.
+        num_chains: number of chains.
+        clock: clock of the whole fit.
+        key: a PRNG key.
+        report: report, to which a section is added.
+        hold: "scales" if Adam leaves scales and noise at their medians; None if there are none.
+
+    Returns:
+        The run; None if the budget does not pay for one.
+    """
+    start_key, run_key = jax.random.split(key)
+    start, seconds = _start(model, args, num_chains, clock, start_key, hold)
+    affordable = int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * seconds))
+    if affordable < FEWEST_STEPS:
+        report.add("Chains", f"none: the {clock.left:.1f} seconds left pay for {affordable} steps of warmup")
+        return None
+    num_warmup = _rounded(min(affordable, _NUM_WARMUP))
+    kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
+    form = {"num_chains": num_chains, "progress_bar": False, "jit_model_args": True}
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=1, chain_method="vectorized", **form)
+    before = clock.working
+    mcmc.warmup(run_key, *args, init_params=start)
+    jax.block_until_ready(mcmc.last_state)
+    per_step = max((clock.working - before) / num_warmup, 1e-7)
+    num_samples = _rounded(min(max(int(_SAMPLES_SHARE * clock.left / per_step), FEWEST_STEPS), _NUM_SAMPLES))
+    mcmc.num_samples, mcmc.thinning = num_samples, max(1, num_samples // _NUM_KEPT)
+    mcmc.run(mcmc.last_state.rng_key, *args, extra_fields=("accept_prob", "num_grad"))
+    report.add(
+        "Chains",
+        f"{num_chains} microcanonical chains, unadjusted (bias tolerance {BIAS_TOLERANCE}), from Adam's optimum"
+        + (" at the medians of scales and noise" if hold else ""),
+        f"{num_warmup} steps of warmup and {num_samples} after it, {1000 * per_step:.3g} milliseconds each; "
+        f"{num_samples // mcmc.thinning} draws of a chain kept",
+    )
+    return ChainRun(mcmc, mcmc.get_samples(), num_warmup + num_samples)
+
+
+def tell_no_chains(clock: Clock, were_asked_for: bool, report: Report) -> None:
+    """Say that the budget pays for no chains, with a warning where they were asked for.
+
+    Args:
+        clock: clock of the whole fit.
+        were_asked_for: whether the user chose chains.
+        report: report, to which a line is added.
+    """
+    line = f"{clock.budget:g} seconds do not pay for chains: the limit predicts"
+    report.announce(line)
+    if were_asked_for:
+        warnings.warn(f"{line}; give a larger time_budget.", UserWarning, stacklevel=2)
+
+
+def tell_convergence(
+    mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int, report: Report
+) -> float | None:
+    """Tell R-hat and effective draws of predictions at rows of the fit, and whether the chains may be pooled.
+
+    Args:
+        mean: means of observations, (chains · draws, rows, k).
+        variance: their variances, of the same shape.
+        y: observations, (rows, k).
+        num_chains: number of chains.
+        report: report, to which lines are added.
+
+    Returns:
+        R-hat between the chains; None of a single chain.
+    """
+    every = -(-len(y) // _MOST_CHECKED)
+    by_chain = [part[:, ::every].reshape(num_chains, -1, *y[::every].shape) for part in (mean, variance)]
+    sizes = _arviz.effective_sample_size(by_chain[0])
+    report.add(
+        "Chains", f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
+    )
+    if num_chains == 1:
+        report.add("Chains", "R-hat is unknown: a single chain; take more of them")
+        return None
+    found = pooling(y[::every], *by_chain)
+    report.add("Chains", f"R-hat of predictions between chains: {found.between:.3f}, the largest {found.largest:.3f}")
+    report.add("Chains", found.advice)
+    return found.between
+
+
+def _start(model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hold: str | None) -> tuple[Any, float]:
+    """Return positions for the chains, and the seconds that a step of Adam took for all of them."""
+    num_rows = len(args[-1])
+    num_steps = int(np.clip(0.1 * clock.left / (num_chains * (1e-4 + SECONDS_A_ROW * num_rows)), 20, _NUM_ADAM))
+    before = clock.working
+    options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_steps, "hold": hold}
+    start = init_to_optimum(key, model, *args, progress_bar=False, **options)
+    return start, (clock.working - before) / num_steps
+
+
+def _rounded(number: int) -> int:
+    """Round down to a number of few different ones, so that programs on disk are found again."""
+    step = 10 ** max(1, len(str(number)) - 2)
+    return number // step * step

@@ -1,0 +1,185 @@
+"""Classifiers of a finite width: model, chains, and the posterior that predicts."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array
+from numpyro.infer import MCMC
+
+from numpyro_wide import ReadoutPredictive, _arviz, repriorise
+from numpyro_wide.estimators._chains import run_chains
+from numpyro_wide.estimators._class_limit import ClassLimit, ClassScales
+from numpyro_wide.estimators._clock import Clock
+from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
+from numpyro_wide.estimators._posteriors import padded_size
+from numpyro_wide.estimators._report import Report
+from numpyro_wide.machine import double_precision, precision
+from numpyro_wide.nn import FCN, random_network
+from numpyro_wide.readout.internal import Surrogate
+
+_BLOCK = 1024  # rows predicted at a time
+
+
+class ClassNetwork(NamedTuple):
+    """A network of classes.
+
+    Attributes:
+        scales: architecture and scales.
+        width: number of hidden units in each layer.
+        num_classes: number of classes.
+    """
+
+    scales: ClassScales
+    width: int
+    num_classes: int
+
+
+class ClassChains(NamedTuple):
+    """Outcome of chains of a network of classes.
+
+    Attributes:
+        posterior: the posterior that predicts.
+        mcmc: the chains.
+        num_steps: number of steps of each chain, warmup included.
+    """
+
+    posterior: "DrawnClasses"
+    mcmc: MCMC
+    num_steps: int
+
+
+def run_network(network: ClassNetwork, x: Array, labels: Array | None = None) -> None:
+    """Run the model of a network of classes: weights N(0, 1), logits linear in the readout.
+
+    Args:
+        network: the network.
+        x: inputs, (n, d).
+        labels: numbers of the classes, (n,); None to predict.
+    """
+    scales = network.scales
+    module = FCN(scales.depth, network.width, scales.activation, **scales.keywords())
+    features = numpyro.deterministic("features", random_network("hidden", module, x)(x))
+    num_logits = () if network.num_classes == 2 else (network.num_classes,)
+    prior = dist.Normal(0, 1).expand((features.shape[1], *num_logits))
+    logits = features @ numpyro.sample("readout", prior.to_event(1 + len(num_logits)))
+    with numpyro.plate("rows", x.shape[0]):
+        likelihood = dist.Categorical(logits=logits) if num_logits else dist.Bernoulli(logits=logits)
+        numpyro.sample("label", likelihood, obs=labels)
+
+
+class DrawnClasses:
+    """Draws of the weights of a finite network of classes. Predicts in float64.
+
+    Args:
+        network: the network.
+        limit: the infinitely wide network, whose surrogate the readout is repriorised with.
+        draws: draws of the repriorised model's sites, each with a leading axis.
+    """
+
+    def __init__(self, network: ClassNetwork, limit: ClassLimit, draws: dict[str, Any]):
+        self.network, self.limit = network, limit
+        self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
+        self._predictive: ReadoutPredictive | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
+
+    @property
+    def predictive(self) -> ReadoutPredictive:
+        """The predictive of the repriorised model, to be called in double precision."""
+        if self._predictive is None:
+            with double_precision():
+                draws = {name: jnp.asarray(values) for name, values in self.draws.items()}
+                args = jnp.asarray(self.limit.inputs), jnp.asarray(self.limit.labels)
+                self._predictive = ReadoutPredictive(repriorised(self.network, self.limit), draws, args)
+        return self._predictive
+
+    def by_draw(self, x: np.ndarray) -> np.ndarray:
+        """Return probabilities of the classes by draw, (draws, m, classes).
+
+        Args:
+            x: standardised inputs, (m, d).
+        """
+        blocks = []
+        for start in range(0, len(x), _BLOCK):
+            rows = x[start : start + _BLOCK]
+            padded = np.concatenate([rows, np.repeat(rows[:1], padded_size(len(rows)) - len(rows), axis=0)])
+            with double_precision():
+                found = np.asarray(self.predictive(jax.random.key(0), jnp.asarray(padded))["probs"], float)
+            blocks.append(found[:, : len(rows)])
+        found = np.concatenate(blocks, axis=1)
+        return found if found.ndim == 3 else np.stack([1 - found, found], axis=-1)
+
+    def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """Return probabilities of the classes, averaged over the draws, (m, classes).
+
+        Args:
+            x: standardised inputs, (m, d).
+        """
+        found = self.by_draw(x).mean(axis=0)
+        return found / found.sum(axis=1, keepdims=True)
+
+    def leave_one_out(self, num_chains: int, report: Report) -> LeaveOneOut:
+        """Score the labels of the fit, each given all others; with the convergence of their probabilities.
+
+        Args:
+            num_chains: number of chains that the draws are of.
+            report: report, to which lines are added.
+        """
+        labels = self.limit.labels
+        own = self.by_draw(self.limit.inputs)[:, np.arange(len(labels)), labels]
+        by_chain = own.reshape(num_chains, -1, len(labels))
+        moves = by_chain.reshape(-1, len(labels)).std(axis=0) > 0
+        if not moves.all():
+            report.add("Chains", f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat")
+            by_chain = by_chain[..., moves]
+        sizes, rhats = _arviz.effective_sample_size(by_chain), _arviz.rhat(by_chain)
+        report.add(
+            "Chains",
+            f"effective draws of probabilities: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}",
+        )
+        report.add(
+            "Chains", f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}"
+        )
+        return averaged(np.log(np.maximum(own, 1e-300)))
+
+
+def repriorised(network: ClassNetwork, limit: ClassLimit) -> Any:
+    """Return the model ``(x, labels)`` with the readout repriorised by the limit's surrogate.
+
+    Args:
+        network: the network.
+        limit: the infinitely wide network, fitted to these rows.
+    """
+    targets = limit.targets[:, 0] if network.num_classes == 2 else limit.targets
+    noise = np.sqrt(limit.noise_variance)
+    surrogate = Surrogate(*map(jnp.asarray, (targets, noise if network.num_classes == 2 else noise[:, None])))
+    model = partial(run_network, network)
+    return repriorise(model, readout="readout", features="features", targets="labels", surrogate=surrogate)
+
+
+def sample(
+    network: ClassNetwork, limit: ClassLimit, num_chains: int, clock: Clock, key: Any, report: Report
+) -> ClassChains | None:
+    """Run chains of a network of classes; None if the budget does not pay for them.
+
+    Args:
+        network: the network.
+        limit: the infinitely wide network.
+        num_chains: number of chains.
+        clock: clock of the whole fit.
+        key: a PRNG key.
+        report: report, to which lines are added.
+    """
+    model = repriorised(network, limit)
+    with precision(False):
+        args = jnp.asarray(limit.inputs, float), jnp.asarray(limit.labels)
+        run = run_chains(model, args, num_chains, clock, key, report, hold=None)
+        if run is None:
+            return None
+    return ClassChains(DrawnClasses(network, limit, run.draws), run.mcmc, run.num_steps)

@@ -1,0 +1,74 @@
+"""Clock of a fit that has a budget of seconds, those of compilation apart."""
+
+import threading
+import time
+
+import jax
+
+# Events of JAX's monitor: the time from a function to machine code, also where that comes from a cache on disk.
+_COMPILING = tuple(
+    f"/jax/core/compile/{part}_duration" for part in ("backend_compile", "jaxpr_to_mlir_module", "jaxpr_trace")
+)
+
+
+class _Compilations(threading.local):
+    """Intervals that this thread has spent on compiling, as they end: their number of seconds, and the latest.
+
+    Functions within functions are traced within one another, and an interval ends after those that it holds.
+    """
+
+    def __init__(self) -> None:
+        self.intervals: list[tuple[float, float]] = []
+
+    def add(self, seconds: float) -> None:
+        """Add an interval that ends now, in the place of those that it holds."""
+        end = time.perf_counter()
+        while self.intervals and self.intervals[-1][0] >= end - seconds:
+            self.intervals.pop()
+        self.intervals.append((end - seconds, end))
+
+    @property
+    def total(self) -> float:
+        """Seconds of all intervals."""
+        return sum(end - start for start, end in self.intervals)
+
+
+_compilations = _Compilations()
+_lock = threading.Lock()
+_state = {"listens": False}
+
+
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
+    if event in _COMPILING:
+        _compilations.add(duration_secs)
+
+
+class Clock:
+    """Seconds of a fit, from when this is made.
+
+    Args:
+        budget: number of seconds that the fit may work for.
+    """
+
+    def __init__(self, budget: float):
+        with _lock:
+            if not _state["listens"]:  # once in a process: JAX keeps its listeners
+                jax.monitoring.register_event_duration_secs_listener(_listen)
+                _state["listens"] = True
+        self.budget = budget
+        self._start, self._compiled = time.perf_counter(), _compilations.total
+
+    @property
+    def compiling(self) -> float:
+        """Seconds of compilation so far."""
+        return _compilations.total - self._compiled
+
+    @property
+    def working(self) -> float:
+        """Seconds so far without those of compilation."""
+        return time.perf_counter() - self._start - self.compiling
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that are left, 0 at the least."""
+        return max(0.0, self.budget - self.working)

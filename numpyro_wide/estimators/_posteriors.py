@@ -1,0 +1,163 @@
+"""Posteriors of regression networks that predict: the infinitely wide one, and draws of a finite one."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_factor, cho_solve
+
+from numpyro_wide import ReadoutPredictive
+from numpyro_wide.estimators._mixture import Mixture
+from numpyro_wide.estimators._network import Network, collapsed, run_network
+from numpyro_wide.linear_gaussian import readout_posterior
+from numpyro_wide.machine import double_precision
+from numpyro_wide.readout import site_function
+from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel
+
+_BLOCK = 1024  # rows predicted at a time
+
+
+class LimitPosterior:
+    """The posterior of the infinitely wide network at fixed scales, a Gaussian process.
+
+    Args:
+        fit: scales, with the rows to predict from, targets (n,) or (n, k).
+    """
+
+    def __init__(self, fit: WideLimitFit):
+        self.fit = fit
+
+    def mixture(self, x: np.ndarray) -> Mixture:
+        """Return predictions of observations, one Gaussian for each entry.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        mean, variance, noise_variance = self.function(x)
+        return Mixture(mean, variance + noise_variance)
+
+    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and variance of the function, and the variance of the noise, (1, m, k) each.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        mean, variance = self.fit.predict(x)
+        mean = mean.reshape(1, len(x), -1)
+        return mean, np.broadcast_to(variance[:, None], mean.shape), np.full(mean.shape, self.fit.noise_scale**2)
+
+    def covariance(self, x: np.ndarray) -> np.ndarray:
+        """Return the covariance of the function between rows, which all outputs share, (m, m, k).
+
+        Args:
+            x: inputs, (m, d).
+        """
+        fit = self.fit
+        kernel = fcn_kernel(fit.depth, fit.activation, **fit.scales)
+        with double_precision():
+            gram = np.array(kernel(fit.inputs)[0])
+            gram[np.diag_indices_from(gram)] += fit.noise_scale**2
+            cross = np.asarray(kernel(x, fit.inputs)[0])
+            explained = cross @ np.asarray(cho_solve(cho_factor(gram, lower=True), cross.T))
+            found = np.asarray(kernel(x)[0]) - explained
+        num_outputs = 1 if fit.targets.ndim == 1 else fit.targets.shape[1]
+        return np.repeat(found[:, :, None], num_outputs, axis=2)
+
+
+class DrawnPosterior:
+    """Draws of a finite network's weights, scales and noise, the readout integrated out. Computes in float64.
+
+    Args:
+        network: the network.
+        draws: draws of the collapsed model's sites, each with a leading axis.
+        known: arguments that it was fitted with: medians, inputs, targets.
+    """
+
+    def __init__(self, network: Network, draws: dict[str, Any], known: tuple[dict[str, Any], Any, Any]):
+        self.network = network
+        self.draws = jax.tree.map(lambda leaf: np.asarray(leaf, float), dict(draws))
+        self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), known)
+        self._predictive: ReadoutPredictive | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
+
+    @property
+    def predictive(self) -> ReadoutPredictive:
+        """The predictive of the collapsed model, to be called in double precision."""
+        if self._predictive is None:
+            with double_precision():
+                draws, known = jax.tree.map(jnp.asarray, (self.draws, self.known))
+                self._predictive = ReadoutPredictive(collapsed(self.network), draws, known)
+        return self._predictive
+
+    def mixture(self, x: np.ndarray) -> Mixture:
+        """Return predictions of observations, one Gaussian for each draw and entry.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        mean, variance, noise_variance = self.function(x)
+        return Mixture(mean, variance + noise_variance)
+
+    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and variance of the function, and the variance of the noise, (draws, m, k) each.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        blocks = [self._block(x[start : start + _BLOCK]) for start in range(0, len(x), _BLOCK)]
+        mean, variance, noise_scale = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
+        return mean, variance, noise_scale**2
+
+    def covariance(self, x: np.ndarray) -> np.ndarray:
+        """Return the covariance of the function between rows: that given a draw, averaged, and that of its means.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        medians, x_known, y_known = self.known
+        model = partial(run_network, self.network)
+        num_rows = len(x)
+
+        def given(draw: dict[str, Any]) -> Any:
+            known, new, noise = (
+                site_function(model, site, medians, jnp.asarray(at))(draw)
+                for site, at in (("features", x_known), ("features", x), ("noise", x_known))
+            )
+            noise = noise[:, None] if self.network.by_row and self.network.num_outputs is not None else noise
+            targets = jnp.asarray(y_known)
+            mean, spread = readout_posterior(known, targets, noise)
+            return (new @ mean).reshape(num_rows, -1), new @ spread @ new.T
+
+        def add(total: Any, draw: dict[str, Any]) -> tuple[Any, Any]:
+            mean, spread = given(draw)
+            return total + spread, mean
+
+        with double_precision():
+            draws = jax.tree.map(jnp.asarray, self.draws)
+            total, means = jax.jit(partial(jax.lax.scan, add))(jnp.zeros((num_rows, num_rows)), draws)
+            means, spread = np.asarray(means), np.asarray(total) / len(means)
+        deviations = means - means.mean(axis=0)
+        between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
+        return spread[:, :, None] + between
+
+    def _block(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Predict some rows, padded to a power of two, so that few programs are compiled."""
+        padded = np.concatenate([x, np.repeat(x[:1], padded_size(len(x)) - len(x), axis=0)])
+        with double_precision():
+            found = self.predictive(jax.random.key(0), self.known[0], jnp.asarray(padded))
+        names = ("mean", "variance", "noise_scale")
+        arrays = (np.asarray(found[name], float)[:, : len(x)] for name in names)
+        return tuple(array.reshape(*array.shape[:2], -1) for array in arrays)
+
+
+def padded_size(num_rows: int) -> int:
+    """Return the next power of two, 16 at the least, so that programs serve many numbers of rows.
+
+    Args:
+        num_rows: number of rows.
+    """
+    return max(16, 1 << (num_rows - 1).bit_length())

@@ -1,0 +1,125 @@
+"""Bad input: an error that says so, or a right answer."""
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(24, 2))
+Y = X[:, 0] + 0.1 * RANDOM.normal(size=24)
+LABELS = (X[:, 0] > 0).astype(int)
+LIMIT = {"method": "limit", "random_state": 0}
+
+
+def _with(values, row, value):
+    changed = np.array(values, float)
+    changed[row] = value
+    return changed
+
+
+REFUSED = [
+    (WideBNNRegressor(method="best"), X, Y, "method must be one of"),
+    (WideBNNRegressor(noise="none"), X, Y, "noise must be one of"),
+    (WideBNNRegressor(noise="by_row", method="limit"), X, Y, 'noise="by_row" needs a finite network, but method is'),
+    (WideBNNRegressor(num_chains=0), X, Y, "num_chains must be a whole number of at least 1, but got 0"),
+    (WideBNNRegressor(time_budget=-1.0), X, Y, "time_budget must be a positive number of seconds, or None"),
+    (WideBNNRegressor(hidden=50), X, Y, r'hidden must be "auto" or the widths of the hidden layers, such as \(50,\)'),
+    (WideBNNRegressor(hidden=(50, 20)), X, Y, "the hidden layers must be of one width"),
+    (WideBNNRegressor(hidden=(0,)), X, Y, "the width of a hidden layer must be a whole number of at least 1"),
+    (WideBNNRegressor(), _with(X, 3, np.nan), Y, "Input X contains NaN"),
+    (WideBNNRegressor(), _with(X, 3, np.inf), Y, "Input X contains infinity"),
+    (WideBNNRegressor(), X, _with(Y, 3, np.nan), "Input y contains NaN"),
+    (WideBNNRegressor(), X, _with(Y, 3, np.inf), "Input y contains infinity"),
+    (WideBNNRegressor(), X[:1], Y[:1], "1 sample"),
+    (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
+    (WideBNNClassifier(), X, np.zeros(24), "y must hold two classes at least"),
+    (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
+    (WideBNNClassifier(method="weighted"), X, LABELS, "method must be one of"),
+    (WideBNNClassifier(), _with(X, 3, np.nan), LABELS, "Input X contains NaN"),
+]
+
+
+@pytest.mark.parametrize(("model", "x", "y", "message"), REFUSED, ids=[row[-1][:40] for row in REFUSED])
+def test_what_cannot_be_fitted_is_refused(model, x, y, message):
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, y)
+
+
+def test_weights_of_rows_are_refused():
+    for model, y in ((WideBNNRegressor(), Y), (WideBNNClassifier(), LABELS)):
+        with pytest.raises(TypeError, match="sample_weight"):
+            model.fit(X, y, sample_weight=np.ones(24))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return WideBNNRegressor(**LIMIT).fit(X, Y)
+
+
+def test_what_cannot_be_predicted_is_refused(fitted):
+    with pytest.raises(ValueError, match="standard deviations or covariances, not both"):
+        fitted.predict(X, return_std=True, return_cov=True)
+    with pytest.raises(ValueError, match="level"):
+        fitted.predict_interval(X, 1.5)
+    with pytest.raises(ValueError, match=r"y must have the shape \(24,\), as the targets of the fit had"):
+        fitted.log_density(X, np.column_stack([Y, Y]))
+    with pytest.raises(ValueError, match="n_samples must be a whole number of at least 1, but got 0"):
+        fitted.sample_y(X, 0)
+    with pytest.raises(ValueError, match="expecting 2 features"):
+        fitted.predict(X[:, :1])
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        fitted.predict(_with(X, 3, np.nan))
+
+
+def test_levels_are_numbers(fitted):
+    with pytest.raises(ValueError, match="quantiles must hold a probability at least"):
+        fitted.predict_quantiles(X, [])
+    with pytest.raises(ValueError, match="level must be a number, such as 0.9"):
+        fitted.predict_interval(X, (0.5, 0.9))
+
+
+@pytest.mark.parametrize("name", ["predict", "predict_interval", "predict_quantiles", "sample_y"])
+def test_what_is_not_fitted_says_so(name):
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        getattr(WideBNNRegressor(), name)(X)
+
+
+def test_constant_targets_are_predicted():
+    mean, deviation = WideBNNRegressor(random_state=0).fit(X, np.full(24, 3.5)).predict(X + 1, return_std=True)
+    np.testing.assert_allclose(mean, 3.5, rtol=1e-12)
+    assert deviation.max() < 0.1
+
+
+def test_a_constant_column_changes_nothing(fitted):
+    model = WideBNNRegressor(**LIMIT).fit(np.insert(X, 1, 7.0, axis=1), Y)
+    np.testing.assert_allclose(model.predict(np.insert(X, 1, -3.0, axis=1)), fitted.predict(X), rtol=1e-12)
+    assert "1 constant column(s) left out" in str(model.report_)
+
+
+def test_columns_that_say_nothing_leave_the_mean():
+    mean, deviation = WideBNNRegressor(**LIMIT).fit(np.ones((24, 3)), Y).predict(np.ones((2, 3)), return_std=True)
+    np.testing.assert_allclose(mean, Y.mean(), atol=0.1)
+    np.testing.assert_allclose(deviation, Y.std(), rtol=0.3)
+
+
+def test_units_of_the_targets_and_of_the_columns_change_nothing(fitted):
+    model = WideBNNRegressor(**LIMIT).fit(X * [1e-6, 1e6], 1e8 + 1e8 * Y)
+    np.testing.assert_allclose((model.predict(X * [1e-6, 1e6]) - 1e8) / 1e8, fitted.predict(X), atol=1e-4)
+
+
+def test_more_columns_than_rows():
+    x = RANDOM.normal(size=(12, 40))
+    mean, deviation = WideBNNRegressor(**LIMIT).fit(x, x[:, 0]).predict(RANDOM.normal(size=(5, 40)), return_std=True)
+    assert np.isfinite(mean).all() and (deviation > 0.3).all()  # nothing can be sure of so little
+
+
+def test_copies_of_rows_do_not_decide_the_noise():
+    x = RANDOM.normal(size=(60, 1))
+    y = x[:, 0] + RANDOM.normal(size=60)
+    once = WideBNNRegressor(**LIMIT).fit(x, y)
+    twice = WideBNNRegressor(**LIMIT).fit(np.concatenate([x, x]), np.concatenate([y, y]))
+    assert "60 rows are copies of others" in str(twice.report_)
+    assert "leave-one-out log densities are too high" in str(twice.report_)
+    np.testing.assert_allclose(twice.fit_.noise_scale, once.fit_.noise_scale, rtol=0.05)

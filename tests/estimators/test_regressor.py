@@ -1,0 +1,201 @@
+"""The regressor's numbers, held to scikit-learn, SciPy and refits with a row left out."""
+
+import pickle
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Kernel
+
+from numpyro_wide import wide_limit
+from numpyro_wide.estimators import WideBNNRegressor
+from numpyro_wide.estimators import _leave_one_out as loo
+from numpyro_wide.estimators._noise_test import noise_p_value
+from numpyro_wide.machine import double_precision
+
+UNITS = 50.0, 7.0  # of the targets: mean and scale
+
+
+def rows(num_rows, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.uniform(-2, 2, (num_rows, 2)) * np.array([1.0, 30.0]) + np.array([0.0, 100.0])
+    return x, UNITS[0] + UNITS[1] * (np.sin(2 * x[:, 0]) + 0.2 * random.normal(size=num_rows))
+
+
+X, Y = rows(40)
+X_NEW, Y_NEW = rows(8, seed=1)
+
+
+@pytest.fixture(scope="module")
+def limit():
+    return WideBNNRegressor(method="limit", random_state=0).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def weighted():
+    return WideBNNRegressor(method="weighted", random_state=0).fit(X, Y)
+
+
+class _GivenKernel(Kernel):
+    """A kernel that is computed elsewhere, of rows that are indices."""
+
+    def __init__(self, gram=None):
+        self.gram = gram
+
+    def __call__(self, X, Y=None, eval_gradient=False):
+        first, second = (np.asarray(part, int).ravel() for part in (X, X if Y is None else Y))
+        return self.gram[np.ix_(first, second)]
+
+    def diag(self, X):
+        return np.diagonal(self(X)).copy()
+
+    def is_stationary(self):
+        return False
+
+
+def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
+    fit = limit.fit_
+    loc, scale = Y.mean(), Y.std()
+    both = (np.concatenate([X, X_NEW]) - X.mean(axis=0)) / X.std(axis=0)
+    with double_precision():
+        gram = np.asarray(wide_limit.fcn_kernel(fit.depth, fit.activation, **fit.scales)(both)[0])
+    process = GaussianProcessRegressor(_GivenKernel(gram), alpha=fit.noise_scale**2, optimizer=None)
+    process.fit(np.arange(40)[:, None], (Y - loc) / scale)
+    mean, covariance = process.predict(40 + np.arange(8)[:, None], return_cov=True)
+    covariance = scale**2 * (covariance + fit.noise_scale**2 * np.eye(8))
+    found, found_covariance = limit.predict(X_NEW, return_cov=True)
+    np.testing.assert_allclose(found, loc + scale * mean, rtol=1e-7)
+    np.testing.assert_allclose(found_covariance, covariance, rtol=1e-5, atol=1e-6 * scale**2)
+    np.testing.assert_allclose(limit.predict(X_NEW, return_std=True)[1] ** 2, np.diagonal(covariance), rtol=1e-5)
+
+
+def test_leave_one_out_is_a_fit_without_the_row(limit):
+    fit = limit.fit_
+    mean, variance, noise_variance = limit._posterior.function(fit.inputs)
+    found = loo.of_regression(mean, variance, fit.targets[:, None], noise_variance).by_row
+    with double_precision():
+        covariance = np.array(wide_limit.fcn_kernel(fit.depth, fit.activation, **fit.scales)(fit.inputs)[0])
+    covariance[np.diag_indices(40)] += fit.noise_scale**2
+    for row in (0, 17, 39):
+        others = np.delete(np.arange(40), row)
+        weights = np.linalg.solve(covariance[np.ix_(others, others)], covariance[others, row])
+        spread = covariance[row, row] - weights @ covariance[others, row]
+        expected = norm.logpdf(fit.targets[row], weights @ fit.targets[others], spread**0.5)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-6)
+
+
+def test_draws_are_averaged_as_left_out_rows_ask_for():
+    # A normal mean with a flat prior: draws of its posterior, and the predictive density without each row.
+    random = np.random.default_rng(0)
+    y = random.normal(size=30)
+    draws = y.mean() + random.normal(size=20_000) / 30**0.5
+    found = loo.averaged(norm.logpdf(y, draws[:, None]))
+    others = (y.sum() - y) / 29
+    np.testing.assert_allclose(found.by_row, norm.logpdf(y, others, (1 + 1 / 29) ** 0.5), atol=0.02)
+    assert found.share_unsure == 0
+
+
+def test_predictions_are_the_mixture_over_draws(weighted):
+    rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
+    mean, variance, noise_variance = weighted._posterior.function(rows)
+    mean = Y.mean() + Y.std() * mean[..., 0]
+    scale = Y.std() * np.sqrt((variance + noise_variance)[..., 0])
+    density = np.mean(norm.pdf(Y_NEW, mean, scale), axis=0)
+    np.testing.assert_allclose(weighted.log_density(X_NEW, Y_NEW), np.log(density), rtol=1e-9)
+    quantiles = weighted.predict_quantiles(X_NEW, (0.1, 0.5, 0.9))
+    levels = [np.mean(norm.cdf(column, mean, scale), axis=0) for column in quantiles.T]
+    np.testing.assert_allclose(levels, np.broadcast_to([[0.1], [0.5], [0.9]], (3, 8)), atol=1e-9)
+    np.testing.assert_array_equal(weighted.predict_interval(X_NEW, 0.8), quantiles[:, [0, 2]])
+    samples = weighted.sample_y(X_NEW, 4000, random_state=0)
+    found_mean, deviation = weighted.predict(X_NEW, return_std=True)
+    np.testing.assert_allclose(samples.mean(axis=1), found_mean, atol=5 * deviation.max() / 4000**0.5)
+    np.testing.assert_allclose(samples.std(axis=1), deviation, rtol=0.1)
+
+
+def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
+    mean, covariance = weighted.predict(X_NEW, return_cov=True)
+    rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
+    np.testing.assert_array_equal(mean, weighted.predict(X_NEW))
+    np.testing.assert_allclose(np.diagonal(covariance), weighted.predict(X_NEW, return_std=True)[1] ** 2, rtol=1e-9)
+    # Without the noise, too: the same posterior of the function by another way.
+    by_mean, variance, _ = weighted._posterior.function(rows)
+    expected = (variance.mean(axis=0) + by_mean.var(axis=0))[:, 0]
+    np.testing.assert_allclose(np.diagonal(weighted._posterior.covariance(rows)[..., 0]), expected, rtol=1e-6)
+
+
+def test_the_report_tells_what_was_decided(weighted):
+    text = str(weighted.report_)
+    for part in (
+        "40 rows, 2 column(s)",
+        "log evidence",
+        "Pareto shape",
+        'predictions are those of "weighted"',
+        "seconds",
+    ):
+        assert part in text
+    assert "<h4>Decision</h4>" in weighted.report_._repr_html_()
+    assert weighted.method_ == "weighted" and weighted.mcmc_ is None and weighted.n_iter_ == 1
+    assert weighted.predictive_.draws["hidden.hidden_0.kernel"].shape[0] == 500
+    with pytest.raises(ValueError, match='there are no chains to hand over: the fit ended with "weighted"'):
+        weighted.to_arviz()
+
+
+def test_precision_is_left_as_it_was(weighted):
+    assert not jax.config.jax_enable_x64
+    weighted.predict(X_NEW)
+    assert not jax.config.jax_enable_x64 and jax.numpy.ones(()).dtype == np.float32
+
+
+def test_predictions_survive_pickling_and_a_process_of_their_own(weighted, tmp_path):
+    path = tmp_path / "model.pickle"
+    path.write_bytes(pickle.dumps((weighted, X_NEW)))
+    code = f"import pickle; m, x = pickle.load(open({str(path)!r}, 'rb')); print(m.predict(x).tolist())"
+    finished = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(eval(finished.stdout), weighted.predict(X_NEW), rtol=1e-6)
+
+
+def test_several_targets_of_their_own_units(limit):
+    both = np.column_stack([Y, -1e8 * Y])
+    found = WideBNNRegressor(method="limit", random_state=0).fit(X, both)
+    mean, deviation = found.predict(X_NEW, return_std=True)
+    np.testing.assert_allclose(mean[:, 1], -1e8 * mean[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(deviation[:, 1], 1e8 * deviation[:, 0], rtol=1e-6)
+    by_row = norm.logpdf(both[:8], *found.predict(X[:8], return_std=True)).sum(axis=1)
+    np.testing.assert_allclose(found.log_density(X[:8], both[:8]), by_row, rtol=1e-6)
+    assert found.predict(X_NEW, return_cov=True)[1].shape == (8, 8, 2)
+    assert found.predict_interval(X_NEW).shape == (8, 2, 2) and found.sample_y(X_NEW, 3).shape == (8, 2, 3)
+
+
+def test_noise_that_depends_on_the_inputs_is_told_from_constant_noise():
+    random = np.random.default_rng(0)
+    x, residuals = random.normal(size=(400, 3)), random.normal(size=400)
+    p_values = [noise_p_value(x, x[:, 0], random.normal(size=400)) for _ in range(200)]
+    assert 0.02 < np.mean(np.array(p_values) < 0.05) < 0.09
+    assert noise_p_value(x, x[:, 0], residuals * np.exp(0.5 * x[:, 1])) < 1e-3
+    assert noise_p_value(x[:20], x[:20, 0], residuals[:20]) is None
+
+
+@pytest.mark.slow
+def test_chains_by_default_on_noise_that_grows():
+    random = np.random.default_rng(0)
+    x = random.uniform(-1.7, 1.7, (150, 1))
+    x_test = random.uniform(-1.7, 1.7, (1000, 1))
+
+    def observed(x):
+        return np.sin(2 * x[:, 0]) + 0.1 * 10 ** (x[:, 0] / 3.4) * random.normal(size=len(x))
+
+    model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2).fit(x, observed(x))
+    y_test = observed(x_test)
+    ends = model.predict_interval(x_test, 0.9)
+    assert model.method_ == "chains" and "by row" in str(model.report_) and model.n_iter_ > 400
+    assert 0.85 < np.mean((ends[:, 0] < y_test) & (y_test < ends[:, 1])) < 0.95
+    one_noise = WideBNNRegressor(random_state=0, method="limit").fit(x, observed(x))
+    assert "the limit has one noise for all rows" in str(one_noise.report_)
+    assert np.mean(model.log_density(x_test, y_test) - one_noise.log_density(x_test, y_test)) > 0.15
+    assert model.to_arviz().posterior.sizes["chain"] == 2
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict(x_test), model.predict(x_test), rtol=1e-9)

@@ -1,0 +1,75 @@
+"""scikit-learn's habits: its own checks, pipelines, searches, clones, DataFrames."""
+
+import logging
+
+import joblib
+import numpy as np
+import pandas
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
+
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(30, 2))
+Y = X[:, 0] + 0.1 * RANDOM.normal(size=30)
+QUICK = (
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_estimators_unfitted",
+    "check_fit2d_1sample",
+    "check_dict_unchanged",
+    "check_n_features_in",
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
+def test_some_of_the_checks(kind, name):
+    getattr(estimator_checks, name)(kind.__name__, kind(method="limit"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
+def test_all_checks(kind):
+    estimator_checks.check_estimator(kind(method="limit"), on_skip=None)
+
+
+def test_pipelines_searches_scores_and_clones(tmp_path):
+    pipeline = make_pipeline(StandardScaler(), WideBNNRegressor(method="limit", random_state=0))
+    search = GridSearchCV(pipeline, {"widebnnregressor__hidden": ["auto", (20,)]}, cv=2).fit(X, Y)
+    assert search.best_score_ > 0.9 and cross_val_score(search.best_estimator_, X, Y, cv=2).min() > 0.9
+    best = search.best_estimator_[-1]
+    assert clone(best).get_params() == best.get_params() and not hasattr(clone(best), "report_")
+    joblib.dump(search, tmp_path / "search.joblib")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "search.joblib").predict(X), search.predict(X))
+
+
+def test_names_of_columns():
+    frame = pandas.DataFrame(X, columns=["left", "right"])
+    model = WideBNNRegressor(method="limit", random_state=0).fit(frame, Y)
+    assert model.feature_names_in_.tolist() == ["left", "right"] and model.n_features_in_ == 2
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[["right", "left"]])
+
+
+def test_the_plan_for_many_rows_is_said_before_it_is_begun(caplog, monkeypatch):
+    from numpyro_wide.estimators import _regression_fit
+
+    monkeypatch.setattr(_regression_fit, "_MANY", 20)
+    with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"):
+        model = WideBNNRegressor(method="limit", random_state=0).fit(X, Y)
+    assert "scales are fitted to 1000 of 30 rows at most" in caplog.text
+    assert list(model.report_.sections)[1] == "Plan"
+
+
+def test_a_budget_that_pays_for_no_chains_is_said(caplog):
+    told = pytest.warns(UserWarning, match="do not pay for chains: the limit predicts; give a larger time_budget")
+    with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"), told:
+        model = WideBNNRegressor(method="chains", time_budget=1e-3, num_chains=1, random_state=0).fit(X, Y)
+    assert model.method_ == "limit" and "do not pay for chains: the limit predicts" in caplog.text
