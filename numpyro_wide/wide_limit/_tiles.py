@@ -81,10 +81,15 @@ class MatrixFiles:
         path: folder.
         shape: of each matrix.
         dtype: of their numbers.
+
+    Raises:
+        ValueError: if the path is a file.
     """
 
     def __init__(self, path: Any, shape: tuple[int, int], dtype: Any):
         self.folder = Path(path)
+        if self.folder.is_file():
+            raise ValueError(f"the path of a folder is needed, but {self.folder} is a file.")
         self.matrices: list[np.ndarray] = []
         self._shape, self._dtype, self._identity = shape, np.dtype(dtype), ""
         self._checksums: list[list[int]] = []
@@ -97,8 +102,6 @@ class MatrixFiles:
         """
         # In the order of blame: the size of the blocks is in the program, too.
         self._identity, self._tiles = json.dumps({"block size": repr(tiles)} | identity), tiles
-        if self.folder.is_file():
-            raise ValueError(f"the path of a folder is needed, but {self.folder} is a file.")
         first, sums = 0, None
         if self._progress.exists():
             stored = read(self._progress)
