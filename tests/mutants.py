@@ -63,8 +63,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "estimators/_mixture.py": [
         (
             "mixture: log densities averaged in the place of densities",
-            "return logsumexp(self._by_draw(y), axis=0) - np.log(len(self.mean))",
-            "return np.mean(self._by_draw(y), axis=0)",
+            "return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))",
+            "return np.mean(self.by_draw(y), axis=0)",
             "estimators/test_regressor.py::test_predictions_are_the_mixture_over_draws",
         ),
     ],

@@ -16,13 +16,11 @@ from numpyro_wide.estimators._chains import run_chains
 from numpyro_wide.estimators._class_limit import ClassLimit, ClassScales
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
-from numpyro_wide.estimators._posteriors import padded_size
+from numpyro_wide.estimators._posteriors import padded_blocks
 from numpyro_wide.estimators._report import Report
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.nn import FCN, random_network
 from numpyro_wide.readout.internal import Surrogate
-
-_BLOCK = 1024  # rows predicted at a time
 
 
 class ClassNetwork(NamedTuple):
@@ -106,12 +104,10 @@ class DrawnClasses:
             x: standardised inputs, (m, d).
         """
         blocks = []
-        for start in range(0, len(x), _BLOCK):
-            rows = x[start : start + _BLOCK]
-            padded = np.concatenate([rows, np.repeat(rows[:1], padded_size(len(rows)) - len(rows), axis=0)])
+        for padded, num_rows in padded_blocks(x):
             with double_precision():
                 found = np.asarray(self.predictive(jax.random.key(0), jnp.asarray(padded))["probs"], float)
-            blocks.append(found[:, : len(rows)])
+            blocks.append(found[:, :num_rows])
         found = np.concatenate(blocks, axis=1)
         return found if found.ndim == 3 else np.stack([1 - found, found], axis=-1)
 

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide.estimators._mixture import Mixture
 
 _LARGEST_SHAPE = 0.7  # of the weights of one row, above which its estimate is not to be trusted (Vehtari et al. 2017)
 
@@ -56,9 +57,7 @@ def of_regression(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_v
         noise_variance: variances of the noise, (draws, rows, k).
     """
     others, spread = cavity(mean, variance, y, noise_variance)
-    total = spread + noise_variance
-    by_draw = -0.5 * np.sum((y - others) ** 2 / total + np.log(2 * np.pi * total), axis=-1)
-    return averaged(by_draw)
+    return averaged(Mixture(others, spread + noise_variance).by_draw(y))
 
 
 def averaged(by_draw: np.ndarray) -> LeaveOneOut:

@@ -52,7 +52,7 @@ class Mixture:
         Args:
             y: observations, (m, k).
         """
-        return logsumexp(self._by_draw(y), axis=0) - np.log(len(self.mean))
+        return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))
 
     def sample(self, random: np.random.RandomState, num_samples: int) -> np.ndarray:
         """Draw observations, all rows of one sample from the same draw, (num_samples, m, k).
@@ -65,6 +65,11 @@ class Mixture:
         noise = random.standard_normal((num_samples, *self.mean.shape[1:]))
         return self.mean[chosen] + np.sqrt(self.variance[chosen]) * noise
 
-    def _by_draw(self, y: np.ndarray) -> np.ndarray:
+    def by_draw(self, y: np.ndarray) -> np.ndarray:
+        """Return the log density of each row's outputs together by component, (draws, m).
+
+        Args:
+            y: observations, (m, k).
+        """
         square = (y - self.mean) ** 2 / self.variance
         return -0.5 * np.sum(square + np.log(2 * np.pi * self.variance), axis=-1)

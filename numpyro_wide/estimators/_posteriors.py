@@ -1,5 +1,7 @@
 """Posteriors of regression networks that predict: the infinitely wide one, and draws of a finite one."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,28 @@ from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel
 _BLOCK = 1024  # rows predicted at a time
 
 
-class LimitPosterior:
+class RegressionPosterior(ABC):
+    """A posterior that predicts: a mixture of Gaussians, over draws or of one."""
+
+    @abstractmethod
+    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and variance of the function, and the variance of the noise, (draws, m, k) each.
+
+        Args:
+            x: inputs, (m, d).
+        """
+
+    def mixture(self, x: np.ndarray) -> Mixture:
+        """Return predictions of observations, one Gaussian for each draw and entry.
+
+        Args:
+            x: inputs, (m, d).
+        """
+        mean, variance, noise_variance = self.function(x)
+        return Mixture(mean, variance + noise_variance)
+
+
+class LimitPosterior(RegressionPosterior):
     """The posterior of the infinitely wide network at fixed scales, a Gaussian process.
 
     Args:
@@ -28,15 +51,6 @@ class LimitPosterior:
 
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
-
-    def mixture(self, x: np.ndarray) -> Mixture:
-        """Return predictions of observations, one Gaussian for each entry.
-
-        Args:
-            x: inputs, (m, d).
-        """
-        mean, variance, noise_variance = self.function(x)
-        return Mixture(mean, variance + noise_variance)
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return mean and variance of the function, and the variance of the noise, (1, m, k) each.
@@ -66,7 +80,7 @@ class LimitPosterior:
         return np.repeat(found[:, :, None], num_outputs, axis=2)
 
 
-class DrawnPosterior:
+class DrawnPosterior(RegressionPosterior):
     """Draws of a finite network's weights, scales and noise, the readout integrated out. Computes in float64.
 
     Args:
@@ -93,22 +107,13 @@ class DrawnPosterior:
                 self._predictive = ReadoutPredictive(collapsed(self.network), draws, known)
         return self._predictive
 
-    def mixture(self, x: np.ndarray) -> Mixture:
-        """Return predictions of observations, one Gaussian for each draw and entry.
-
-        Args:
-            x: inputs, (m, d).
-        """
-        mean, variance, noise_variance = self.function(x)
-        return Mixture(mean, variance + noise_variance)
-
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return mean and variance of the function, and the variance of the noise, (draws, m, k) each.
 
         Args:
             x: inputs, (m, d).
         """
-        blocks = [self._block(x[start : start + _BLOCK]) for start in range(0, len(x), _BLOCK)]
+        blocks = [self._block(padded, size) for padded, size in padded_blocks(x)]
         mean, variance, noise_scale = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
         return mean, variance, noise_scale**2
 
@@ -144,20 +149,21 @@ class DrawnPosterior:
         between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
         return spread[:, :, None] + between
 
-    def _block(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Predict some rows, padded to a power of two, so that few programs are compiled."""
-        padded = np.concatenate([x, np.repeat(x[:1], padded_size(len(x)) - len(x), axis=0)])
+    def _block(self, padded: np.ndarray, num_rows: int) -> tuple[np.ndarray, ...]:
         with double_precision():
             found = self.predictive(jax.random.key(0), self.known[0], jnp.asarray(padded))
         names = ("mean", "variance", "noise_scale")
-        arrays = (np.asarray(found[name], float)[:, : len(x)] for name in names)
+        arrays = (np.asarray(found[name], float)[:, :num_rows] for name in names)
         return tuple(array.reshape(*array.shape[:2], -1) for array in arrays)
 
 
-def padded_size(num_rows: int) -> int:
-    """Return the next power of two, 16 at the least, so that programs serve many numbers of rows.
+def padded_blocks(x: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield blocks of rows, padded to powers of two so that few programs are compiled, and how many rows count.
 
     Args:
-        num_rows: number of rows.
+        x: rows, (m, d).
     """
-    return max(16, 1 << (num_rows - 1).bit_length())
+    for start in range(0, len(x), _BLOCK):
+        rows = x[start : start + _BLOCK]
+        size = max(16, 1 << (len(rows) - 1).bit_length())
+        yield np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)]), len(rows)

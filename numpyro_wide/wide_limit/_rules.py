@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_wide._checks import listing, whole_number
+from numpyro_wide._checks import kind_of, listing, whole_number
 from numpyro_wide.wide_limit._activation import Activation
 from numpyro_wide.wide_limit.layer_kernels import Inputs, LayerKernels
 
@@ -58,10 +58,11 @@ def register_kernel(module_type: type, rule: Rule) -> None:
         [[1.5]]
     """
     if not isinstance(module_type, type):
-        kind = type(module_type).__name__
-        raise TypeError(f"module_type must be a class, but is a {kind}; pass type(network) for a network.")
+        raise TypeError(
+            f"module_type must be a class, but is {kind_of(module_type)}; pass type(network) for a network."
+        )
     if not callable(rule):
-        raise TypeError(f"rule must be a function of a network and its inputs, but is a {type(rule).__name__}.")
+        raise TypeError(f"rule must be a function of a network and its inputs, but is {kind_of(rule)}.")
     _RULES[module_type] = rule
 
 

@@ -113,7 +113,7 @@ class LayerKernels:
         if self.same is not None:
             # Variances and covariance are rounded each in its own way. Here they must be the same number, for
             # an angle near 0 is off by √ε where its cosine is off by ε.
-            same = self._same_unit()
+            same = self._same_unit(self.same)
             product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
         error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
         return LayerKernels(one.product, other.product, product, slope * self.tangent, None, self.same, error)
@@ -215,10 +215,9 @@ class LayerKernels:
             return values
         return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
 
-    def _same_unit(self) -> Array:
+    def _same_unit(self, same: Array) -> Array:
         """Return which covariances are those of one pixel of one image with itself, as a shape that broadcasts."""
-        assert self.same is not None
-        same = jnp.expand_dims(self.same, range(2, self.product.ndim))
+        same = jnp.expand_dims(same, range(2, self.product.ndim))
         if self.num_pixels < 2:
             return same
         height, width = self.product.shape[2:4]
