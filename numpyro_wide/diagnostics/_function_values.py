@@ -1,4 +1,4 @@
-"""Values of a model's function at the inputs of its fit, draw by draw."""
+"""Values of a model's function at the inputs of its fit, draw by draw, and what rounding does to its density."""
 
 from typing import Any
 
@@ -38,6 +38,36 @@ def function_values(run: FinishedRun, rng_key: Array, most: int) -> np.ndarray:
         static = tuple(run.sites.observed), most, rest
     found = by_blocks(lambda block, _: run_compiled(body, model, static, block, data), draws)
     return np.asarray(found["values"])
+
+
+def evidence_error(run: FinishedRun) -> float | None:
+    """Estimate how far rounding moves the log density that was sampled, at the last draw of each chain.
+
+    A noise that is sampled is known only now: where it is small, single precision may not resolve it.
+
+    Args:
+        run: a finished run, with observations among its arguments.
+
+    Returns:
+        The largest error in nats, infinite where the density is NaN; None where the readout cannot be integrated out.
+    """
+    names = run.conjugate_sites
+    if names is None:
+        return None
+    data, rest = partition(run.arguments)
+    last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
+    found = run_compiled(_evidence_errors, run.wrapped[0], (names, rest), last, data)
+    return float(np.max(found["error"]))
+
+
+def _evidence_errors(model: Any, static: tuple, draws: Draws, data: list[Any]) -> Draws:
+    names, rest = static
+    args, kwargs = combine(data, rest)
+
+    def single(draw: Draws) -> Draws:
+        return {"error": model.run(names, draw, args, kwargs).problem(model.variant).evidence_error()}
+
+    return for_each_draw(single, draws)
 
 
 def _integrated(model: Any, static: tuple, draws: Draws, data: list[Any]) -> Draws:

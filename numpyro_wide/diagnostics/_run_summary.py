@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_wide._checks import IN_FLOAT64
+
+_FELT = 0.1  # nats by which a sampler is led astray
+
 
 @dataclass(frozen=True)
 class SiteSummary:
@@ -52,6 +56,9 @@ class RunSummary:
     Attributes:
         sites: a :class:`SiteSummary` for each number among the sites, by its name.
         function: a :class:`FunctionSummary`; None if draws of some latent sites are not stored.
+        evidence_error: estimate, in nats, of how far rounding moves the log density at the last draws, the readout
+            integrated out; infinite where that is NaN. None with other likelihoods, or if draws of some latent sites
+            are not stored.
         num_chains: number of chains.
         num_draws: number of draws of each chain.
         num_parameters: number of latent numbers of the unwrapped model, readout included.
@@ -68,6 +75,7 @@ class RunSummary:
 
     sites: dict[str, SiteSummary]
     function: FunctionSummary | None
+    evidence_error: float | None
     num_chains: int
     num_draws: int
     num_parameters: int
@@ -114,6 +122,9 @@ class RunSummary:
             lines.append("function at the inputs: unknown, since not all latent sites are stored")
         else:
             lines += self._function_notes(self.function)
+        if self.evidence_error is not None and self.evidence_error >= _FELT:
+            lost = "more than can be told" if np.isinf(self.evidence_error) else f"about {self.evidence_error:.2g} nats"
+            lines.append(f"rounding moves the log density by {lost}: run {IN_FLOAT64}")
         parts = {
             "acceptance": None if self.accept_prob is None else f"{self.accept_prob:.3f}",
             "step size": None if self.step_size is None else _range_of(self.step_size),

@@ -11,7 +11,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._checks import check_key, check_levels
 from numpyro_wide._traces import abstract_sites
 from numpyro_wide.diagnostics._finished_run import FinishedRun, check_run_and_model
-from numpyro_wide.diagnostics._function_values import function_values
+from numpyro_wide.diagnostics._function_values import evidence_error, function_values
 from numpyro_wide.diagnostics._run_summary import FunctionSummary, RunSummary, SiteSummary
 from numpyro_wide.readout.internal import base_name
 
@@ -36,6 +36,9 @@ def summary(
     function's mean given the hidden weights, the readout integrated out, of a repriorised model too; of models that
     were not wrapped, and of classes and counts, it is the mean of the observed distribution, or the probabilities of
     its classes, at all weights. Of more than 500 entries, 500 are taken that are evenly spaced.
+
+    A line says so if rounding moves the log density by 0.1 nats or more at the last draw of a chain, as it may where a
+    small noise was sampled in single precision.
 
     Args:
         mcmc: an MCMC after its run, or what :func:`~numpyro_wide.runs.run_in_pieces` gave.
@@ -86,6 +89,7 @@ def summary(
     return RunSummary(
         sites=_sites(run, quantiles),
         function=_function(run, rng_key),
+        evidence_error=None if run.missing else evidence_error(run),
         num_chains=num_chains,
         num_draws=num_draws,
         num_parameters=sum(int(np.prod(shape)) for shape in run.sites.latent.values()),

@@ -13,8 +13,10 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import summary
+from numpyro_wide.linear_gaussian import ReadoutProblem
 from numpyro_wide.mcmc import PreconditionedCrankNicolson
 from numpyro_wide.runs import run_in_pieces
+from tests.conftest import enable_x64
 from tests.models import small_data
 
 KEY = jax.random.key(0)
@@ -201,6 +203,36 @@ def test_chains_that_stand_still_are_told_of():
     both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
     assert "a chain stands still: [20, 1] distinct draws by chain" in str(summary(stub(both), COLLAPSED, X, Y))
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):
+    model = {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
+    draws = draws_of((2, 20))
+    draws["w_base"] = np.zeros((2, 20, WIDTH, 2), "f")
+    draws["sigma_base"][:, :-1] = -18.0  # sigma is 5e-5
+    fine = summary(stub(draws, model), model, X, Y)
+    assert fine.evidence_error < 0.1 and "rounding" not in str(fine)
+    draws["sigma_base"][1, -1] = -18.0
+    lost = summary(stub(draws, model), model, X, Y)
+    assert lost.evidence_error == np.inf
+    assert "rounding moves the log density by more than can be told: run in float64" in str(lost)
+
+    draws["sigma_base"][1, -1] = -9.0  # 4e-3
+    felt = summary(stub(draws, model), model, X, Y).evidence_error
+    last = {name: values[1, -1] for name, values in draws.items()}
+    values = {}
+    for dtype in ("float32", "float64"):
+        features = np.tanh(3 * X.astype("f") @ last["hidden"]).astype(dtype)
+        residual = Y - (last["slopes"].sum() * X + last["extra"])
+        sigma = np.exp(0.5 * last["sigma_base"] - 1)
+        with enable_x64(dtype == "float64"):
+            problem = ReadoutProblem.of(jnp.asarray(features), jnp.asarray(residual, dtype), float(sigma))
+            values[dtype] = float(problem.log_evidence())
+    assert abs(values["float32"] - values["float64"]) < felt < 1e3
+    with enable_x64(True):
+        exact = summary(stub({name: value.astype(float) for name, value in draws.items()}, model), model, X, Y)
+    assert exact.evidence_error < 1e-4
 
 
 @pytest.mark.parametrize("form", ["collapsed", "repriorised", "plain"])
