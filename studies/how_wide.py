@@ -2,9 +2,10 @@
 
 Each cell is two chains: SplitHMC, NUTS or unadjusted MicrocanonicalLangevin on the plain, the repriorised or the
 collapsed network, erf or ReLU as the evidence of the infinitely wide one says, with its scales and its noise. Effective
-draws are those of 100 random projections of the function at test rows. Rows are written to how_wide.csv as they are
-done, and a study that was interrupted goes on where it stopped. Without --folder the rows are scikit-learn's diabetes
-patients; with it, those of a set of the UCI repository.
+draws are those of 100 random projections of the mean function at test rows, the readout integrated out whatever the
+form, and of the hidden weights. Readouts that are drawn afresh would make any frequent draw look independent. Rows are
+written to how_wide.csv as they are done, and a study that was interrupted goes on where it stopped. Without --folder
+the rows are scikit-learn's diabetes patients; with it, those of a set of the UCI repository.
 
     python studies/how_wide.py --folder path/to/uci --depths 1
 """
@@ -24,8 +25,8 @@ import _chains
 import _common
 from _sampling import clock, gradient_seconds, stretch_of
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
-from numpyro_wide.diagnostics import effective_sample_size, project, regression_scores
-from numpyro_wide.readout import site_function
+from numpyro_wide.diagnostics import project, regression_scores
+from numpyro_wide.readout import readout_function, site_function
 
 FORMS = ["plain", "repriorised", "collapsed"]
 KERNELS = {
@@ -36,7 +37,8 @@ KERNELS = {
 # What an iteration costs before warmup has found out: of MCLMC what it is given, a step being two gradients.
 GUESS = {"SplitHMC": 15, "NUTS": 30}
 NUM_CHAINS = 2
-MOST_DRAWS = 500  # of a chain
+MOST_DRAWS = 2000  # of a chain
+MOST_OF_MCLMC = 500  # whose draws may be any number of steps apart
 LEAST_DRAWS, STRETCH = 50, 10  # of a chain, and those that are made at a time
 PATIENCE = 20  # times its seconds that the least draws may take; a cell that needs longer is left out
 
@@ -53,14 +55,15 @@ class Cell(NamedTuple):
 class Row(NamedTuple):
     """Scores at the test rows in the units of the targets, and effective draws, of both chains together.
 
-    NaN throughout in a cell that was left out.
+    R-hat is the largest, effective draws are means over projections of the mean function and of the hidden weights. NaN
+    throughout in a cell that was left out.
     """
 
     rmse: float
     log_density: float
     rhat: float
-    ess_bulk: float
-    ess_paper: float
+    ess_function: float
+    ess_weights: float
     gradients: float
     seconds: float
     draws: float
@@ -115,7 +118,7 @@ def kernel_of(cell, model, budget):
     """Return the kernel, and the gradients that its first draws may cost."""
     if cell.kernel != "MCLMC":
         return KERNELS[cell.kernel](model), GUESS[cell.kernel]
-    num_steps = max(1, budget // 2 // MOST_DRAWS)
+    num_steps = max(1, budget // 2 // MOST_OF_MCLMC)
     return KERNELS["MCLMC"](model, num_steps=num_steps), 2 * num_steps
 
 
@@ -131,7 +134,7 @@ def sampled(cell, model, task):
     longest = PATIENCE * options.seconds / LEAST_DRAWS  # a draw
     if guess * a_gradient > longest:
         return None
-    num_stretches = int(np.clip(budget // guess, LEAST_DRAWS, MOST_DRAWS)) // STRETCH
+    num_stretches = int(np.clip(budget // guess, LEAST_DRAWS, MOST_OF_MCLMC)) // STRETCH
     state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
     stretch = stretch_of(kernel, (x, y), STRETCH)
     for i in range(num_stretches):
@@ -148,6 +151,17 @@ def sampled(cell, model, task):
     seconds = clock() - start
     positions = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *found)
     return kernel, positions, NUM_CHAINS * gradients, seconds
+
+
+def projections_of(task, plain, positions):
+    """Return projections (chains, draws, 100) of the mean function at test rows, and of the hidden weights."""
+    (x, y), (x_test, _), _ = task.data
+    hidden = {name: values for name, values in positions.items() if name.startswith("hidden")}
+    collapsed = collapse_readout(plain, readout="readout", features="features", observed="y")
+    flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in hidden.items()}
+    mean = jax.jit(partial(jax.lax.map, readout_function(collapsed, (x, y), x_test)))(flat)
+    mean = np.asarray(mean).reshape(NUM_CHAINS, -1, len(x_test))
+    return [np.asarray(project(values, jax.random.key(2))) for values in ({"function": mean}, hidden)]
 
 
 def functions_of(cell, task, plain, model, kernel, positions):
@@ -176,10 +190,8 @@ def run(cell, task):
         return Row(**dict.fromkeys(Row._fields, np.nan))
     kernel, positions, gradients, seconds = found
     function = functions_of(cell, task, plain, model, kernel, positions)
+    of_function, of_weights = projections_of(task, plain, positions)
     del positions, found
-    projections = np.asarray(project({"function": function}, jax.random.key(2)))
-    bulk = _chains.bulk_ess(projections)
-    rhat = _chains.rhat(projections)
     mean = function.reshape(-1, function.shape[-1])
     variance = np.full_like(mean, float(fitted(task, cell.depth).noise_scale) ** 2)
     scores = regression_scores(y_test, mean, variance, scale=scale)
@@ -187,9 +199,9 @@ def run(cell, task):
     return Row(
         rmse=scores["rmse"],
         log_density=scores["log_predictive_density"],
-        rhat=float(np.max(rhat)),
-        ess_bulk=float(np.mean(bulk)),
-        ess_paper=float(np.mean(effective_sample_size(projections))),
+        rhat=float(np.max(_chains.rhat(of_function))),
+        ess_function=float(np.mean(_chains.bulk_ess(of_function))),
+        ess_weights=float(np.mean(_chains.bulk_ess(of_weights))),
         gradients=gradients,
         seconds=seconds,
         draws=function.shape[1],
@@ -206,7 +218,10 @@ def lines(rows, form, depth, value):
 
 
 def draw(rows, options):
-    """Draw effective draws a gradient and a core second by width, a figure each: a row a depth, a column a form."""
+    """Draw effective draws a gradient and a core second by width, a figure each: a row a depth, a column a form.
+
+    Of the mean function by a line, of the weights by a broken one.
+    """
     forms = [form for form in FORMS if any(cell.form == form for cell in rows)]
     depths = sorted({cell.depth for cell in rows})
     widths = sorted({cell.width for cell in rows})
@@ -217,13 +232,16 @@ def draw(rows, options):
         )
         for depth, row in zip(depths, axes, strict=True):
             for form, panel in zip(forms, row, strict=True):
-                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_bulk / getattr(row, cost))
+                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_function / getattr(row, cost))
                 _common.plot_lines(panel, found)
+                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_weights / getattr(row, cost))
+                for kernel, line in zip(found, panel.get_lines(), strict=True):
+                    panel.plot(*zip(*found[kernel].items(), strict=True), "--", color=line.get_color(), linewidth=1)
                 _common.number_ticks(panel, widths)
                 panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
         axes[0, 0].legend(fontsize=8)
         figure.supxlabel("width", fontsize=10)
-        figure.supylabel(f"effective samples a {unit}", fontsize=10)
+        figure.supylabel(f"effective samples a {unit}; broken, of the weights", fontsize=10)
         _common.save(figure, options, f"how_wide_{cost}.png", dpi=110)
 
 

@@ -625,20 +625,24 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "mcmc/test_joint_distribution.py::test_adjusted_kernels_keep_the_joint_law",
         ),
     ],
-    "mcmc/_state.py": [
-        (
-            "split-HMC: threshold of acceptance not carried along",
-            "carried = threshold * jnp.exp(jnp.where(accepted, energy_error, 0.0))",
-            "carried = threshold",
-            "mcmc/test_threshold.py::test_position_velocity_and_threshold_keep_their_joint_law",
-        ),
-    ],
     "mcmc/split_hmc.py": [
         (
             "split-HMC: velocity that lives on by the share that the trajectory turned by",
             "refresh_momentum(r, noise, 1 - move.renewal)",
             "refresh_momentum(r, noise, move.renewal)",
-            "mcmc/test_threshold.py::test_a_short_trajectory_keeps_the_share_of_its_velocity_that_is_left_of_the_angle",
+            "mcmc/test_trajectories.py::test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle",
+        ),
+        (
+            "split-HMC: long trajectories cut on the way to the posterior",
+            "return state.adapt_state.is_cut & ~_is_arriving(state)",
+            "return state.adapt_state.is_cut",
+            "mcmc/test_trajectories.py::test_long_trajectories_are_cut_into_parts_after_three_quarters_of_warmup_for_good",
+        ),
+        (
+            "split-HMC: whole trajectories cut by the step size that parts have",
+            "jnp.where(has_arrived, is_long, adapt_state.is_cut)",
+            "self._is_long(step_size)",
+            "mcmc/test_trajectories.py::test_the_decision_stays",
         ),
         (
             "split-HMC: velocity turned round by every rejection on the way to the posterior",
@@ -1160,6 +1164,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "mcmc/_moves.py": [
+        (
+            "chains that break their trajectories off: nothing said of them",
+            "is_judged & (capped > BROKEN_OFF * draws)",
+            "is_judged & (capped > draws)",
+            "mcmc/test_moves.py::test_trajectories_at_their_largest_number_of_steps_are_told",
+        ),
         (
             "kernels: nothing said of chains that stand still",
             "STILL = 0.02",

@@ -211,7 +211,8 @@ def _kernel(model: Callable, rest: Static, data: list[Any], beta: Array) -> Spli
         gaussian = sum((0.5 * jnp.sum(leaf**2) for leaf in jax.tree.leaves(z)), jnp.zeros(()))
         return gaussian - found.start - beta * found.weight
 
-    return SplitHMC(potential_fn=potential_fn)
+    # Temperatures share a program, and are told apart by draws that are independent.
+    return SplitHMC(potential_fn=potential_fn, persistence=0.0)
 
 
 def _start(

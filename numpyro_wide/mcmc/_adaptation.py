@@ -86,6 +86,7 @@ class AdaptState(NamedTuple):
         reach: largest number of an integrator's steps in the next proposal. Far from the posterior long trajectories
             fall so deep that no step size is small enough for them; many short ones lose what they fell by.
         preconditioner: the kernel's kind of :class:`Preconditioner`, or None for N(0, I).
+        is_cut: whether draws are parts of trajectories, by a kernel that can tell which are quicker.
     """
 
     schedule: Schedule
@@ -93,6 +94,7 @@ class AdaptState(NamedTuple):
     rounding: Rounding
     reach: Array
     preconditioner: Any
+    is_cut: Array
 
 
 class Lesson(NamedTuple):
@@ -145,7 +147,14 @@ def init_adaptation(
         window_start=jnp.asarray(start, whole),
         window_ends=jnp.asarray(ends, whole) - 1,
     )
-    return AdaptState(schedule, rule.start(step_size), Rounding.start(), jnp.ones((), whole), preconditioner)
+    return AdaptState(
+        schedule=schedule,
+        learnt=rule.start(step_size),
+        rounding=Rounding.start(),
+        reach=jnp.ones((), whole),
+        preconditioner=preconditioner,
+        is_cut=jnp.zeros((), bool),
+    )
 
 
 def update_adaptation(

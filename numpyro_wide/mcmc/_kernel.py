@@ -4,11 +4,13 @@ How to write a kernel. A subclass of :class:`MetropolisKernel` implements ``_pro
 :class:`Move`, which holds the step size, it makes a :class:`Proposal`, which holds the point to go to and −log of the
 acceptance ratio. It may override
 
-- ``_needs_gradient``, ``_needs_momentum``, ``_keeps_threshold``: what a state has to hold;
-- ``_renewal``: how much of what lives on from step to step is renewed by one;
+- ``_needs_gradient``, ``_needs_momentum``: what a state has to hold;
+- ``_renewal``: how much of a velocity that lives on from step to step is renewed by one;
 - ``_first_preconditioner``: what warmup learns beside the step size, and in which windows;
 - ``_rule``, set after the constructor of this class has run: how the step size is found;
-- ``_count``, ``_round_step_size``: the number of an integrator's steps in a proposal, and step sizes that fit it;
+- ``_count``, ``_is_capped``, ``_round_step_size``: the number of an integrator's steps in a proposal, whether it should
+  be larger, and step sizes that fit it;
+- ``_adapt``: what a step of warmup teaches;
 - ``get_diagnostics_str``: what the progress bar shows.
 
 The steps of the integrators are pure functions, in files of their own; a kernel is their arguments and a few lines.
@@ -43,12 +45,10 @@ from numpyro_wide.mcmc._state import (
     Move,
     Proposal,
     acceptance,
-    carry_threshold,
     chain_axes,
     is_warming_up,
     point_of,
     share_schedule,
-    shift_threshold,
 )
 from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
@@ -74,8 +74,6 @@ class MetropolisKernel(TargetKernel):
     """
 
     _needs_momentum = False
-    # Whether the uniform number that decides on a proposal lives on from step to step (Neal 2020).
-    _keeps_threshold = False
     # Whether some steps of a warmup are so small that their energy errors are those of rounding alone.
     _measures_rounding = False
 
@@ -105,7 +103,7 @@ class MetropolisKernel(TargetKernel):
         return f"step size {state.step_size:.2e}, {self._health(state)}"
 
     def _health(self, state: KernelState) -> str:
-        """Return the mean acceptance, and a complaint if the chain stands still."""
+        """Return the mean acceptance, and a complaint if the chain has a fault."""
         complaint = state.moves.complaint()
         return f"acc. prob {state.mean_accept_prob:.2f}" + (f", {complaint}" if complaint else "")
 
@@ -171,8 +169,12 @@ class MetropolisKernel(TargetKernel):
         """Return the number of an integrator's steps between two draws."""
         return 1
 
+    def _is_capped(self, state: KernelState) -> Array:
+        """Tell whether a proposal should have more of an integrator's steps than it may."""
+        return jnp.zeros((), bool)
+
     def _renewal(self, state: KernelState) -> float | Array:
-        """Return the share, in (0, 1], of what lives on from step to step that the next one renews."""
+        """Return the share, in (0, 1], of a velocity that lives on which the next step renews."""
         return 1.0
 
     def _round_step_size(self, step_size: Array) -> Array:
@@ -188,8 +190,6 @@ class MetropolisKernel(TargetKernel):
         r = normal_like(key_momentum, point.z) if self._needs_momentum else None
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
         step_size = jnp.asarray(self._step_size, zero.dtype)
-        key_threshold = jax.random.fold_in(key_momentum, 1)
-        threshold = jax.random.uniform(key_threshold, (), zero.dtype, -1.0, 1.0) if self._keeps_threshold else None
         learnt = self._first_preconditioner(point.z, num_warmup)
         state = KernelState(
             i=none,
@@ -197,7 +197,6 @@ class MetropolisKernel(TargetKernel):
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=r,
-            threshold=threshold,
             accept_prob=zero,
             mean_accept_prob=zero,
             energy_error=zero,
@@ -231,10 +230,7 @@ class MetropolisKernel(TargetKernel):
         move = self._move(state)
         proposal = self._propose(key_propose, current, state.r, move, evaluate)
         finite, accept_prob, energy_error = acceptance(proposal)
-        threshold = uniform = jax.random.uniform(key_accept, dtype=accept_prob.dtype)
-        if self._keeps_threshold:
-            threshold = shift_threshold(state.threshold, 2 * uniform * move.renewal)
-        is_drawn = jnp.abs(threshold) < accept_prob
+        is_drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
         is_adapting = self._adapt_step_size & is_warming_up(state)
         accepted = finite & self._rule.takes(
             is_drawn, energy_error, state.adapt_state.rounding, is_adapting, size_of(state.z)
@@ -250,17 +246,17 @@ class MetropolisKernel(TargetKernel):
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=select(accepted, proposal.r_accepted, proposal.r_rejected),
-            threshold=carry_threshold(threshold, energy_error, accepted) if self._keeps_threshold else None,
             accept_prob=accept_prob,
             energy_error=energy_error,
             num_grad=jnp.asarray(proposal.num_grad, state.num_grad.dtype),
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
+        is_capped = self._is_capped(state)
         state = self._finish_step(state, Errors.of(proposal, current, energy_error, finite))
         num_draws = jnp.maximum(state.i - state.adapt_state.schedule.num_warmup, 0)
         moved = is_elsewhere(point.z, current.z)
-        return state._replace(moves=state.moves.count(moved, num_draws, state.step_size))
+        return state._replace(moves=state.moves.count(moved, is_capped, num_draws, state.step_size))
 
     def _move(self, state: KernelState) -> Move:
         move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner, self._renewal(state))

@@ -22,8 +22,6 @@ class KernelState(NamedTuple):
         potential_energy: potential energy U at ``z``.
         r: momentum, N(0, I) distributed; None for a kernel that draws it afresh. To the microcanonical kernel only its
             direction matters.
-        threshold: number in (−1, 1), uniform whatever the position and the momentum, below whose absolute value an
-            acceptance ratio is a rejection; None for a kernel that draws it afresh.
         accept_prob: acceptance probability of the last proposal, whether or not the kernel obeys it.
         mean_accept_prob: its mean over the warmup, or over the steps after it.
         energy_error: −log of the last acceptance ratio, for the Hamiltonian kernels the error in the
@@ -41,7 +39,6 @@ class KernelState(NamedTuple):
     z_grad: PyTree
     potential_energy: Array
     r: PyTree
-    threshold: Any
     accept_prob: Array
     mean_accept_prob: Array
     energy_error: Array
@@ -99,7 +96,7 @@ class Move(NamedTuple):
         step_size: step size, a scalar.
         num_steps: number of steps of the integrator.
         preconditioner: the kernel's kind of preconditioner, or None.
-        renewal: share in (0, 1] of what lives on from step to step, the velocity and the threshold, that is renewed.
+        renewal: share in (0, 1] of the velocity, where it lives on from step to step, that is renewed.
     """
 
     step_size: Array
@@ -136,18 +133,6 @@ def point_of(state: KernelState) -> Point:
 def is_warming_up(state: KernelState) -> Array:
     """Tell whether the next step belongs to the warmup."""
     return state.i < state.adapt_state.schedule.num_warmup
-
-
-def shift_threshold(threshold: Array, shift: Array) -> Array:
-    """Move a threshold along (−1, 1), whose ends are joined: uniform numbers stay uniform (Neal 2020)."""
-    shifted = threshold + shift
-    return jnp.where(shifted > 1, shifted - 2, shifted)
-
-
-def carry_threshold(threshold: Array, energy_error: Array, accepted: Array) -> Array:
-    """Return the threshold at the next point: its absolute value times the density stays what it was (Neal 2020)."""
-    carried = threshold * jnp.exp(jnp.where(accepted, energy_error, 0.0))
-    return jnp.clip(carried, -1.0, 1.0)
 
 
 def acceptance(proposal: Proposal) -> tuple[Array, Array, Array]:

@@ -17,6 +17,8 @@ from numpyro_wide.mcmc._rounding import LEAST, Rounding
 # step; at 0.05 the iterates then swing by factors of ten, and their average settles at a step that is too small.
 GAMMA = 0.2
 MAX_TRIALS = 60
+# More steps than any trajectory has.
+ENDLESS = 2**20
 # Where acceptance does not fall with the step, the step grows as if acceptance were so far above its target.
 LIFT = 0.5
 
@@ -59,7 +61,7 @@ def from_real_line(real: Array, max_step_size: float | None) -> Array:
     return jnp.clip(max_step_size * jax.nn.sigmoid(real), limits.tiny, max_step_size)
 
 
-def steps_along(length: Array | float, step_size: Array, most: int) -> Array:
+def steps_along(length: Array | float, step_size: Array, most: int = ENDLESS) -> Array:
     """Return the number of steps that come nearest to a length, at least one and at most ``most``."""
     return jnp.clip(jnp.round(length / step_size), 1, most).astype(jnp.result_type(int))
 

@@ -211,3 +211,9 @@ class MicrocanonicalLangevin(MetropolisKernel):
             return 1
         known: Whitening = state.adapt_state.preconditioner
         return steps_along(known.length, state.step_size, self._max_num_steps)
+
+    def _is_capped(self, state: KernelState) -> Array:
+        if self._num_steps is not None or not self._adjusted:
+            return jnp.zeros((), bool)
+        known: Whitening = state.adapt_state.preconditioner
+        return steps_along(known.length, state.step_size) > self._max_num_steps

@@ -23,7 +23,7 @@ ADJUSTED: dict[str, Callable[..., Any]] = {
     "pcnl": PreconditionedCrankNicolsonLangevin,
     "split": SplitHMC,
     "split-persistent": lambda *args, **kw: SplitHMC(*args, **{"num_steps": 3, "persistence": 0.7, **kw}),
-    "split-auto": lambda *args, **kw: SplitHMC(*args, **{"persistence": "auto", **kw}),
+    "split-cut": lambda *args, **kw: SplitHMC(*args, **{"trajectory_angle": 30.0, **kw}),  # so long that it is cut
     "microcanonical": MicrocanonicalLangevin,
 }
 KERNELS = {
@@ -34,7 +34,7 @@ KERNELS = {
 UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
 # One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
 WITH_NUTS = {
-    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split", "split-auto")},
+    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split", "split-cut")},
     **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
     "nuts": NUTS,
 }

@@ -115,9 +115,6 @@ def largest_z_score(kernel, problem, expected, rng_key, *, num_replicates=8192, 
         if state.r is not None:
             flat, unravel = ravel_pytree(state.r)
             state = state._replace(r=unravel(jax.random.normal(key_momentum, flat.shape)))
-        if state.threshold is not None:
-            threshold = jax.random.uniform(jax.random.fold_in(key, 0), minval=-1.0, maxval=1.0)
-            state = state._replace(threshold=threshold)
         rounds = jax.random.split(key_rounds, num_rounds)
         (state, data), accept_prob = jax.lax.scan(one_round, (state, data), rounds)
         return _moments(state.z, data), jnp.mean(accept_prob)

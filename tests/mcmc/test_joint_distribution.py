@@ -22,7 +22,7 @@ SETTINGS = {
     "pcnl": {"step_size": 0.08},
     "split": {"step_size": 0.2},
     "split-persistent": {"step_size": 0.25, "num_steps": 2, "persistence": 0.8},
-    "split-auto": {"step_size": 0.25, "num_steps": 2, "persistence": "auto"},
+    "split-cut": {"step_size": 0.25, "trajectory_angle": 7.5},
     "microcanonical": {"step_size": 0.7, "num_steps": 3, "momentum_length": 2.0},
 }
 PROBLEM = problem_of(regression, regression_data()[0], observed="y")
@@ -77,12 +77,20 @@ class WithoutLogDet(PreconditionedCrankNicolson):
         return lambda z: potential_fn(z) + z["noise"]
 
 
+class CutByEnergy(SplitHMC):
+    """Decides on whole trajectories or parts anew at every step, by the energy: warmup's decision does not stay."""
+
+    def _is_cut(self, state):
+        return state.potential_energy > 8.0
+
+
 BROKEN = {
     "momentum not flipped": (broken(UnderdampedLangevin, without_flip), "langevin"),
     "no log-determinant": (WithoutLogDet, "pcn"),
     "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
     "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
-    "velocity not flipped, threshold kept": (broken(SplitHMC, without_flip), "split-auto"),
+    "velocity of parts not flipped": (broken(SplitHMC, without_flip), "split-cut"),
+    "cut by the energy": (CutByEnergy, "split-cut"),
     "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
     "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
     "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),

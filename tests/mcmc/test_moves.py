@@ -1,7 +1,9 @@
-"""Chains that stand still: warmups that recover from rounding, and runs that say so where they did not."""
+"""Chains that stand still or hardly move: warmups that recover from rounding, and runs that say so where not."""
 
 import pickle
+import re
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC
 
-from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
+from numpyro_wide.mcmc._moves import Moves
 from tests.mcmc.cases import ADJUSTED, KERNELS
 
 
@@ -37,6 +40,46 @@ def test_a_run_that_stands_still_says_so_once(method, num_chains):
         run("sequential", 1, potential_fn=lambda z: 0.5 * jnp.sum(z**2))  # one that moves says nothing
     if num_chains == 1:
         assert "stands still" in mcmc.sampler.get_diagnostics_str(state)
+
+
+@pytest.mark.parametrize(
+    "kernel", [SplitHMC, partial(SplitHMC, persistence=0.0), partial(MicrocanonicalLangevin, adapt_mass_matrix=False)]
+)
+def test_trajectories_at_their_largest_number_of_steps_are_told(kernel):
+    scale = jnp.array([0.01, 0.02, 1.0])
+
+    def run_short(max_num_steps):
+        short = kernel(potential_fn=lambda z: 0.5 * jnp.sum((z / scale) ** 2), max_num_steps=max_num_steps)
+        mcmc = MCMC(short, num_warmup=100, num_samples=60, num_chains=2, chain_method="vectorized", progress_bar=False)
+        mcmc.run(jax.random.key(0), init_params=jnp.tile(scale, (2, 1)))
+
+    with pytest.warns(RuntimeWarning, match=r"2 of 2 chains break their trajectories off: 60 of 60 draws ended at max"):
+        run_short(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_short(100_000)
+
+
+@pytest.mark.parametrize(
+    ("num_moves", "num_capped", "words"),
+    [
+        (2, 90, "stands still: 2 of 100 draws moved.*not of the posterior"),
+        (3, 90, r"hardly moves: 3 of 100 draws were accepted.*float64.*hold=\"scales\".*Microcanonical"),
+        (10, 0, "hardly moves: 10 of 100"),
+        (11, 51, "breaks its trajectories off: 51 of 100 draws ended at max_num_steps.*float64.*raise max_num_steps"),
+        (11, 50, None),
+    ],
+)
+@pytest.mark.parametrize("num_draws", [100, 40])
+def test_the_worst_fault_is_told(num_moves, num_capped, num_draws, words):
+    counts = [jnp.array(count) for count in (num_moves, num_capped, num_draws)]
+    moves = Moves(*counts, jnp.array(0.1), jnp.array(0.1), jax.random.bits(jax.random.key(num_moves)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        jax.tree.map(lambda x: x, moves)
+    assert len(told) == (words is not None and num_draws == 100)
+    if told:
+        assert re.search(words, str(told[0].message))
 
 
 def rare(data):

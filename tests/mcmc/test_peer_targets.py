@@ -158,8 +158,8 @@ TARGETS = {
     "improper": improper,
     "under handlers": under_handlers,
 }
-# Kept in every run of the tests: one kernel on every target; the others, and float64, once. Of SplitHMC's persistence
-# that adapts itself only what is far, in float32: near N(0, I) it is the other one.
+# Kept in every run of the tests: one kernel on every target; the others, and float64, once. Of SplitHMC's parts
+# of a long trajectory only what is far, in float32: near N(0, I) it is the other one.
 # Handlers in float32 alone: they change what the model's sites are, not how a kernel rounds.
 CASES = [
     pytest.param(kernel, target, x64, marks=[] if kernel == "split" and not x64 else pytest.mark.slow)
@@ -167,7 +167,7 @@ CASES = [
     for target in TARGETS
     for x64 in (False, True)
     if not (kernel == "pcn" and target in FAR)
-    and not (kernel == "split-auto" and (x64 or target not in FAR))
+    and not (kernel == "split-cut" and (x64 or target not in FAR))
     and not (x64 and target == "under handlers")
 ]
 

@@ -1,6 +1,7 @@
 """What NumPyro's MCMC may ask of a kernel, asked of every kernel and of NUTS."""
 
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
+from numpyro_wide.mcmc import SplitHMC
 from tests.compilations import kept_programs
 from tests.mcmc.cases import KERNELS, WITH_NUTS, chain, regression, regression_data
 
@@ -57,8 +59,8 @@ def gradients_of(name, fields):
         return np.round(2.0 / fields["step_size"])
     if name == "microcanonical":  # a whole number of steps with two each, the same for all trajectories
         return 2 * max(1, int(fields["num_grad"][0]) // 2)
-    if name == "split-auto":
-        return np.minimum(np.round(2.0 / fields["step_size"]), 6)
+    if name == "split-cut":
+        return np.round(3.0 / fields["step_size"])
     return 2 if name == "microcanonical-unadjusted" else 1
 
 
@@ -98,11 +100,11 @@ def test_empty_arrays_in_a_position(name):
     assert len(np.unique(draws)) > 10
 
 
-@pytest.mark.parametrize("name", ["split", "split-persistent", "split-auto"])
-def test_a_velocity_is_stored_where_a_part_of_it_lives_on(name):
-    state = KERNELS[name](potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 5, jnp.ones(2))
-    assert (state.r is None) == (name == "split")
-    assert (state.threshold is None) == (name != "split-auto")
+@pytest.mark.parametrize("name", ["split", "split-persistent", "split-whole"])
+def test_a_velocity_is_stored_where_a_part_of_it_may_live_on(name):
+    kernels = {**KERNELS, "split-whole": partial(SplitHMC, persistence=0.0)}
+    state = kernels[name](potential_fn=lambda z: jnp.sum(z**2)).init(jax.random.key(0), 5, jnp.ones(2))
+    assert (state.r is None) == (name == "split-whole")
 
 
 def test_a_second_run_is_fresh_and_a_resumed_one_continues_bit_for_bit(runs):
