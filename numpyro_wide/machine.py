@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import threadpoolctl
 
 
-def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None) -> Any:
+def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_chains: int = 1) -> Any:
     r"""Spread the rows of inputs and targets over devices, for a model that runs on all of them.
 
     JAX then compiles the one program for all devices: each computes the features of its own rows, and only the Gram
@@ -24,15 +24,23 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None) -> Any:
 
     With several processes (``jax.distributed``), each gives its own rows and all of them run the same program.
 
+    With ``num_chains`` the devices are a grid of chains by shares of the rows: chains exchange nothing, and the sums of
+    a chain are over the devices that share its rows. The kernels of this package spread their chains over the groups,
+    with ``MCMC(..., num_chains=..., chain_method="vectorized")`` and a multiple of ``num_chains`` there.
+
     Args:
-        *arrays: arrays with the rows along the leading axis, (n, ...); n must be a multiple of the number of devices.
+        *arrays: arrays with the rows along the leading axis, (n, ...); n must be a multiple of the number of devices
+            that share the rows.
         devices: devices to spread the rows over; all of JAX's by default.
+        num_chains: number of groups of devices, each of which holds all rows and runs chains of its own; must divide
+            the number of devices of each process.
 
     Returns:
         The arrays, sharded: one array for one, a list for several.
 
     Raises:
-        ValueError: if there is no device, rows cannot be shared out evenly, or arrays differ in their number of rows.
+        ValueError: if there is no device, devices or rows cannot be shared out evenly, or arrays differ in their number
+            of rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -40,6 +48,12 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None) -> Any:
         >>> x, y = shard_rows(jnp.ones((8, 3)), jnp.ones(8))
         >>> x.shape, dict(x.sharding.mesh.shape)
         ((8, 3), {'rows': 1})
+
+        On eight devices, four chains by two shares of the rows::
+
+            x, y = shard_rows(x, y, num_chains=4)
+            mcmc = MCMC(kernel, num_chains=4, chain_method="vectorized", jit_model_args=True, ...)
+            mcmc.run(jax.random.key(0), x, y)
     """
     devices = jax.devices() if devices is None else list(devices)
     shapes = [np.shape(array) for array in arrays]
@@ -47,15 +61,50 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None) -> Any:
         raise ValueError(f"the arrays must have the same number of rows, but their shapes are {shapes}.")
     if not devices:
         raise ValueError("devices must name at least one device, but got none; leave it out for all of JAX's.")
-    rows = shapes[0][0]
-    num_shares = len(devices) // jax.process_count()
+    num_chains, rows = whole_number("num_chains", num_chains), shapes[0][0]
+    num_local = len(devices) // jax.process_count()
+    if num_local % num_chains:
+        where = "" if jax.process_count() == 1 else " of each process"
+        raise ValueError(
+            f"num_chains must divide the number of devices{where}, {num_local}, but is {num_chains}; give "
+            "a divisor, and run as many chains in each group of devices as you like."
+        )
+    num_shares = num_local // num_chains
     if rows % num_shares:
         raise ValueError(
             f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave out {rows % num_shares} of them."
         )
-    sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))
+    # Devices of one process are neighbours: so each has chains of all groups, and rows of its own.
+    grid = np.array(devices).reshape(-1, num_chains).T
+    mesh = Mesh(grid[0], ("rows",)) if num_chains == 1 else Mesh(grid, ("chains", "rows"))
+    sharding = NamedSharding(mesh, PartitionSpec("rows"))
     sharded = [jax.make_array_from_process_local_data(sharding, np.asarray(array)) for array in arrays]
     return sharded[0] if len(sharded) == 1 else sharded
+
+
+def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
+    """Return how chains are spread over devices that data are sharded over; None where these have no place for chains.
+
+    Args:
+        num_chains: number of chains.
+        *trees: arguments of the model, among them arrays that :func:`shard_rows` gave.
+
+    Raises:
+        ValueError: if the chains cannot be shared out evenly to the groups of devices.
+    """
+    shardings = [
+        getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(trees) if not isinstance(leaf, jax.core.Tracer)
+    ]
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding) and "chains" in sharding.mesh.shape:
+            groups = sharding.mesh.shape["chains"]
+            if num_chains % groups:
+                raise ValueError(
+                    f"the rows are sharded for {groups} groups of chains, but there are {num_chains} chains; run a "
+                    f"multiple of {groups}, or give shard_rows another num_chains."
+                )
+            return NamedSharding(sharding.mesh, PartitionSpec("chains"))
+    return None
 
 
 def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._blocks import take_rows
-from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower, solve_lower
+from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower
 
 
 class Rows(NamedTuple):
@@ -106,14 +106,14 @@ def log_evidence_by_blocks(layout: Layout, constants: tuple, prior_scale: Array,
         variance: noise variance, (1,) or (k,).
     """
     sums = sums_by_blocks(layout, constants, prior_scale, rows, variance)
-    return _value(layout, rows, variance, sums)
+    return value_of_sums(layout, rows, variance, sums)
 
 
 def _forward(
     layout: Layout, constants: tuple, prior_scale: Array, rows: Rows, variance: Array
 ) -> tuple[Array, tuple[Any, ...]]:
     sums = sums_by_blocks(layout, constants, prior_scale, rows, variance)
-    return _value(layout, rows, variance, sums), (constants, prior_scale, rows, variance, sums)
+    return value_of_sums(layout, rows, variance, sums), (constants, prior_scale, rows, variance, sums)
 
 
 def _backward(layout: Layout, kept: tuple[Any, ...], cotangent: Array) -> tuple[Any, ...]:
@@ -167,7 +167,8 @@ def _of_variance(layout: Layout, variance: Array, sums: Sums, precision: Array, 
     return 0.5 * (squares - trace)
 
 
-def _value(layout: Layout, rows: Rows, variance: Array, sums: Sums) -> Array:
+def value_of_sums(layout: Layout, rows: Rows, variance: Array, sums: Sums) -> Array:
+    """Return the log evidence of standardised rows from their sums; NaN where the noise is lost in rounding."""
     each = rows.targets.shape[1] // len(variance)
     log_normaliser = each * (sums.log_det(variance) + layout.num_rows * jnp.log(2 * jnp.pi * variance))
     found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
@@ -267,13 +268,6 @@ def _floating(tree: Any) -> tuple[list[Array], Callable]:
         )
 
     return [leaf for leaf, moved in zip(leaves, moves, strict=True) if moved], rebuild
-
-
-def half_solved(factor: Array, columns: Array) -> Array:
-    r"""Return $L^{-\top} C$ for columns (d, k) and factors (1 or k, d, d)."""
-    if len(factor) == 1:
-        return solve_lower(factor[0], columns, transpose=True)
-    return jax.vmap(partial(solve_lower, transpose=True))(factor, columns.T[:, :, None])[:, :, 0].T
 
 
 def evidence_error_by_blocks(layout: Layout, rows: Rows, variance: Array, sums: Sums) -> Array:

@@ -14,13 +14,13 @@ from numpyro_wide.linear_gaussian._arguments import as_scale
 from numpyro_wide.linear_gaussian._block_sums import (
     Layout,
     Rows,
-    Sums,
     evidence_error_by_blocks,
-    half_solved,
     log_evidence_by_blocks,
     pairwise_sum,
     sums_by_blocks,
+    value_of_sums,
 )
+from numpyro_wide.linear_gaussian._blocked_posterior import BlockedPosterior
 from numpyro_wide.linear_gaussian._row_features import RowFeatures
 from numpyro_wide.linear_gaussian._standardised import as_matrix, broadcastable_matrix
 
@@ -107,66 +107,31 @@ class BlockedProblem:
     def log_evidence(self) -> Array:
         """Return the log density of the targets with the readout integrated out, a scalar."""
         layout, arrays = self._arrays()
-        rows = arrays[2]
-        found = log_evidence_by_blocks(layout, *arrays)
-        if rows.noise_scale is None:
-            return found
-        return found - rows.targets.shape[1] * pairwise_sum(jnp.log(rows.noise_scale))[0]
+        return log_evidence_by_blocks(layout, *arrays) - self._log_units(arrays[2])
 
     def evidence_error(self) -> Array:
         """Return an estimate of the error of :meth:`log_evidence` by rounding, in nats; infinite where that is NaN."""
         layout, arrays = self._arrays()
         return evidence_error_by_blocks(layout, arrays[2], arrays[3], sums_by_blocks(layout, *arrays))
 
-    def draw(self, phi: ArrayLike) -> Array:
-        r"""Return the draw of the readout from its posterior that a standard normal $\phi$, (d,) or (d, k), gives."""
-        sums, variance = self._sums()
-        phi = jnp.asarray(phi, self.targets.dtype)
-        draw = sums.mean + half_solved(sums.factor, jnp.sqrt(variance)[None] * as_matrix(phi))
-        return (self._scale()[:, None] * draw).reshape(self.readout_shape)
-
-    def predict(
-        self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: None = None
-    ) -> tuple[Array, Array, Array]:
-        r"""Return the function's moments at new rows, and a draw of it, by blocks of these rows.
-
-        Args:
-            test_features: $\Psi_*$, (m, d).
-            phi: standard normal numbers of the readout's shape, of which the draw is made; zeros by default.
-            residuals: not needed here.
-
-        Returns:
-            Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
-        """
-        sums, variance = self._sums()
-        phi = jnp.zeros(self.readout_shape) if phi is None else jnp.asarray(phi)
-        deviation = half_solved(sums.factor, jnp.sqrt(variance)[None] * as_matrix(phi.astype(self.targets.dtype)))
-        scale, num_outputs = self._scale(), sums.mean.shape[1]
-
-        def moments(rows: Array) -> tuple[Array, Array, Array]:
-            rows = rows.astype(self.targets.dtype) * scale[None]
-            spread = jax.vmap(lambda inverse, v: v * jnp.sum((rows @ inverse.T) ** 2, axis=1))(sums.inverse, variance)
-            mean = rows @ sums.mean
-            return mean, jnp.broadcast_to(spread.T, (len(rows), num_outputs)), mean + rows @ deviation
-
-        found = test_features.map(moments) if isinstance(test_features, RowFeatures) else moments(test_features)
-        shape = (test_features.shape[0], *self.targets.shape[1:])
-        mean, spread, draw = (part.reshape(shape) for part in found)
-        return mean, spread, draw
-
-    def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
-        r"""Return the function's mean at new rows, (m, k), and its covariance over them, (1 or k, m, m)."""
-        sums, variance = self._sums()
-        test = test_features.dense() if isinstance(test_features, RowFeatures) else test_features
-        test = test.astype(self.targets.dtype) * self._scale()[None]
-        roots = jnp.sqrt(variance)[:, None, None] * jnp.einsum("md,qid->qmi", test, sums.inverse)
-        return test @ sums.mean, jnp.einsum("qmi,qni->qmn", roots, roots)
-
-    def _sums(self) -> tuple[Sums, Array]:
+    def posterior(self) -> BlockedPosterior:
+        """Return the readout's posterior by sums over all rows: NaN where the noise is lost in rounding."""
         layout, arrays = self._arrays()
+        rows, variance = arrays[2:]
         sums = sums_by_blocks(layout, *arrays)
-        lost = (sums.lost > 1).any()
-        return sums._replace(mean=jnp.where(lost, jnp.nan, sums.mean)), arrays[3]
+        mean = jnp.where((sums.lost > 1).any(), jnp.nan, sums.mean)
+        scale = self._scale()
+        return BlockedPosterior(
+            (scale[:, None] * mean).reshape(self.readout_shape),
+            jnp.sqrt(variance)[:, None, None] * sums.inverse * scale[None, None],
+            value_of_sums(layout, rows, variance, sums) - self._log_units(rows),
+        )
+
+    def _log_units(self, rows: Rows) -> Array:
+        """Return the logarithm of what noise by row divides the targets by."""
+        if rows.noise_scale is None:
+            return jnp.zeros((), rows.targets.dtype)
+        return rows.targets.shape[1] * pairwise_sum(jnp.log(rows.noise_scale))[0]
 
     def _scale(self) -> Array:
         return jnp.broadcast_to(jnp.asarray(self.prior_scale).reshape(-1), (self.features.shape[1],))

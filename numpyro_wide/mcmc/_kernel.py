@@ -27,6 +27,7 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
+from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     AdaptState,
     Lesson,
@@ -126,7 +127,8 @@ class MetropolisKernel(TargetKernel):
             model_kwargs: keyword arguments of the model.
 
         Raises:
-            ValueError: if there is no first position, or the potential is not a finite scalar there.
+            ValueError: if there is no first position, or the potential is not a finite scalar there; if chains cannot
+                be shared out evenly to the groups of devices of :func:`~numpyro_wide.shard_rows`.
         """
         forget_warnings()
         single = is_prng_key(rng_key)
@@ -140,7 +142,8 @@ class MetropolisKernel(TargetKernel):
             return self._first_state(point, key, num_warmup, evaluate)
 
         # One program: compiled one by one, its some thirty operations would take longer than the search among them.
-        state = jax.jit(first if single else jax.vmap(first))(point, rng_key)
+        place = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
+        state = jax.jit(first if single else jax.vmap(first), out_shardings=place)(point, rng_key)
         self._sample_fn = self._step
         return state
 

@@ -1,12 +1,13 @@
 """Programs behind predictions with the readout integrated out: one Gaussian for each draw of the hidden weights.
 
-A program is a function of (model, setting, rng_key, draws, params, data) for ``run_compiled``, and returns its results
-and, by draw, whether they are finite.
+A program is a function of (model, setting, rng_key, draws, params, data, solved) for ``run_compiled``, and returns its
+results and, by draw, whether they are finite. What is solved is the readout's posterior at each draw, where rows have
+been summed over before; None where each program solves for itself.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,11 @@ from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
-from numpyro_wide.linear_gaussian.internal import RowFeatures
+from numpyro_wide.linear_gaussian.internal import BlockedPosterior, BlockedProblem, RowFeatures
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._run import ReadoutRun, SiteNames, StoppedRunError
+
+Solved: TypeAlias = BlockedPosterior | None
 
 
 class Setting(NamedTuple):
@@ -60,6 +63,8 @@ class Quantities(NamedTuple):
         predictions: moments and draws at other inputs.
         log_densities: log densities of observations, row by row.
         joint_log_densities: log density of all observations together.
+        log_evidences: log evidence of the fit's observations; None where the readout is not integrated out.
+        posteriors: the readout's posterior, where it is found by sums over blocks of rows; None likewise.
         is_integrated: whether the readout is integrated out.
     """
 
@@ -67,28 +72,50 @@ class Quantities(NamedTuple):
     predictions: Quantity
     log_densities: Quantity
     joint_log_densities: Quantity
+    log_evidences: Quantity | None
+    posteriors: Quantity | None
     is_integrated: bool
 
 
 def _readouts(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
 ) -> tuple[Array, Array]:
     fitted_on, *_ = combine(data, setting.rest)
     runs = _Runs(model, setting.names, params, [fitted_on])
     (fit,) = runs.shapes(draws)
 
-    def single(draw: tuple[Draws, Array]) -> Array:
+    def single(draw: tuple[Draws, Array, Solved]) -> Array:
         (fit,) = runs(draw[0])
-        problem = fit.problem(model.variant)
-        return fit.prior_loc + problem.draw(draw[1].astype(problem.features.dtype))
+        readout, dtype = _readout_of(fit, model.variant, draw[2])
+        return fit.prior_loc + readout.draw(draw[1].astype(dtype))
 
     normals = random.normal(rng_key, (setting.num_draws, *fit.prior_loc.shape))
-    found = _map(single, (draws, normals), setting, [fit])
+    found = _map(single, (draws, normals, solved), setting, [fit])
     return found, finite_draws(found)
 
 
+def _posteriors(
+    model: ReadoutModel, setting: Setting, rng_key: None, draws: Draws, params: dict, data: list, solved: None
+) -> tuple[BlockedPosterior, Array]:
+    fitted_on, *_ = combine(data, setting.rest)
+    runs = _Runs(model, setting.names, params, [fitted_on])
+    found = _map(lambda draw: runs(draw)[0].problem(model.variant).posterior(), draws, setting, runs.shapes(draws))
+    return found, finite_draws(found)
+
+
+def _log_evidences(
+    model: ReadoutModel, setting: Setting, rng_key: None, draws: Draws, params: dict, data: list, solved: Solved
+) -> tuple[Array, Array]:
+    if solved is not None:
+        return solved.log_evidence, jnp.isfinite(solved.log_evidence)
+    fitted_on, *_ = combine(data, setting.rest)
+    runs = _Runs(model, setting.names, params, [fitted_on])
+    found = _map(lambda draw: runs(draw)[0].problem(model.variant).log_evidence(), draws, setting, runs.shapes(draws))
+    return found, jnp.isfinite(found)
+
+
 def _predictions(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
 ) -> tuple[Draws, Array]:
     runs = _Runs(model, setting.names, params, combine(data, setting.rest))
     fit, new = runs.shapes(draws)
@@ -101,12 +128,12 @@ def _predictions(
     normals = jnp.split(random.normal(rng_key, (setting.num_draws, ends[-1])), ends[:-1], axis=1)
     normals = [part.reshape(setting.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
 
-    def single(draw: tuple[Draws, list[Array]]) -> Draws:
+    def single(draw: tuple[Draws, list[Array], Solved]) -> Draws:
         fit, new = runs(draw[0])
-        problem = fit.problem(model.variant)
+        readout, dtype = _readout_of(fit, model.variant, draw[2])
         # Models may be in half or double precision, which is not known before the run.
-        phi, residuals, noise = (part.astype(problem.features.dtype) for part in draw[1])
-        mean, variance, function = problem.predict(new.test_features(fit), phi, None if is_blocked else residuals)
+        phi, residuals, noise = (part.astype(dtype) for part in draw[1])
+        mean, variance, function = readout.predict(new.test_features(fit), phi, None if is_blocked else residuals)
         noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
         return {
             "mean": new.loc + mean,
@@ -116,17 +143,17 @@ def _predictions(
             setting.names.observed: new.loc + function + noise_scale * noise,
         }
 
-    found = _map(single, (draws, normals), setting, [fit, new])
+    found = _map(single, (draws, normals, solved), setting, [fit, new])
     return found, finite_draws(found)
 
 
-def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Array, Array]:
+def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
     """Return log densities of each row's observations, (m,), and whether their moments are finite, a scalar.
 
     A density may be zero, and its logarithm infinite, of observations far from any prediction.
     """
     # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
-    mean, variance, _ = fit.problem(variant).predict(new.test_features(fit))
+    mean, variance, _ = readout.predict(new.test_features(fit))
     variance = variance + new.noise_scale**2
     by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
     # Given the hidden weights the outputs are independent.
@@ -134,11 +161,11 @@ def _log_densities(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Arra
     return by_row, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
 
 
-def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[Array, Array]:
+def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
     """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
     if not new.loc.size:  # nothing is observed: no covariance to factor
         return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
-    mean, covariance = fit.problem(variant).predict_jointly(new.test_features(fit))
+    mean, covariance = readout.predict_jointly(new.test_features(fit))
     # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
     noise_scale, residual = (
         jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
@@ -152,23 +179,24 @@ def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, variant: str) -> tuple[
 
 
 def _averaged(
-    solve: Callable[[ReadoutRun, ReadoutRun, str], tuple[Array, Array]],
+    density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]],
     model: ReadoutModel,
     setting: Setting,
     rng_key: None,
     draws: Draws,
     params: dict,
     data: list,
+    solved: Solved,
 ) -> tuple[Array, Array]:
     runs = _Runs(model, setting.names, params, combine(data, setting.rest))
     fit, new = runs.shapes(draws)
     _check_fits(setting.names, fit, new, is_observed=True)
 
-    def single(draw: Draws) -> tuple[Array, Array]:
-        fit, new = runs(draw)
-        return solve(fit, new, model.variant)
+    def single(draw: tuple[Draws, Solved]) -> tuple[Array, Array]:
+        fit, new = runs(draw[0])
+        return density(fit, new, _readout_of(fit, model.variant, draw[1])[0])
 
-    found, is_finite = _map(single, draws, setting, [fit, new])
+    found, is_finite = _map(single, (draws, solved), setting, [fit, new])
     return log_of_average(found, is_finite), is_finite
 
 
@@ -177,8 +205,19 @@ INTEGRATED = Quantities(
     predictions=Quantity("predictions", _predictions),
     log_densities=Quantity("predictions", partial(_averaged, _log_densities), is_average=True),
     joint_log_densities=Quantity("predictions", partial(_averaged, _joint_log_density), is_average=True),
+    log_evidences=Quantity("log evidences", _log_evidences),
+    posteriors=Quantity("readouts", _posteriors),
     is_integrated=True,
 )
+
+
+def _readout_of(fit: ReadoutRun, variant: str, solved: Solved) -> tuple[Any, Any]:
+    """Return what draws the readout and predicts, and its type of numbers."""
+    if solved is not None:
+        return solved, solved.mean.dtype
+    problem = fit.problem(variant)
+    dtype = problem.features.dtype
+    return (problem.posterior() if isinstance(problem, BlockedProblem) else problem), dtype
 
 
 def log_of_average(log_densities: Array, is_finite: Array) -> Array:

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from scipy.special import logsumexp
+from tqdm.auto import tqdm
 
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known, refuse_frames
 from numpyro_wide._programs import TracedProgram, partition, run_compiled
+from numpyro_wide.linear_gaussian.internal import BlockedPosterior, RowFeatures
 from numpyro_wide.readout._fit import Fit, refuse_mismatch, refuse_other_columns
 from numpyro_wide.readout._model import Draws
 from numpyro_wide.readout._prediction_programs import Quantity, Setting
@@ -20,6 +22,7 @@ from numpyro_wide.readout._run import StoppedRunError
 
 CHOICES = ("raise", "drop")
 _NUM_NAMED = 20
+_MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
 
 
 class PredictionRuns:
@@ -28,11 +31,16 @@ class PredictionRuns:
     Args:
         fit: the wrapped model as it was fitted, with its draws.
         batch_size: number of draws that are worked on at once; None for as many as the memory is meant for.
+        posteriors: the readout's posteriors, which are kept where rows are summed over in blocks; None where they are
+            of no use.
+        progress_bar: whether to show how many of them there are.
     """
 
-    def __init__(self, fit: Fit, batch_size: int | None):
-        self.fit, self.batch_size = fit, batch_size
+    def __init__(self, fit: Fit, batch_size: int | None, posteriors: Quantity | None, progress_bar: bool):
+        self.fit, self.batch_size, self.progress_bar = fit, batch_size, progress_bar
         self._programs: dict[Any, TracedProgram] = {}
+        self._posteriors = posteriors if self._is_kept() else None
+        self._solved: BlockedPosterior | None = None
 
     def elsewhere(self, quantity: Quantity, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
         """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
@@ -65,15 +73,38 @@ class PredictionRuns:
         """
         fit = self.fit
         fit.refuse_change()
+        if self._posteriors is not None and self._solved is None:
+            self._solved = self._solve(self._posteriors)
         data, rest = partition(((fit.args, fit.kwargs), test))
 
         def run(rng_key: Array | None, draws: Draws, num_draws: int) -> tuple[Any, Array]:
             setting = Setting(fit.names, self.batch_size, num_draws, rest)
-            return self._compiled(quantity, setting, rng_key, draws, fit.params, data)
+            return self._compiled(quantity, setting, rng_key, draws, fit.params, data, self._solved)
 
         if not is_mapped(fit.draws):
             return run(rng_key, fit.draws, fit.num_draws)
         return _in_blocks(run, rng_key, fit.draws, is_average=quantity.is_average)
+
+    def _is_kept(self) -> bool:
+        """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
+        shapes, draws = self.fit.shapes, self.fit.draws
+        if shapes is None or not isinstance(shapes.features, RowFeatures) or is_mapped(draws):
+            return False
+        arrays = (draws, self.fit.args, self.fit.kwargs, self.fit.params)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+            return False
+        return self.fit.num_draws * shapes.features.shape[1] ** 2 <= _MOST_KEPT
+
+    def _solve(self, posteriors: Quantity) -> BlockedPosterior:
+        """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
+        fit, found = self.fit, []
+        data, rest = partition(((fit.args, fit.kwargs), ()))
+        setting = Setting(fit.names, 1, 1, rest)
+        for index in tqdm(range(fit.num_draws), "sums over rows, by draw", disable=not self.progress_bar):
+            draw = {name: values[index : index + 1] for name, values in fit.draws.items()}
+            posterior, _ = self._compiled(posteriors, setting, None, draw, fit.params, data, None)
+            found.append(jax.block_until_ready(posterior))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     def _compiled(self, quantity: Quantity, setting: Setting, *arrays: Any) -> Any:
         """Run a program of this snapshot, which is traced when it is first run with arrays of some shapes."""

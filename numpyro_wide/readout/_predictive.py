@@ -49,6 +49,8 @@ class ReadoutPredictive:
             lost in rounding: "raise" an error that names them, or "drop" them with a warning that does. Results then
             have as many draws as are left, and are biased towards weights that float32 is enough for. Under ``jit``,
             where nothing is known, "raise" passes NaN on, and "drop" is refused.
+        progress_bar: whether to show a bar while features are summed over by blocks of rows. That is done once, at the
+            first call, for all draws whose d × d matrices are within a gigabyte; predictions read no row again.
 
     Raises:
         TypeError: if the model is no wrapped one, the draws not a dictionary, ``model_args`` not a tuple, or not what
@@ -82,6 +84,7 @@ class ReadoutPredictive:
         params: dict[str, Any] | None = None,
         batch_size: int | None = None,
         on_nonfinite: str = "raise",
+        progress_bar: bool = False,
     ):
         check_wrapped(
             model, "predict from others, such as one that uses ReprioriseReadout itself, with numpyro's Predictive"
@@ -100,7 +103,7 @@ class ReadoutPredictive:
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
         self._fit = Fit(model, draws, tuple(model_args), dict(model_kwargs or {}), dict(params or {}))
         self._quantities = INTEGRATED if self._fit.is_integrated else THROUGH_WEIGHTS
-        self._run = PredictionRuns(self._fit, self.batch_size)
+        self._run = PredictionRuns(self._fit, self.batch_size, self._quantities.posteriors, progress_bar)
 
     @property
     def model(self) -> ReadoutModel:
@@ -251,6 +254,32 @@ class ReadoutPredictive:
             RuntimeWarning: if draws are dropped whose means or covariances are not finite.
         """
         return self._log_average(self._quantities.joint_log_densities, (args, kwargs))[0]
+
+    def log_evidence(self) -> Array:
+        r"""Return the log evidence of the fit's observations at each draw of the other sites.
+
+        $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`). It is the weight of draws
+        from the prior; its differences between draws are nats.
+
+        Returns:
+            Log evidences, (draws,).
+
+        Raises:
+            ValueError: if the readout is not integrated out: the model's likelihood is not Normal.
+            FloatingPointError: if one is not finite.
+
+        Warns:
+            RuntimeWarning: if such draws are dropped.
+        """
+        quantity = self._quantities.log_evidences
+        if quantity is None:
+            raise ValueError(
+                "the readout is not integrated out of this model, whose likelihood is not Normal, so that its evidence "
+                "is not known; estimate it with numpyro_wide.model_evidence."
+            )
+        found, is_finite = self._run(quantity, None)
+        kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
+        return found if kept is None else found[kept]
 
     def _log_average(self, quantity: Quantity, test: tuple[tuple, dict]) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""

@@ -53,7 +53,7 @@ def weights_at(model: ReadoutModel, values: Draws, fitted_on: tuple[tuple, dict]
 
 
 def _readouts(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: None
 ) -> tuple[Array, Array]:
     fitted_on, *_ = combine(data, setting.rest)
     found = map_in_batches(
@@ -63,7 +63,7 @@ def _readouts(
 
 
 def _predictions(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list
+    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: None
 ) -> tuple[Draws, Array]:
     fitted_on, test = combine(data, setting.rest)
     observed = setting.names.observed
@@ -111,6 +111,7 @@ def _averaged(
     draws: Draws,
     params: dict,
     data: list,
+    solved: None,
 ) -> tuple[Array, Array]:
     fitted_on, test = combine(data, setting.rest)
 
@@ -146,5 +147,7 @@ THROUGH_WEIGHTS = Quantities(
     predictions=Quantity("predictions", _predictions),
     log_densities=Quantity("predictions", partial(_averaged, _log_densities), is_average=True),
     joint_log_densities=Quantity("predictions", partial(_averaged, _joint_log_density), is_average=True),
+    log_evidences=None,
+    posteriors=None,
     is_integrated=False,
 )

@@ -21,6 +21,8 @@ _SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5
 _B_STD, _NOISE = 0.5, 0.3  # medians a priori, that of the noise in units of the targets' root mean square
 _BOUND = 4.0  # in those standard deviations
 _STEP = 1e-3  # between the gradients whose differences are the curvature
+_BLOCK = 128  # rows of the kernel at a time: its derivative is elementwise, and stays in the cache so
+_TRIED = 15  # steps of each start, of which the best goes on
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
 
@@ -125,7 +127,8 @@ class ScaleProblem:
     def gram(self, scales: dict[str, Any]) -> Any:
         """Return the limit's kernel of the inputs with themselves, (n, n)."""
         if self.network is None:
-            return fcn_kernel(self.depth, self.activation, **scales)(self.inputs)[0]
+            blocked = fcn_kernel(self.depth, self.activation, **scales, block_size=_BLOCK)
+            return blocked(self.inputs)[0]
         return kernel(self.network.clone(**scales))(self.inputs)[0]
 
     def split(self, vector: Any) -> dict[str, Any]:
@@ -174,9 +177,12 @@ class ScaleProblem:
         size = len(self.spreads)
         starts = [np.zeros(size), *(0.7 * self.spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
         some = replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
-        best = min((some._descend(start, 60) for start in starts), key=lambda result: result.fun)
-        if len(rows) < len(self.inputs):
-            best = self._descend(best.x, 40)
+        begun = min((some._descend(start, _TRIED) for start in starts), key=lambda result: result.fun)
+        best = some._descend(begun.x, 60)
+        if len(rows) < len(self.inputs) and best.fun < _NOT_FINITE:
+            values, vectors = some._curvature(best.x)
+            # All rows know their scales as much better as they are more.
+            best = self._descend_scaled(best.x, vectors / np.sqrt(values * len(self.inputs) / len(rows)))
         if not best.fun < _NOT_FINITE:
             name = activation_name(self.activation)
             raise ValueError(
@@ -191,6 +197,32 @@ class ScaleProblem:
         bounds = [(-_BOUND * spread, _BOUND * spread) for spread in self.spreads]
         options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
         return minimize(self._objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+
+    def _descend_scaled(self, start: np.ndarray, directions: np.ndarray) -> Any:
+        """Descend in coordinates, along the columns of ``directions``, in which the curvature is about one.
+
+        From scales of some of the rows a few steps are then left, where those along the axes would be dozens.
+        """
+        from scipy.optimize import minimize  # which NumPyro has not loaded
+
+        bounds = _BOUND * self.spreads
+        start = np.clip(start, -bounds, bounds)
+
+        def inside(steps: np.ndarray) -> np.ndarray:
+            return np.clip(start + directions @ steps, -bounds, bounds)  # constraints hold but for rounding
+
+        def objective(steps: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self._objective(inside(steps))
+            return value, directions.T @ gradient
+
+        edges = np.concatenate([-directions, directions])
+        room = np.concatenate([bounds - start, bounds + start])
+        constraint = {"type": "ineq", "fun": lambda steps: room + edges @ steps, "jac": lambda _: edges}
+        options = {"maxiter": 40, "ftol": 1e-3}
+        zero = np.zeros(len(start))
+        found = minimize(objective, zero, jac=True, method="SLSQP", constraints=[constraint], options=options)
+        found.x = inside(found.x)
+        return found
 
     def _curvature(self, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""

@@ -18,8 +18,8 @@ WORKER = Path(__file__).with_name("sharding_worker.py")
 WIDTH, NUM_ROWS = 12, 64
 
 
-def start(num_devices, *arguments):
-    command = [sys.executable, "-W", "ignore", str(WORKER), *map(str, arguments)]
+def start(num_devices, *arguments, worker=WORKER):
+    command = [sys.executable, "-W", "ignore", str(worker), *map(str, arguments)]
     settings = {
         "PYTHONPATH": str(WORKER.parents[2]),
         "OPENBLAS_NUM_THREADS": "1",
@@ -31,6 +31,12 @@ def start(num_devices, *arguments):
     return subprocess.Popen(
         command, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def results(*processes):
@@ -84,9 +90,7 @@ def test_every_kernel_steps_on_eight_devices_as_on_one(on_eight):
 
 @pytest.mark.slow
 def test_two_processes_give_what_one_gives(on_eight):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     single = on_eight["single"]
     for found in results(*[start(1, process, 2, port) for process in range(2)]):
         assert found["num_devices"] == 2
