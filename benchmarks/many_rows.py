@@ -1,12 +1,18 @@
-"""Many rows: a gradient by blocks beside all rows at once, and draws of the limit beside histogram boosting.
+"""Many rows: a gradient by blocks beside all rows at once, and random features beside histogram boosting.
 
 The function is Friedman's first with eight inputs, scaled to about unit variance, and the noise is 0.1: both known, so
-that errors are those of the function and coverage is that of its true values.
+that errors are those of the function and coverage is that of its true values. Seconds are those of the processor, over
+all threads, compilation included.
 
-python -m benchmarks many_rows               (some minutes)
+python -m benchmarks many_rows                               (gradients; random features at 10,000 and 100,000 rows)
+python -m benchmarks.many_rows --rows 1000000                (random features at as many rows: an hour of a busy core)
+python -m benchmarks.many_rows --uci FOLDER --sets protein bike    (tables of a folder, as datasets.uci reads them)
 """
 
+import argparse
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +20,12 @@ import numpy as np
 from numpyro.infer.util import log_density
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from numpyro_wide import ReadoutPredictive, collapse_readout, wide_limit_draws
+from numpyro_wide import collapse_readout, fit_random_features, set_blas_threads
+from numpyro_wide.datasets import Standardiser, uci
+from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.nn import FCN, bnn
 
-NUM_INPUTS, WIDTH, NOISE, NUM_DRAWS, BLOCK_SIZE, NUM_TEST = 8, 256, 0.1, 8, 4096, 2000
+NUM_INPUTS, WIDTH, NOISE, BLOCK_SIZE, NUM_TEST = 8, 256, 0.1, 4096, 2000
 NETWORK = FCN(depth=1, width=WIDTH, activation="erf", w_std=1.5, b_std=1.0)
 
 
@@ -60,39 +68,88 @@ def gradient(num_rows: int, block_size: int | None) -> tuple[float, float]:
     return min(seconds), compiled.memory_analysis().temp_size_in_bytes / 1e6
 
 
-def limit(num_rows: int) -> tuple[float, float, float]:
-    """Return seconds of draws and predictions, compilation included, error of the function, and 90 % coverage."""
-    (x, y), (x_new, _) = data(num_rows), data(NUM_TEST, seed=1)
-    start = time.perf_counter()
-    model = collapsed(BLOCK_SIZE)
-    draws = wide_limit_draws(jax.random.key(0), model, NUM_DRAWS, x, y)
-    found = ReadoutPredictive(model, draws, (x, y))(jax.random.key(1), x_new)
-    mean = np.asarray(found["mean"]).mean(0)
-    seconds = time.perf_counter() - start
-    spread = np.sqrt(np.asarray(found["variance"]).mean(0) + np.asarray(found["mean"]).var(0))
+def clocked(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return seconds of the processor that a call takes, and what it returns."""
+    start = time.process_time()
+    found = call()
+    return time.process_time() - start, found
+
+
+def friedman_row(num_rows: int) -> str:
+    """Return a row of the table: seconds, error of the function, coverages and log density beside boosting's error."""
+    (x, y), (x_new, y_new) = data(num_rows), data(NUM_TEST, seed=1)
+    seconds, found = clocked(lambda: fit_random_features(x, y))
+    mean, variance = found.predict(x_new)
     error = mean - truth(x_new)
-    return seconds, float(np.sqrt(np.mean(error**2))), float(np.mean(np.abs(error) < 1.645 * spread))
+    by_function = float(np.mean(np.abs(error) < 1.645 * np.sqrt(variance)))
+    scores = regression_scores(y_new, mean[None], variance[None] + found.fit.noise_scale**2)
+    rival, boosting = clocked(lambda: HistGradientBoostingRegressor(random_state=0).fit(x, y))
+    cells = (
+        f"{num_rows:,}",
+        f"{seconds:.0f}",
+        f"{np.sqrt(np.mean(error**2)):.4f}",
+        f"{by_function:.2f}",
+        f"{scores['coverage_90']:.2f}",
+        f"{found.log_density(x_new, y_new).mean():.3f}",
+        f"{rival:.1f}",
+        f"{np.sqrt(np.mean((boosting.predict(x_new) - truth(x_new)) ** 2)):.4f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
-def boosting(num_rows: int) -> tuple[float, float]:
-    """Return seconds of scikit-learn's histogram boosting at its defaults, and the error of its function."""
-    (x, y), (x_new, _) = data(num_rows), data(NUM_TEST, seed=1)
-    start = time.perf_counter()
-    mean = HistGradientBoostingRegressor(random_state=0).fit(x, y).predict(x_new)
-    seconds = time.perf_counter() - start
-    return seconds, float(np.sqrt(np.mean((mean - truth(x_new)) ** 2)))
+def uci_row(folder: str, name: str) -> str:
+    """Return a row of the table of real sets, first split, in the units of their targets."""
+    train, test = uci(folder, name)
+    by_column, by_target = Standardiser.fit(train.inputs), Standardiser.fit(train.targets)
+    x, x_new, y = by_column(train.inputs), by_column(test.inputs), by_target(train.targets)
+    seconds, found = clocked(lambda: fit_random_features(x, y))
+    mean, variance = found.predict(x_new, with_noise=True)
+    scores = regression_scores(by_target(test.targets), mean[None], variance[None], scale=by_target.scale)
+    density = found.log_density(x_new, by_target(test.targets)).mean() - np.log(by_target.scale)
+    rival, boosting = clocked(lambda: HistGradientBoostingRegressor(random_state=0).fit(train.inputs, train.targets))
+    error = float(np.sqrt(np.mean((boosting.predict(test.inputs) - test.targets) ** 2)))
+    architecture = f"{found.fit.activation}, noise {found.fit.noise_scale:.2g}"
+    cells = (name, f"{len(y):,}", architecture, f"{seconds:.0f}", f"{scores['rmse']:.3f}", f"{density:.3f}")
+    cells += (f"{scores['coverage_90']:.2f}", f"{rival:.1f}", f"{error:.3f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def friedman_table(sizes: list[int]) -> None:
+    """Print the table of the made function."""
+    print("\n## 16 draws of 512 random features, scales of 1000 rows, beside histogram boosting at its defaults\n")
+    print("| rows | seconds | error | 90 % of function | 90 % of rows | log density | boosting (s) | its error |")
+    print("|---|---|---|---|---|---|---|---|")
+    for num_rows in sizes:
+        print(friedman_row(num_rows), flush=True)
+
+
+def uci_table(folder: str, names: list[str]) -> None:
+    """Print the table of real sets."""
+    print("\n## The same on real tables, first split, in the targets' units\n")
+    print("| set | rows | chosen | seconds | RMSE | log density | 90 % of rows | boosting (s) | its RMSE |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in names:
+        print(uci_row(folder, name), flush=True)
 
 
 def tables() -> None:
-    """Print both tables."""
+    """Print the tables of gradients and of the made function."""
     print(f"\n## One gradient of a collapsed network, {NUM_INPUTS} inputs, {WIDTH} units, float32\n")
     print("| rows | rows at a time | seconds | temporaries (MB) |\n|---|---|---|---|")
     for num_rows, block_size in ((10_000, None), (10_000, BLOCK_SIZE), (100_000, None), (100_000, BLOCK_SIZE)):
         print("| {:,} | {} | {:.2f} | {:.0f} |".format(num_rows, block_size or "all", *gradient(num_rows, block_size)))
     print("| {:,} | {} | {:.2f} | {:.0f} |".format(1_000_000, BLOCK_SIZE, *gradient(1_000_000, BLOCK_SIZE)))
-    print(f"\n## {NUM_DRAWS} draws of the limit, scales not fitted, beside histogram boosting at its defaults\n")
-    print("| rows | draws and predictions (s) | error | coverage of 90 % | boosting (s) | its error |")
-    print("|---|---|---|---|---|---|")
-    for num_rows in (10_000, 100_000):
-        cells = (*limit(num_rows), *boosting(num_rows))
-        print("| {:,} | {:.0f} | {:.3f} | {:.2f} | {:.1f} | {:.3f} |".format(num_rows, *cells), flush=True)
+    friedman_table([10_000, 100_000])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", default=[], help="numbers of rows of the made function")
+    parser.add_argument("--uci", help="folder of the real sets")
+    parser.add_argument("--sets", nargs="*", default=["bike", "protein"], help="their names")
+    options = parser.parse_args()
+    with set_blas_threads(1):
+        if options.rows:
+            friedman_table(options.rows)
+        if options.uci:
+            uci_table(options.uci, options.sets)

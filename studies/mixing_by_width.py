@@ -1,8 +1,9 @@
 """The mixing of every kernel, by width and by number of images, in three sets of coordinates (Hron 2022, Figure 7).
 
 Each cell of the study is one chain: a kernel on the plain, the repriorised or the collapsed form of a network with one
-hidden layer, at one width, number of images and regulariser. Its row is written to mixing_by_width.csv as soon as it is
-done, so that a study that was interrupted goes on where it stopped; delete the file to start again.
+hidden layer, at one width, number of images and regulariser. Effective draws are those of the hidden weights. Its row
+is written to mixing_by_width.csv as soon as it is done, so that a study that was interrupted goes on where it stopped;
+delete the file to start again.
 
     python studies/mixing_by_width.py --quick
     python studies/mixing_by_width.py --cifar10 path/to/cifar-10-batches-py

@@ -104,6 +104,50 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "linear_gaussian/test_blocks_of_rows.py::test_value_and_gradient_of_the_dense_form",
         ),
     ],
+    "linear_gaussian/_blocked_problem.py": [
+        (
+            "blocks: the readout's covariance without the noise",
+            "jnp.sqrt(variance)[:, None, None] * sums.inverse",
+            "sums.inverse",
+            "linear_gaussian/test_blocks_of_rows.py::test_posterior_of_the_normal_equations",
+        ),
+        (
+            "blocks: the readout's covariance with its standardised prior",
+            "sums.inverse * scale[None, None]",
+            "sums.inverse",
+            "linear_gaussian/test_blocks_of_rows.py::test_posterior_of_the_normal_equations",
+        ),
+    ],
+    "linear_gaussian/_blocked_posterior.py": [
+        (
+            "blocks: draws of the readout by the root's transpose",
+            "return self.root[0].T @ columns",
+            "return self.root[0] @ columns",
+            "linear_gaussian/test_blocks_of_rows.py::test_posterior_of_the_normal_equations",
+        ),
+    ],
+    "random_features.py": [
+        (
+            "random features: variance of the mixture without that of its means",
+            "variance + (mean - center) ** 2",
+            "variance",
+            "test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
+        ),
+        (
+            "random features: log density of equal weights, whatever they are",
+            "logsumexp(by_row, axis=0, b=self.weights[:, None])",
+            "logsumexp(by_row, axis=0) - np.log(len(mean))",
+            "test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
+        ),
+    ],
+    "machine.py": [
+        (
+            "chains by rows: each process has some of the chains and all rows",
+            ".reshape(-1, num_chains).T",
+            ".reshape(num_chains, -1)",
+            "machine/test_chains_by_rows.py::test_two_processes_of_four_devices_draw_the_same",
+        ),
+    ],
     "linear_gaussian/_roots.py": [
         (
             "evidence: no step of refinement",
@@ -323,8 +367,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "ReadoutPredictive: prior mean of the readout dropped",
-            "return fit.prior_loc + problem.draw(",
-            "return problem.draw(",
+            "return fit.prior_loc + readout.draw(",
+            "return readout.draw(",
             "readout/test_predictive.py::test_draws_have_the_exact_moments",
         ),
         (
@@ -387,6 +431,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "readout/_prediction_runs.py": [
+        (
+            "sums over rows: not kept",
+            "<= _MOST_KEPT",
+            "< 0",
+            "test_random_features.py::test_rows_are_summed_over_once",
+        ),
         (
             "inputs with other columns than the fit's explained by flax",
             "except Exception as error:",
@@ -489,6 +539,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "wide_limit/_scale_search.py": [
+        (
+            "wide_limit.fit: all rows descend along the axes",
+            "vectors / np.sqrt(values * len(self.inputs) / len(rows))",
+            "np.eye(len(values))",
+            "wide_limit/test_evidence_fit.py::test_few_steps_are_left_for_all_rows",
+        ),
         (
             "wide_limit.fit: gradient of the evidence scaled",
             "stop_gradient(0.5 * (alpha",
@@ -734,6 +790,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "mcmc/_kernel.py": [
+        (
+            "chains by rows: all chains on every device",
+            "out_shardings=place",
+            "out_shardings=None",
+            "machine/test_chains_by_rows.py::test_four_chains_of_two_shares_draw_what_one_device_draws",
+        ),
         (
             "all kernels: nothing recomputed when a neighbouring block of `Gibbs` has moved",
             "return state._replace(potential_energy=point.potential_energy, z_grad=point.z_grad)",

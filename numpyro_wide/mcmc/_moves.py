@@ -48,7 +48,7 @@ class Fault(NamedTuple):
     Attributes:
         is_found: whether a chain has it, by chain.
         of_one, of_many: what the chain does, and what chains do.
-        count: number of draws by chain that tell of it.
+        tally: number of draws by chain that tell of it.
         of_draws: what these draws did.
         advice: what it means, and what to do.
     """
@@ -56,7 +56,7 @@ class Fault(NamedTuple):
     is_found: np.ndarray
     of_one: str
     of_many: str
-    count: np.ndarray
+    tally: np.ndarray
     of_draws: str
     advice: str
 
@@ -134,7 +134,7 @@ class Moves:
         if is_found.size > 1:
             which = f"{is_found.sum()} of {is_found.size} chains {fault.of_many}"
         return (
-            f"{which}: {fault.count[worst]} of {draws[worst]} draws {fault.of_draws}, "
+            f"{which}: {fault.tally[worst]} of {draws[worst]} draws {fault.of_draws}, "
             f"step size {step_size:.1e}, which began at {first:.1e}"
         )
 

@@ -39,6 +39,33 @@ def test_value_and_gradient_of_the_dense_form(kind):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10), expected, found)
 
 
+@pytest.mark.parametrize("kind", NOISES)
+def test_posterior_of_the_normal_equations(kind):
+    noise, num_outputs = NOISES[kind]
+    x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
+    phi, new = RNG.normal(size=(10, num_outputs)), RNG.normal(size=(5, 10))
+    with jax.enable_x64(True):
+        features = RowFeatures.of(lambda rows: network(jnp.asarray(weights), rows), jnp.asarray(x), 16)
+        problem = BlockedProblem.of(features, y, noise, 0.7)
+        found = problem.posterior()
+        mean, variance, draw = found.predict(jnp.asarray(new), phi)
+        joint_mean, joint = found.predict_jointly(jnp.asarray(new))
+        np.testing.assert_allclose(found.log_evidence, problem.log_evidence(), rtol=1e-12)
+        readout = np.asarray(found.draw(phi))
+        np.testing.assert_allclose(draw, new @ readout, rtol=1e-10)
+        np.testing.assert_allclose(joint_mean, mean, rtol=1e-10)
+    dense, noise = np.tanh(x @ weights) / np.sqrt(10), np.broadcast_to(noise, y.shape)
+    for output in range(num_outputs):
+        precision = dense.T / noise[:, output] ** 2
+        covariance = np.linalg.inv(precision @ dense + np.eye(10) / 0.7**2)
+        np.testing.assert_allclose(mean[:, output], new @ covariance @ precision @ y[:, output], rtol=1e-8)
+        of_new, share = new @ covariance @ new.T, min(output, len(joint) - 1)
+        np.testing.assert_allclose(joint[share], of_new, rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(variance[:, output], np.diagonal(of_new), rtol=1e-8)
+        root, center = np.asarray(found.root[share]), np.asarray(found.mean[:, output])
+        np.testing.assert_allclose(readout[:, output] - center, root.T @ phi[:, output], rtol=1e-8, atol=1e-12)
+
+
 def test_chains_are_vectorised():
     x, y = RNG.normal(size=(40, 3)).astype("f"), RNG.normal(size=40).astype("f")
     chains = jnp.asarray(RNG.normal(size=(2, 3, 10)), "float32")

@@ -10,6 +10,7 @@ from numpyro.handlers import seed, trace
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel, gp_log_evidence
+from numpyro_wide.wide_limit._scale_search import ScaleProblem
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
@@ -236,3 +237,19 @@ def test_an_evidence_that_cannot_be_had_is_minus_infinity_under_jit():
     kernel = jnp.array([[1.0, 2.0], [2.0, 1.0]])
     with jax.debug_nans(False):
         assert jax.jit(gp_log_evidence)(kernel, jnp.ones(2), 0.1) == -np.inf
+
+
+def test_few_steps_are_left_for_all_rows(monkeypatch):
+    """Scales of some of the rows, and how well these know them, are where all rows begin."""
+    rng, evaluations = np.random.default_rng(1), []
+    x = rng.normal(size=(240, 3))
+    y = np.sin(2 * x[:, 0]) + 0.3 * x[:, 1] + 0.1 * rng.normal(size=240)
+    original = ScaleProblem._objective
+    count = lambda problem, logarithms: evaluations.append(len(problem.inputs)) or original(problem, logarithms)  # noqa: E731
+    monkeypatch.setattr(ScaleProblem, "_objective", count)
+    few = wide_limit.fit(x, y, input_scale=True, num_rows=80)
+    num_all = evaluations.count(240)
+    whole = wide_limit.fit(x, y, input_scale=True, num_rows=240)
+    # One for each of the seven scales, and one, are the curvature at the end.
+    assert num_all - 8 <= 12
+    np.testing.assert_allclose(few.table[0]["log_marginal"], whole.table[0]["log_marginal"], atol=0.1)
