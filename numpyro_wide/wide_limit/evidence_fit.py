@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +41,7 @@ class _Data(NamedTuple):
     @classmethod
     def of(cls, y: ArrayLike, num_rows: int, likelihood: str, given: dict[str, Any], offset: ArrayLike) -> "_Data":
         """Check targets and what is known of their likelihood."""
-        check_one_of("likelihood", likelihood, Name.__args__)
+        check_one_of("likelihood", likelihood, get_args(Name))
         check_finite("y", y)
         targets = np.array(y, float)
         check_targets(jnp.asarray(targets), num_rows)
@@ -178,7 +178,7 @@ def fit(
         raise ValueError("there is no architecture to fit; give at least one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
-    by_noise = {"size": data.size, "has_noise": likelihood == "normal"}
+    by_noise: dict[str, Any] = {"size": data.size, "has_noise": likelihood == "normal"}
     with double_precision():
         if networks:
             pairs = itertools.product(networks, by_column)
