@@ -541,7 +541,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "wide_limit/_scale_search.py": [
         (
             "wide_limit.fit: all rows descend along the axes",
-            "vectors / np.sqrt(values * len(self.inputs) / len(rows))",
+            "vectors * np.sqrt(share / values)",
             "np.eye(len(values))",
             "wide_limit/test_evidence_fit.py::test_few_steps_are_left_for_all_rows",
         ),

@@ -10,7 +10,7 @@ from numpyro.handlers import seed, trace
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel, gp_log_evidence
-from numpyro_wide.wide_limit._scale_search import ScaleProblem
+from numpyro_wide.wide_limit._objectives import Evidence
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
@@ -244,9 +244,9 @@ def test_few_steps_are_left_for_all_rows(monkeypatch):
     rng, evaluations = np.random.default_rng(1), []
     x = rng.normal(size=(240, 3))
     y = np.sin(2 * x[:, 0]) + 0.3 * x[:, 1] + 0.1 * rng.normal(size=240)
-    original = ScaleProblem._objective
-    count = lambda problem, logarithms: evaluations.append(len(problem.inputs)) or original(problem, logarithms)  # noqa: E731
-    monkeypatch.setattr(ScaleProblem, "_objective", count)
+    original = Evidence.__call__
+    count = lambda of, logarithms: evaluations.append(len(of.targets)) or original(of, logarithms)  # noqa: E731
+    monkeypatch.setattr(Evidence, "__call__", count)
     few = wide_limit.fit(x, y, input_scale=True, num_rows=80)
     num_all = evaluations.count(240)
     whole = wide_limit.fit(x, y, input_scale=True, num_rows=240)
