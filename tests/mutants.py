@@ -1234,8 +1234,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "kernels: nothing said of chains that stand still",
-            "STILL = 0.02",
-            "STILL = -1.0",
+            "STILL, HARDLY, BROKEN_OFF = 0.02,",
+            "STILL, HARDLY, BROKEN_OFF = -1.0,",
             "mcmc/test_moves.py::test_a_run_that_stands_still_says_so_once",
         ),
     ],

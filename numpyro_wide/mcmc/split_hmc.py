@@ -46,8 +46,9 @@ class SplitHMC(MetropolisKernel):
     is independent in everything, $1 / N$ a gradient. What the data inform, the mean function, forgets itself earlier:
     of it frequent draws have $f$ effective ones a gradient, 0.05 to 0.08 measured, and of the weights a share $c$ of
     $1 / N$, about a half, since rejections turn the velocity round. The criterion is the geometric mean of the two.
-    That of parts, $\sqrt{f c / N}$, is the larger one if $N > 1 / (f c)$, from about 24 rotations on. Draws then cost a
-    tenth, and more of them are needed. Who wants the weights alone, or can store few draws, takes ``persistence=0.0``.
+    That of parts, $\sqrt{f c / N}$, is the larger one if $N > 1 / (f c)$, which is 25 to 40: below, trajectories stay
+    whole. Draws then cost a tenth, and more of them are needed. Who wants the weights alone, or can store few draws,
+    takes ``persistence=0.0``.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
