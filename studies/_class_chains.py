@@ -27,7 +27,6 @@ from numpyro_wide.wide_limit import fcn_kernel
 
 NUM_CHAINS = 2
 STRETCH = 25  # draws that are compiled as one
-SHORT = {"num_steps": 4, "persistence": 0.9}
 NAMES = {"readout": "readout", "features": "features"}
 
 
@@ -108,14 +107,14 @@ def probabilities(function):
 
 
 def _kernel(form, model):
-    """Return a kernel, and how many of its steps make a draw, about as dear for all but NUTS."""
+    """Return a kernel, and how many of its steps make a draw."""
     if form == "whole trajectories":
         return SplitHMC(model), 1
     if form == "microcanonical":
         return MicrocanonicalLangevin(model, adjusted=False), 8
     if form == "NUTS":
         return NUTS(model), 1
-    return SplitHMC(model, **SHORT), 4
+    return SplitHMC(model, persistence="auto"), 4
 
 
 def of_network(table, architecture, form, options):
@@ -130,10 +129,9 @@ def of_network(table, architecture, form, options):
         model = repriorise(plain, **NAMES, targets="labels", surrogate=fitted)
     kernel, thinning = _kernel(form, model)
     function = site_function(plain, "function", table.x_test)
-    to_sites = (lambda: kernel.postprocess_fn((table.x, table.labels), {})) if form == "surrogate" else lambda: _same
 
     def predict(draw):
-        sites = to_sites()(draw)
+        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if form == "surrogate" else draw
         found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
         return found, probabilities(found)
 
@@ -158,26 +156,23 @@ def of_codes(table, architecture, options):
         return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
 
     model = collapse_readout(plain, **NAMES, observed="codes")
-    return _run(SplitHMC(model, **SHORT), (table.x, codes), predict, 1, options, start)
-
-
-def _same(draw):
-    return draw
+    return _run(SplitHMC(model, persistence="auto"), (table.x, codes), predict, 1, options, start)
 
 
 def _run(kernel, args, predict, thinning, options, start):
+    """Run the chains: probabilities averaged over their draws, and what they cost."""
     args = tuple(map(jnp.asarray, args))
     num_warm, num_kept = (-(-count // STRETCH) for count in (options.num_warmup, options.num_samples))
     state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), num_warm * STRETCH * thinning, None, args, {})
-    stretch, found, gradients = stretch_of(kernel, args, STRETCH, thinning), [], 0
+    stretch, predicted = stretch_of(kernel, args, STRETCH, thinning), jax.jit(partial(jax.lax.map, jax.vmap(predict)))
+    found, gradients, seconds = [], 0, 0.0
     for i in range(num_warm + num_kept):
-        if i == num_warm:
-            sampling = time.process_time()
+        before = time.process_time()
         state, (positions, (costs, _)) = jax.block_until_ready(stretch(state))
         if i >= num_warm:
+            seconds += time.process_time() - before
             gradients += int(np.sum(costs))
-            found.append(jax.jit(partial(jax.lax.map, jax.vmap(predict)))(positions))
-    seconds = time.process_time() - sampling
+            found.append(predicted(positions))
     function, probs = (np.concatenate(parts).swapaxes(0, 1) for parts in zip(*found, strict=True))
     ess = _chains.bulk_ess(np.asarray(project({"function": function}, jax.random.key(2))))
     moves = probs.std(axis=(0, 1)) > 1e-6  # what is as good as certain in all draws has no R-hat

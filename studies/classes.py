@@ -29,10 +29,10 @@ from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.plots import plot_reliability
 
 RIVALS = ("logistic regression", "MLPs", "GP")
-FORMS = ("short trajectories", "whole trajectories", "surrogate", "microcanonical", "NUTS", "cold")
+FORMS = ("persistent", "whole trajectories", "surrogate", "microcanonical", "NUTS", "cold")
 MODELS = (*RIVALS, "limit", *(f"network, {form}" for form in FORMS), "network, one-hot codes")
-DEFAULT = (*RIVALS, "limit", "network, short trajectories", "network, cold", "network, one-hot codes")
-DRAWN = ("MLPs", "GP", "limit", "network, short trajectories")
+DEFAULT = (*RIVALS, "limit", "network, persistent", "network, cold", "network, one-hot codes")
+DRAWN = ("MLPs", "GP", "limit", "network, persistent")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
 
 
@@ -151,8 +151,8 @@ if __name__ == "__main__":
             models=several | {"default": DEFAULT, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
             most_rows=(_class_data.MOST_ROWS, "to learn from; twice as many of Fashion-MNIST"),
             width=128,
-            num_warmup=(500, "draws of each of two chains"),
-            num_samples=(1000, "draws of each of two chains"),
+            num_warmup=(100, "draws of each of two chains"),
+            num_samples=(300, "draws of each of two chains"),
             power=(2.0, "of the likelihood of the cold posterior"),
         )
     )
