@@ -1,6 +1,7 @@
 """Chains of finite networks of classes: as they are, repriorised, on one-hot codes; and what their draws cost."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +29,43 @@ from numpyro_wide.wide_limit import fcn_kernel
 NUM_CHAINS = 2
 STRETCH = 25  # draws that are compiled as one
 NAMES = {"readout": "readout", "features": "features"}
+
+
+class Way(NamedTuple):
+    """A way to sample.
+
+    Attributes:
+        kernel: function from a model to a kernel.
+        thinning: number of its steps that make a draw.
+        warmup: share of the option's draws of warmup that it takes: whole trajectories are dear.
+        has_surrogate: whether the readout is repriorised with a fitted surrogate.
+        is_cold: whether the likelihood is taken to a power.
+    """
+
+    kernel: Callable
+    thinning: int
+    warmup: float = 1.0
+    has_surrogate: bool = False
+    is_cold: bool = False
+
+
+def _microcanonical(model):
+    return MicrocanonicalLangevin(model, adjusted=False)
+
+
+def _persistent(model):
+    return SplitHMC(model, persistence="auto")
+
+
+WAYS = {
+    "microcanonical": Way(_microcanonical, 10),
+    "cold": Way(_microcanonical, 10, is_cold=True),
+    "persistent": Way(_persistent, 4, 0.2),
+    "surrogate": Way(_persistent, 4, 0.2, has_surrogate=True),
+    "whole trajectories": Way(SplitHMC, 1, 0.2),
+    "NUTS": Way(NUTS, 1, 0.2),
+}
+CODES = Way(_persistent, 1, 0.2)
 
 
 class Architecture(NamedTuple):
@@ -106,36 +144,28 @@ def probabilities(function):
     return jax.nn.softmax(function @ class_contrasts(function.shape[-1] + 1).T)
 
 
-def _kernel(form, model):
-    """Return a kernel, and how many of its steps make a draw."""
-    if form == "whole trajectories":
-        return SplitHMC(model), 1
-    if form == "microcanonical":
-        return MicrocanonicalLangevin(model, adjusted=False), 8
-    if form == "NUTS":
-        return NUTS(model), 1
-    return SplitHMC(model, persistence="auto"), 4
-
-
-def of_network(table, architecture, form, options):
-    """Sample the network in a form: probabilities of the test rows, (n, classes), and the cost."""
+def of_network(table, architecture, way, options):
+    """Sample the network in a way: probabilities of the test rows, (n, classes), and the cost."""
     start = time.process_time()
     sizes = {"architecture": architecture, "width": options.width, "num_classes": table.num_classes}
-    plain = model = partial(network, **sizes, power=options.power if form == "cold" else 1.0)
-    if form == "surrogate":
-        kinds = ("bernoulli", {}) if table.num_classes == 2 else ("categorical", {"num_classes": table.num_classes})
-        contrasts = {"contrasts": True} if table.num_classes > 2 else {}
-        fitted = fitted_surrogate(table.labels, kinds[0], architecture.kernel(table.x), **kinds[1], **contrasts)
-        model = repriorise(plain, **NAMES, targets="labels", surrogate=fitted)
-    kernel, thinning = _kernel(form, model)
-    function = site_function(plain, "function", table.x_test)
+    plain = model = partial(network, **sizes, power=options.power if way.is_cold else 1.0)
+    if way.has_surrogate:
+        model = repriorise(plain, **NAMES, targets="labels", surrogate=_surrogate(table, architecture))
+    kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
 
     def predict(draw):
-        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if form == "surrogate" else draw
+        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.has_surrogate else draw
         found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
         return found, probabilities(found)
 
-    return _run(kernel, (table.x, table.labels), predict, thinning, options, start)
+    return _run(kernel, (table.x, table.labels), predict, way, options, start)
+
+
+def _surrogate(table, architecture):
+    kernel = architecture.kernel(table.x)
+    if table.num_classes == 2:
+        return fitted_surrogate(table.labels, "bernoulli", kernel)
+    return fitted_surrogate(table.labels, "categorical", kernel, num_classes=table.num_classes, contrasts=True)
 
 
 def of_codes(table, architecture, options):
@@ -156,15 +186,18 @@ def of_codes(table, architecture, options):
         return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
 
     model = collapse_readout(plain, **NAMES, observed="codes")
-    return _run(SplitHMC(model, persistence="auto"), (table.x, codes), predict, 1, options, start)
+    return _run(CODES.kernel(model), (table.x, codes), predict, CODES, options, start)
 
 
-def _run(kernel, args, predict, thinning, options, start):
+def _run(kernel, args, predict, way, options, start):
     """Run the chains: probabilities averaged over their draws, and what they cost."""
     args = tuple(map(jnp.asarray, args))
-    num_warm, num_kept = (-(-count // STRETCH) for count in (options.num_warmup, options.num_samples))
-    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), num_warm * STRETCH * thinning, None, args, {})
-    stretch, predicted = stretch_of(kernel, args, STRETCH, thinning), jax.jit(partial(jax.lax.map, jax.vmap(predict)))
+    counts = way.warmup * options.num_warmup, options.num_samples
+    num_warm, num_kept = (max(1, round(count / STRETCH)) for count in counts)
+    num_steps = num_warm * STRETCH * way.thinning
+    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), num_steps, None, args, {})
+    stretch = stretch_of(kernel, args, STRETCH, way.thinning)
+    predicted = jax.jit(partial(jax.lax.map, jax.vmap(predict)))
     found, gradients, seconds = [], 0, 0.0
     for i in range(num_warm + num_kept):
         before = time.process_time()

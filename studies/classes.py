@@ -29,10 +29,9 @@ from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.plots import plot_reliability
 
 RIVALS = ("logistic regression", "MLPs", "GP")
-FORMS = ("persistent", "whole trajectories", "surrogate", "microcanonical", "NUTS", "cold")
-MODELS = (*RIVALS, "limit", *(f"network, {form}" for form in FORMS), "network, one-hot codes")
-DEFAULT = (*RIVALS, "limit", "network, persistent", "network, cold", "network, one-hot codes")
-DRAWN = ("MLPs", "GP", "limit", "network, persistent")
+MODELS = (*RIVALS, "limit", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
+DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold", "network, one-hot codes")
+DRAWN = ("MLPs", "limit", "network, microcanonical", "network, cold")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
 
 
@@ -68,10 +67,10 @@ def predict(name, model, task):
             probs = fit.predict(table.x_test)
             return probs, NO_COST._replace(total=seconds + time.process_time() - start)
         architecture = Architecture(fit.activation, fit.depth, fit.scales)
-        form = model.removeprefix("network, ")
-        if form == "one-hot codes":
+        if model == "network, one-hot codes":
             return _class_chains.of_codes(table, architecture, task.options)
-        return _class_chains.of_network(table, architecture, form, task.options)
+        way = _class_chains.WAYS[model.removeprefix("network, ")]
+        return _class_chains.of_network(table, architecture, way, task.options)
     start = time.process_time()
     if model == "logistic regression":
         probs = _class_rivals.logistic_regression(table.x, table.labels).predict_proba(table.x_test)
@@ -151,8 +150,8 @@ if __name__ == "__main__":
             models=several | {"default": DEFAULT, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
             most_rows=(_class_data.MOST_ROWS, "to learn from; twice as many of Fashion-MNIST"),
             width=128,
-            num_warmup=(100, "draws of each of two chains"),
+            num_warmup=(500, "draws of each of two chains, of ten steps if microcanonical; others take a fifth"),
             num_samples=(300, "draws of each of two chains"),
-            power=(2.0, "of the likelihood of the cold posterior"),
+            power=(10.0, "of the likelihood of the cold posterior"),
         )
     )
