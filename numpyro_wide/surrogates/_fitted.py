@@ -11,21 +11,16 @@ from numpyro.distributions import Distribution
 from numpyro_wide._checks import check_known, whole_number
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout.internal import Surrogate
-from numpyro_wide.surrogates._arguments import broadcast, checked_kernel, checked_observations, checked_parameters
-from numpyro_wide.surrogates._functions import (
-    of_density,
-    of_distribution,
-    of_joint_distribution,
-    takes_function_values_alone,
-)
-from numpyro_wide.surrogates._likelihood import Likelihood
-from numpyro_wide.surrogates._likelihoods import LIKELIHOODS, Categorical, logit_basis
+from numpyro_wide.surrogates._arguments import checked_kernel
+from numpyro_wide.surrogates._functions import FunctionLikelihood
+from numpyro_wide.surrogates._likelihood import NUM_QUADRATURE, Likelihood, Nodes, quadrature
+from numpyro_wide.surrogates._likelihoods import StudentT
+from numpyro_wide.surrogates._observations import Observations
 from numpyro_wide.surrogates._variational import VariationalFit
 
 Name = Literal["bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
-Nodes = tuple[np.ndarray, np.ndarray]
 
-_NUM_QUADRATURE, _NUM_NORMALS = 32, 128
+_NUM_NORMALS = 128
 
 
 def fitted_surrogate(
@@ -91,8 +86,9 @@ def fitted_surrogate(
         offset: what the function values have besides ``features @ readout``, the log of an exposure say; broadcasts
             against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
             to ``features @ readout``, not here.
-        num_nodes: number of nodes of the quadrature where a row has one function value, 32 by default; for a
-            categorical, and where a row has several, number of normal draws, 128 by default.
+        num_nodes: number of nodes of a quadrature where a row has one function value, and of normal draws where it has
+            several. None for 32 nodes or 128 draws of a likelihood given as a function, 32 of Student's t, and
+            closed forms and single integrals of the others.
         seed: seed of the normal draws.
 
     Returns:
@@ -126,74 +122,41 @@ def fitted_surrogate(
     remedy = "call it before, outside of the model too: repriorise(..., surrogate=fitted_surrogate(...))"
     check_known("fitted_surrogate fits once, to numbers", observations, kernel, remedy=remedy)
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
-    parameters = checked_parameters(likelihood, {**given, "df": df, "scale": scale})
-    if contrasts and "num_classes" not in parameters:
-        raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
-    observed = checked_observations(observations, likelihood, parameters)
-    covariance = checked_kernel(kernel, len(observed))
+    given |= {"df": df, "scale": scale}
+    observed = Observations.of(observations, likelihood, given, offset, contrasts)
+    covariance = checked_kernel(kernel, len(observed.values))
     # A sum of w K_ii short of where the map takes the noise for lost in rounding, by what draws of features vary.
     most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
     with double_precision():
-        if "num_classes" in parameters:
-            columns = [_of_classes(observed, likelihood, int(parameters["num_classes"]), contrasts, offset)]
-        else:
-            columns = _of_columns(observed, likelihood, parameters, offset)
-        fits = [VariationalFit(column, covariance, *_nodes(column, num_nodes, seed)).fit(most) for column in columns]
+        fits = [
+            VariationalFit(column, covariance, _nodes(column, num_nodes, seed)).fit(most)
+            for column in observed.columns()
+        ]
     targets = np.concatenate([fit.targets for fit in fits], axis=1)
     scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
-    if "num_classes" not in parameters:
-        targets, scales = targets.reshape(observed.shape), scales.reshape(observed.shape)
+    if "num_classes" not in observed.parameters:
+        targets, scales = (array.reshape(observed.values.shape) for array in (targets, scales))
     return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
 
 
-def _of_classes(
-    observed: np.ndarray, likelihood: Any, num_classes: int, contrasts: bool, offset: ArrayLike
-) -> Likelihood:
-    """Return the likelihood of rows that have several function values each, the logits of classes."""
-    basis = logit_basis(num_classes, contrasts)
-    offsets = broadcast("offset", offset, (len(observed), num_classes))
-    if callable(likelihood):
-        return of_joint_distribution(likelihood, observed, basis, offsets)
-    return Categorical(observed.astype(int), basis, offsets)
+def _nodes(likelihood: Likelihood, num_nodes: int | None, seed: int) -> Nodes | None:
+    """Return standard normals and their weights: Gauss-Hermite's for one function value a row, else draws.
 
-
-def _of_columns(
-    observed: np.ndarray, likelihood: Any, parameters: dict[str, Any], offset: ArrayLike
-) -> list[Likelihood]:
-    """Return the likelihood of each output by itself, a column of the observations (n, k) or (n,)."""
-    offsets = broadcast("offset", offset, observed.shape)
-    places: list[Any] = [()] if observed.ndim == 1 else [(i,) for i in range(observed.shape[1])]
-    if callable(likelihood) and takes_function_values_alone(likelihood):
-        return [of_distribution(likelihood, observed, offsets, place) for place in places]
-    columns = [(observed[:, *place], offsets[:, *place]) for place in places]
-    if callable(likelihood):
-        return [of_density(likelihood, *column) for column in columns]
-    full = {name: broadcast(name, value, observed.shape) for name, value in parameters.items()}
-    kind: Any = LIKELIHOODS[likelihood]
-    return [
-        kind(*column, **{name: value[:, *place] for name, value in full.items()})
-        for column, place in zip(columns, places, strict=True)
-    ]
-
-
-def _nodes(likelihood: Likelihood, num_nodes: int | None, seed: int) -> Nodes:
-    """Return standard normals and their weights: Gauss-Hermite's for one function value a row, else draws."""
+    None for a likelihood that does better without, unless their number is given.
+    """
     shape = likelihood.start.shape
-    if isinstance(likelihood, Categorical) or shape[1] > 1:
+    if num_nodes is not None:
+        whole_number("num_nodes", num_nodes, 2)
+    elif not isinstance(likelihood, FunctionLikelihood | StudentT):
+        return None
+    if shape[1] > 1:
         return _normals(num_nodes, shape, seed)
-    return _quadrature(num_nodes)
-
-
-def _quadrature(num_nodes: int | None) -> Nodes:
-    """Return the nodes and weights of Gauss and Hermite."""
-    count = _NUM_QUADRATURE if num_nodes is None else whole_number("num_nodes", num_nodes, 2)
-    nodes, shares = np.polynomial.hermite_e.hermegauss(count)
-    return nodes[:, None, None], shares / np.sum(shares)
+    return quadrature(NUM_QUADRATURE if num_nodes is None else num_nodes)
 
 
 def _normals(num_nodes: int | None, shape: tuple[int, int], seed: int) -> Nodes:
     """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
-    count = _NUM_NORMALS if num_nodes is None else whole_number("num_nodes", num_nodes, 2)
+    count = _NUM_NORMALS if num_nodes is None else num_nodes
     half = np.random.default_rng(seed).normal(size=(-(-count // 2), *shape))
     half /= np.sqrt(np.mean(half**2, axis=0))
     return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))

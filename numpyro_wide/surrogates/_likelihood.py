@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -12,7 +12,31 @@ from numpyro_wide._checks import check_no_nan, check_positive
 
 # Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
+Nodes = tuple[np.ndarray, np.ndarray]  # standard normals and their weights
+NUM_QUADRATURE = 32
 _BATCH = 2**21  # function values at a time: bounds the memory of many nodes times many rows
+
+
+def quadrature(num_nodes: int) -> Nodes:
+    """Return the nodes and weights of Gauss and Hermite, (q, 1, 1) and (q,)."""
+    nodes, shares = np.polynomial.hermite_e.hermegauss(num_nodes)
+    return nodes[:, None, None], shares / np.sum(shares)
+
+
+class Averages(NamedTuple):
+    """Averages of a log likelihood and its derivatives over normal function values.
+
+    Attributes:
+        value: mean log density, (n,).
+        slope: mean slope, (n, c).
+        weight: mean weight, (n,).
+        matrices: minus the mean second derivatives, (n, c, c); None where the weight is all that is known.
+    """
+
+    value: np.ndarray
+    slope: np.ndarray
+    weight: np.ndarray
+    matrices: np.ndarray | None = None
 
 
 class Likelihood(ABC):
@@ -24,11 +48,14 @@ class Likelihood(ABC):
 
     Attributes:
         parameters: names of what has to be known besides the observations, keywords of ``fitted_surrogate``.
+        predicted: function of means and variances of function values, offset included, and the parameters, to what
+            one expects of observations: probabilities of classes, or mean and variance.
         quick: function ``(observed, noise_scale, **parameters)`` to quick targets and their noise scale, the
             likelihood's own where that is None; in JAX, so that it can be traced. None where there is none.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ()
+    predicted: ClassVar[Callable[..., Any]]
     quick: ClassVar[Callable[..., tuple[Array, Array]] | None] = None
 
     @classmethod
@@ -48,31 +75,37 @@ class Likelihood(ABC):
     def start(self) -> np.ndarray:
         """Function values to begin the fit at, (n, c)."""
 
+    @property
+    def constant(self) -> np.ndarray:
+        """Terms of the log density that do not depend on the function values, (n,)."""
+        return np.zeros(len(self.start))
+
     @abstractmethod
     def derivatives(self, values: np.ndarray) -> Derivatives:
         """Return log density, slope and weight at function values (q, n, c).
 
-        Terms that do not depend on these are left out of the first. The weight is minus the second derivative, the mean
+        The ``constant`` is left out of the first. The weight is minus the second derivative, the mean
         over the c function values of a row, or something positive in its place where that may be negative.
         """
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: np.ndarray, shares: np.ndarray) -> Derivatives:
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
         """Average log density (n,), slope (n, c) and weight (n,) over independent normals.
 
         Args:
             mean: means of the function values, (n, c).
             variance: their variances, (n,), which those of a row share.
-            nodes: standard normals, (q, n, c), or (q, 1, 1) for the same in all rows.
-            shares: weights of the nodes, (q,), which sum to one.
+            nodes: standard normals, (q, n, c), or (q, 1, 1) for the same in all rows, and their weights, (q,), which
+                sum to one; None for what the likelihood averages best by: a closed form, else Gauss and Hermite's.
         """
+        normals, shares = quadrature(NUM_QUADRATURE) if nodes is None else nodes
         scale = np.sqrt(variance)[:, None]
         size = max(1, _BATCH // mean.size)
         totals: list[Any] = [0.0, 0.0, 0.0]
-        for start in range(0, len(nodes), size):
+        for start in range(0, len(normals), size):
             some = slice(start, start + size)
-            found = self.derivatives(mean + scale * nodes[some])
+            found = self.derivatives(mean + scale * normals[some])
             totals = [total + np.tensordot(shares[some], part, 1) for total, part in zip(totals, found, strict=True)]
-        return totals[0], totals[1], totals[2]
+        return Averages(*totals)
 
 
 @dataclass(frozen=True)

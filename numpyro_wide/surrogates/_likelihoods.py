@@ -1,5 +1,6 @@
 """Likelihoods that a surrogate can be fitted to by name: a class each, and the table of them."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +10,50 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from scipy.linalg import helmert
-from scipy.special import expit
+from scipy.special import expit, gammaln
 
 from numpyro_wide._checks import check_no_nan, check_not_negative, is_known, whole_number
-from numpyro_wide.surrogates._likelihood import Derivatives, Likelihood, OneValue
+from numpyro_wide.surrogates._likelihood import Averages, Derivatives, Likelihood, Nodes, OneValue
+from numpyro_wide.surrogates._logistic_averages import logistic_averages
+from numpyro_wide.surrogates._softmax_averages import softmax_averages
 
 
 @dataclass(frozen=True)
-class Bernoulli(OneValue):
+class Logistic(OneValue):
+    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total: a binomial's, and a negative binomial's."""
+
+    @property
+    @abstractmethod
+    def total(self) -> np.ndarray:
+        """Exponent of the denominator, (n,)."""
+
+    @property
+    def shift(self) -> np.ndarray:
+        """What is taken from the function values there, (n,)."""
+        return np.zeros_like(self.observed)
+
+    def along(self, f: np.ndarray) -> Derivatives:
+        centred = f - self.shift
+        log_density = self.observed * f - self.total * np.logaddexp(0.0, centred)
+        slope = self.observed - self.total * expit(centred)
+        return log_density, slope, self.total * expit(centred) * expit(-centred)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        f = mean[:, 0] + self.offset
+        found = logistic_averages(f - self.shift, variance)
+        value = self.observed * f - self.total * found.log_normaliser
+        return Averages(value, (self.observed - self.total * found.prob)[:, None], self.total * found.curvature)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Logistic):
     """Outcomes 0 or 1, by their logit."""
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        return logistic_averages(mean, variance).prob
 
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
@@ -29,12 +65,13 @@ class Bernoulli(OneValue):
         scale = jnp.asarray(2.0 if noise_scale is None else noise_scale, observed.dtype)
         return scale**2 * (observed - 0.5), scale
 
-    def along(self, f: np.ndarray) -> Derivatives:
-        return _logistic(f, self.observed, np.ones_like(self.observed), np.zeros_like(self.observed))
+    @property
+    def total(self) -> np.ndarray:
+        return np.ones_like(self.observed)
 
 
 @dataclass(frozen=True)
-class Binomial(OneValue):
+class Binomial(Logistic):
     """Successes among a number of trials, which may be zero, by the logit of one.
 
     Attributes:
@@ -43,6 +80,13 @@ class Binomial(OneValue):
 
     parameters = ("total_count",)
     total_count: np.ndarray
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray, total_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        _, prob, curvature = logistic_averages(mean, variance)
+        # The variance of a probability p is the mean of p less that of p (1 − p), less its squared mean.
+        between = np.maximum(prob - curvature - prob**2, 0.0)
+        return total_count * prob, total_count * curvature + total_count**2 * between
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
@@ -56,12 +100,19 @@ class Binomial(OneValue):
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         check_whole(observed, "binomial", parameters["total_count"])
 
-    def along(self, f: np.ndarray) -> Derivatives:
-        return _logistic(f, self.observed, self.total_count, np.zeros_like(self.observed))
+    @property
+    def constant(self) -> np.ndarray:
+        return (
+            gammaln(self.total_count + 1) - gammaln(self.observed + 1) - gammaln(self.total_count - self.observed + 1)
+        )
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.total_count
 
 
 @dataclass(frozen=True)
-class NegativeBinomial(OneValue):
+class NegativeBinomial(Logistic):
     """Counts, by the logarithm of their mean.
 
     Attributes:
@@ -71,6 +122,11 @@ class NegativeBinomial(OneValue):
     parameters = ("concentration",)
     concentration: np.ndarray
 
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray, concentration: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rate = np.exp(mean + variance / 2)
+        return rate, rate + rate**2 * (np.expm1(variance) + np.exp(variance) / concentration)
+
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         check_whole(observed, "negative_binomial", np.inf)
@@ -78,13 +134,28 @@ class NegativeBinomial(OneValue):
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)
 
-    def along(self, f: np.ndarray) -> Derivatives:
-        return _logistic(f, self.observed, self.observed + self.concentration, np.log(self.concentration))
+    @property
+    def constant(self) -> np.ndarray:
+        r, y = self.concentration, self.observed
+        return gammaln(y + r) - gammaln(r) - gammaln(y + 1) - y * np.log(r)
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.observed + self.concentration
+
+    @property
+    def shift(self) -> np.ndarray:
+        return np.log(self.concentration)
 
 
 @dataclass(frozen=True)
 class Poisson(OneValue):
     """Counts, by the logarithm of their rate."""
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rate = np.exp(mean + variance / 2)
+        return rate, rate + rate**2 * np.expm1(variance)
 
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
@@ -104,6 +175,17 @@ class Poisson(OneValue):
         rate = np.exp(f)
         return self.observed * f - rate, self.observed - rate, rate
 
+    @property
+    def constant(self) -> np.ndarray:
+        return -gammaln(self.observed + 1)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        f = mean[:, 0] + self.offset
+        rate = np.exp(f + variance / 2)
+        return Averages(self.observed * f - rate, (self.observed - rate)[:, None], rate)
+
 
 @dataclass(frozen=True)
 class StudentT(OneValue):
@@ -121,6 +203,14 @@ class StudentT(OneValue):
     df: np.ndarray
     scale: np.ndarray
 
+    @staticmethod
+    def predicted(
+        mean: np.ndarray, variance: np.ndarray, df: np.ndarray, scale: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(divide="ignore"):
+            of_noise = np.where(df > 2, scale**2 * df / np.maximum(df - 2, 0.0), np.inf)
+        return mean, variance + of_noise
+
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         """Accept any number."""
@@ -132,6 +222,21 @@ class StudentT(OneValue):
         residual = self.observed - f
         weight = (self.df + 1) / (self.df * self.scale**2 + residual**2)
         return -0.5 * (self.df + 1) * np.log1p((residual / self.scale) ** 2 / self.df), weight * residual, weight
+
+    @property
+    def constant(self) -> np.ndarray:
+        half = self.df / 2
+        return gammaln(half + 0.5) - gammaln(half) - 0.5 * np.log(self.df * np.pi * self.scale**2)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        # Of the bound with the precision of the scale mixture as a second factor: its weights are its derivatives, too.
+        residual = self.observed - self.offset - mean[:, 0]
+        square = residual**2 + variance
+        weight = (self.df + 1) / (self.df * self.scale**2 + square)
+        value = -0.5 * (self.df + 1) * np.log1p(square / self.scale**2 / self.df)
+        return Averages(value, (weight * residual)[:, None], weight)
 
 
 @dataclass(frozen=True)
@@ -149,6 +254,11 @@ class Categorical(Likelihood):
     labels: np.ndarray
     basis: np.ndarray
     offset: np.ndarray
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        probs = softmax_averages(mean, variance).probs
+        return probs / probs.sum(axis=1, keepdims=True)
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
@@ -189,6 +299,18 @@ class Categorical(Likelihood):
         weight = (1 - np.sum(probs**2, axis=-1)) / self.basis.shape[1]
         return log_density, (codes - probs) @ self.basis, weight
 
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        # Logits in the basis of contrasts differ from independent ones by what moves all of them together.
+        logits, codes = mean @ self.basis.T + self.offset, np.eye(len(self.basis))[self.labels]
+        found = softmax_averages(logits, variance)
+        matrices = self.basis.T @ found.curvature @ self.basis
+        weight = np.trace(found.curvature, axis1=1, axis2=2) / self.basis.shape[1]
+        return Averages(
+            np.sum(codes * logits, axis=1) - found.log_normaliser, (codes - found.probs) @ self.basis, weight, matrices
+        )
+
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     "bernoulli": Bernoulli,
@@ -225,13 +347,3 @@ def check_whole(observed: Array | np.ndarray, likelihood: str, largest: ArrayLik
             f"observations of a {likelihood} likelihood must be whole numbers from 0 to {most}, but they range from "
             f"{array.min()} to {array.max()}, or are not whole."
         )
-
-
-def _logistic(f: np.ndarray, successes: np.ndarray, total: np.ndarray, shift: np.ndarray) -> Derivatives:
-    """Return the derivatives of the density e^(y f) / (1 + e^(f − shift))^total.
-
-    It is a binomial's, and with log r for shift and y + r for total a negative binomial's.
-    """
-    centred = f - shift
-    log_density = successes * f - total * np.logaddexp(0.0, centred)
-    return log_density, successes - total * expit(centred), total * expit(centred) * expit(-centred)

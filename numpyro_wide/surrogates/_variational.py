@@ -1,14 +1,15 @@
 """Variational fit of a surrogate to a likelihood under a Gaussian process prior, in NumPy's float64."""
 
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky
+from scipy.linalg.lapack import dpotri, dtrtri
 
 from numpyro_wide.machine import set_blas_threads
-from numpyro_wide.surrogates._likelihood import Likelihood
+from numpyro_wide.surrogates._likelihood import Likelihood, Nodes
 
 _MAX_STEPS = 300
 _SMALLEST_STEP = 2.0**-30
@@ -32,8 +33,27 @@ class GaussianLikelihood(NamedTuple):
     targets: np.ndarray
     weights: np.ndarray
 
+    def condition(self, kernel: np.ndarray) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Condition a Gaussian process of zero mean on the targets.
 
-class _State(NamedTuple):
+        Args:
+            kernel: K, the prior covariance of a function value between rows, (n, n).
+
+        Returns:
+            Function of covariances of other rows with these, (m, n), and of the prior variances of those, (m,), to their
+            means, (m, c), and variances, (m,).
+        """
+        factor = cho_factor(kernel + np.diag(1 / self.weights), lower=True)
+        solved = cho_solve(factor, self.targets)
+
+        def moments(cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            explained = np.sum(cross * cho_solve(factor, cross.T).T, axis=1)
+            return cross @ solved, np.maximum(prior - explained, 0.0)
+
+        return moments
+
+
+class State(NamedTuple):
     """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column.
 
     Attributes:
@@ -43,6 +63,7 @@ class _State(NamedTuple):
         variance: marginal variances, (n,).
         slope: mean slope of the log likelihood, (n, c).
         curvature: mean weight of the log likelihood, (n,).
+        matrices: minus its mean second derivatives, (n, c, c), where the likelihood gives them.
         factor: Cholesky factor of B = I + √w K √w.
         bound: the ELBO; minus infinity where something is not finite.
     """
@@ -53,6 +74,7 @@ class _State(NamedTuple):
     variance: np.ndarray
     slope: np.ndarray
     curvature: np.ndarray
+    matrices: np.ndarray | None
     factor: np.ndarray
     bound: float
 
@@ -63,14 +85,35 @@ class VariationalFit(NamedTuple):
     Attributes:
         likelihood: likelihood of n rows with c function values each.
         kernel: K, the prior covariance in each column, (n, n).
-        nodes: standard normals, (q, n, c) or (q, 1, 1).
-        shares: weights of the nodes, (q,), which sum to one.
+        nodes: standard normals, (q, n, c) or (q, 1, 1), and their weights, (q,), which sum to one; None for what
+            the likelihood averages best by.
     """
 
     likelihood: Likelihood
     kernel: np.ndarray
-    nodes: np.ndarray
-    shares: np.ndarray
+    nodes: Nodes | None
+
+    def climb(self, start: State | None = None) -> State:
+        """Climb to the largest bound, without a word if it is not quite reached.
+
+        Args:
+            start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
+        """
+        with set_blas_threads(1):
+            return self._climb(None if start is None else self._from(start))[0]
+
+    def kernel_slope(self, state: State) -> np.ndarray:
+        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`).
+
+        There the Gaussian is stationary, and the kernel moves the bound through its prior alone.
+
+        Args:
+            state: state at the largest bound.
+        """
+        root = np.sqrt(state.weights)
+        inverse, _ = dpotri(state.factor, lower=1)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
     def fit(self, total_weight: float) -> GaussianLikelihood:
         """Take natural-gradient steps until means and weights stand still.
@@ -80,7 +123,7 @@ class VariationalFit(NamedTuple):
         """
         # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
         with set_blas_threads(1):
-            state, moved = self._climb()
+            state, moved = self._climb(None)
         if not moved < 1e-2:
             warnings.warn(
                 f"the surrogate's means and weights still move by {moved:.2g} (of a standard deviation, of their size) "
@@ -100,8 +143,8 @@ class VariationalFit(NamedTuple):
         variances = np.diagonal(self.kernel)
         return np.maximum(variances, 1e-6 * np.max(variances))
 
-    def _climb(self) -> tuple[_State, float]:
-        state, step, moved = self._start(), 1.0, np.inf
+    def _climb(self, start: State | None) -> tuple[State, float]:
+        state, step, moved = self._start() if start is None else start, 1.0, np.inf
         for _ in range(_MAX_STEPS):
             new = self._towards(state, step)
             if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
@@ -116,7 +159,7 @@ class VariationalFit(NamedTuple):
                 break
         return state, moved
 
-    def _start(self) -> _State:
+    def _start(self) -> State:
         """Return the state with the likelihood's derivatives row by row; with a mean of zero if that leads nowhere."""
         start, slope, weight = self._row_by_row()
         weights = self._kept_up(weight)
@@ -132,6 +175,13 @@ class VariationalFit(NamedTuple):
             f"diagonal, which goes up to {np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
         )
 
+    def _from(self, other: State) -> State | None:
+        """Return the posterior under the Gaussian likelihood of another state; None if its bound is not finite."""
+        weights = self._kept_up(other.weights)
+        natural = weights[:, None] * other.mean + other.slope
+        state = self._at(self._alpha(_factor(self.kernel, weights), weights, natural), weights)
+        return state if np.isfinite(state.bound) else None
+
     def _row_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return about the mode of every row by itself, and slope and weight there, by Newton's steps.
 
@@ -140,7 +190,7 @@ class VariationalFit(NamedTuple):
         values, prior = self.likelihood.start, self._prior[:, None]
         for _ in range(_ROW_STEPS):
             with np.errstate(all="ignore"):
-                _, slope, weight = self.likelihood.expected(values, np.zeros(len(values)), *_AT_THE_MEAN)
+                _, slope, weight, _ = self.likelihood.expected(values, np.zeros(len(values)), _AT_THE_MEAN)
             if not (np.isfinite(slope).all() and np.isfinite(weight).all()):
                 raise ValueError(
                     "the derivatives of the log likelihood must be finite at the function values that the kernel lets "
@@ -151,7 +201,7 @@ class VariationalFit(NamedTuple):
             values = values + step
         return values - step, slope, weight
 
-    def _at(self, alpha: np.ndarray, weights: np.ndarray) -> _State:
+    def _at(self, alpha: np.ndarray, weights: np.ndarray) -> State:
         factor = _factor(self.kernel, weights)
         inverse, _ = dtrtri(factor, lower=1)
         explained = np.sum(inverse**2, axis=0)  # the diagonal of B⁻¹
@@ -161,18 +211,45 @@ class VariationalFit(NamedTuple):
         log_det = 2 * np.sum(np.log(np.diagonal(factor)))
         divergence = 0.5 * (mean.shape[1] * (log_det + np.sum(explained) - len(mean)) + np.sum(alpha * mean))
         with np.errstate(all="ignore"):
-            value, slope, weight = self.likelihood.expected(mean, variance, self.nodes, self.shares)
+            value, slope, weight, matrices = self.likelihood.expected(mean, variance, self.nodes)
             bound = float(np.sum(value) - divergence)
         is_finite = np.isfinite(bound) and np.isfinite(slope).all() and np.isfinite(weight).all()
         curvature = self._kept_up(weight) if is_finite else weights
-        return _State(alpha, weights, mean, variance, slope, curvature, factor, bound if is_finite else -np.inf)
+        bound = bound if is_finite else -np.inf
+        return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
 
-    def _towards(self, state: _State, step: float) -> _State:
+    def _towards(self, state: State, step: float) -> State:
         """Move a share of the way to the posterior given the weights at hand, and to the weights at its moments."""
-        natural = state.weights[:, None] * state.mean + state.slope
-        alpha = self._alpha(state.factor, state.weights, natural)
-        weights = (1 - step) * state.weights + step * state.curvature
-        return self._at((1 - step) * state.alpha + step * alpha, weights)
+        # Weights that rows share among several function values swing to and fro if they go all the way.
+        share = step if state.matrices is None else step / 2
+        weights = (1 - share) * state.weights + share * state.curvature
+        return self._at(state.alpha + step * self._newton(state), weights)
+
+    def _newton(self, state: State) -> np.ndarray:
+        """Return Newton's step of α for weights that stay: with minus the mean second derivatives H, (I + H K)⁻¹ (s − α).
+
+        Where rows have matrices of these, by conjugate gradients in the inner product of K, in which both I + H K and
+        its stand-in with the weights are symmetric.
+        """
+        residual = state.slope - state.alpha
+        step = self._alpha(state.factor, state.weights, residual)
+        if state.matrices is None:
+            return step
+        found, direction, before = np.zeros_like(step), np.zeros_like(step), np.inf
+        image = self.kernel @ residual  # K times the residual
+        least = _SHARE**2 * np.sum(image * step)
+        for _ in range(_MAX_SOLVE):
+            size = np.sum(image * step)
+            if not size > least:
+                break
+            direction = step + size / before * direction
+            raised = self.kernel @ direction
+            bent = np.matmul(state.matrices, raised[..., None])[..., 0] + direction
+            length = size / np.sum(raised * bent)
+            found, residual, before = found + length * direction, residual - length * bent, size
+            image = self.kernel @ residual
+            step = self._alpha(state.factor, state.weights, residual)
+        return found
 
     def _alpha(self, factor: np.ndarray, weights: np.ndarray, natural: np.ndarray) -> np.ndarray:
         root = np.sqrt(weights)[:, None]
@@ -183,6 +260,7 @@ class VariationalFit(NamedTuple):
 
 
 _ROW_STEPS = 20
+_SHARE, _MAX_SOLVE = 0.1, 30  # of a solution by conjugate gradients: its error as a share, and steps
 _AT_THE_MEAN = (np.zeros((1, 1, 1)), np.ones(1))
 
 
@@ -199,7 +277,7 @@ def _factor(kernel: np.ndarray, weights: np.ndarray) -> np.ndarray:
         ) from error
 
 
-def _movement(old: _State, new: _State) -> float:
+def _movement(old: State, new: State) -> float:
     scale = np.sqrt(new.variance + 1e-12 * np.max(new.variance))[:, None]
     means = np.max(np.abs(new.mean - old.mean) / scale)
-    return float(max(means, np.max(np.abs(np.log(new.weights / old.weights)))))
+    return float(max(means, np.max(np.abs(new.weights - old.weights) * new.variance)))

@@ -5,8 +5,8 @@ from numpyro_wide.wide_limit.drift import KernelDrift as KernelDrift
 from numpyro_wide.wide_limit.drift import drift_monitor as drift_monitor
 from numpyro_wide.wide_limit.empirical import empirical_ntk as empirical_ntk
 from numpyro_wide.wide_limit.empirical import linearize as linearize
-from numpyro_wide.wide_limit.evidence_fit import WideLimitFit as WideLimitFit
 from numpyro_wide.wide_limit.evidence_fit import fit as fit
+from numpyro_wide.wide_limit.fitted_limit import WideLimitFit as WideLimitFit
 from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
 from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
 from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel

@@ -1,25 +1,16 @@
 """Search for the scales at which the infinitely wide network has most evidence, by L-BFGS-B from several starts."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.lax import stop_gradient
-from jax.scipy.linalg import cho_solve
 
-from numpyro_wide.wide_limit._activation import Activation, activation_dual, activation_name
-from numpyro_wide.wide_limit.gp import whiten, whitened_log_evidence
-from numpyro_wide.wide_limit.kernels import fcn_kernel
-from numpyro_wide.wide_limit.network_kernel import kernel
+from numpyro_wide.wide_limit._activation import Activation, activation_name
+from numpyro_wide.wide_limit._held_out import choose_readout
+from numpyro_wide.wide_limit._objectives import Bound, Objective
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
-# Standard deviations of the logarithms a priori. Wide, but no scale is driven to where the network is a step function,
-# or a constant, for a few nats; those of the weights are narrow where another scale can take their place.
-_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
-_B_STD, _NOISE = 0.5, 0.3  # medians a priori, that of the noise in units of the targets' root mean square
-_BOUND = 4.0  # in those standard deviations
+_BOUND = 4.0  # of the logarithms, in standard deviations a priori
 _STEP = 1e-3  # between the gradients whose differences are the curvature
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
@@ -32,7 +23,9 @@ class FittedScales(NamedTuple):
         depth: number of hidden layers.
         log_evidence: log evidence at the fitted scales, without their prior.
         log_marginal: log evidence with the scales integrated out by Laplace's approximation.
-        noise_scale: standard deviation of the noise, in the units of the targets.
+        held_out: mean log probability of a label of folds left out, by which the readout's scale was chosen; None of a
+            likelihood other than those of classes.
+        noise_scale: standard deviation of the noise, in the units of the targets; None of a likelihood without.
         scales: the other scales, keywords of :func:`fcn_kernel`.
         standard_errors: standard errors of the logarithms of all scales and of the noise, by name; NaN at a bound.
         network: network that the scales are of, without them; None for a fully connected one.
@@ -42,195 +35,118 @@ class FittedScales(NamedTuple):
     depth: int
     log_evidence: float
     log_marginal: float
-    noise_scale: float
+    held_out: float | None
+    noise_scale: float | None
     scales: dict[str, Any]
     standard_errors: dict[str, Any]
     network: Any
 
+    @property
+    def score(self) -> float:
+        """What architectures are compared by."""
+        return self.log_marginal if self.held_out is None else self.held_out
 
-@jax.tree_util.register_dataclass
+
 @dataclass(frozen=True)
-class ScaleProblem:
-    """An architecture, its data, and the priors of its scales, whose logarithms over their medians are one vector.
+class ScaleSearch:
+    """Search for the largest log posterior of an objective's scales.
 
     Attributes:
-        activation: name of the network's activation.
-        depth: number of hidden layers.
-        network: network whose scales are fitted, its own left out; None for a fully connected one of that activation
-            and depth.
-        inputs: inputs, (n, d_in), or (n, ...) for a network.
-        targets: targets, (n,) or (n, k).
-        medians: medians of the scales a priori, by name; a layer's ``w_std`` is a multiple of its own, the same for all
-            layers.
-        spreads: standard deviations of the logarithms, in the vector's order, which is that of ``_SPREADS``.
+        objective: minus the log posterior.
     """
 
-    activation: Activation = field(metadata={"static": True})
-    depth: int = field(metadata={"static": True})
-    network: Any = field(metadata={"static": True})
-    inputs: np.ndarray
-    targets: np.ndarray
-    medians: dict[str, np.ndarray]
-    spreads: np.ndarray
+    objective: Objective
 
-    @classmethod
-    def of(
-        cls, activation: Activation, depth: int, inputs: np.ndarray, targets: np.ndarray, by_input: bool
-    ) -> "ScaleProblem":
-        """Set up the problem with the priors that suit the architecture and the size of the targets.
-
-        Args:
-            activation: name of the network's activation.
-            depth: number of hidden layers.
-            inputs: inputs, (n, d_in).
-            targets: targets, (n,) or (n, k).
-            by_input: whether each column of the inputs has a scale of its own.
-        """
-        # What keeps the variance at one.
-        behind = float(1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0]))
-        size = float(np.sqrt(np.mean(targets**2))) or 1.0
-        medians = {
-            "w_std": np.array([1.0] + [behind] * (depth - 1)),
-            "b_std": np.array(_B_STD),
-            "readout_w_std": np.array(size * behind),
-            "noise_scale": np.array(size * _NOISE),
-        }
-        if by_input:
-            spread = inputs.std(axis=0)
-            medians["input_scale"] = 1 / np.where(spread > 0, spread, 1.0)
-        counts = [median.size if name == "input_scale" else 1 for name, median in medians.items()]
-        spreads = np.repeat([_SPREADS[name] for name in medians], counts)
-        return cls(activation, depth, None, inputs, targets, medians, spreads)
-
-    @classmethod
-    def of_network(cls, network: Any, inputs: np.ndarray, targets: np.ndarray, by_input: bool) -> "ScaleProblem":
-        """Set up the problem of a network's scales, which are numbers, its own but for the readout's bias left out.
-
-        Args:
-            network: module with the attributes ``w_std``, ``b_std`` and ``readout_w_std``.
-            inputs: inputs, (n, ...).
-            targets: targets, (n,) or (n, k).
-            by_input: whether each column of the inputs has a scale of its own.
-        """
-        bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
-        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), targets, by_input)
-        medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
-        # A mean over pixels lowers the variance by as much as they differ: by the kernel of some rows.
-        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
-        size = float(np.sqrt(np.mean(targets**2))) or 1.0
-        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
-        depth = getattr(network, "depth", 0)
-        return cls(network.activation, depth, bare, inputs, targets, medians, dense.spreads)
-
-    def gram(self, scales: dict[str, Any]) -> Any:
-        """Return the limit's kernel of the inputs with themselves, (n, n)."""
-        if self.network is None:
-            return fcn_kernel(self.depth, self.activation, **scales)(self.inputs)[0]
-        return kernel(self.network.clone(**scales))(self.inputs)[0]
-
-    def split(self, vector: Any) -> dict[str, Any]:
-        """Return the numbers of a vector by name."""
-        found, start = {}, 0
-        for name in filter(self.medians.__contains__, _SPREADS):  # JAX sorts the names of a dictionary
-            size = self.medians[name].size if name == "input_scale" else 1
-            found[name] = vector[start : start + size] if name == "input_scale" else vector[start]
-            start += size
-        return found
-
-    def scales(self, logarithms: Any) -> dict[str, Any]:
-        """Return scales and noise by name, from logarithms over their medians."""
-        multiples = self.split(jnp.exp(logarithms) if isinstance(logarithms, Array) else np.exp(logarithms))
-        return {name: self.medians[name] * multiple for name, multiple in multiples.items()}
+    @property
+    def problem(self) -> ScaleProblem:
+        """Architecture, inputs and priors."""
+        return self.objective.problem
 
     def fit(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> FittedScales:
         """Find the mode of the scales' posterior, and how well it is known.
 
+        The bound of class labels keeps logits far too small, so that the scale of their readout is chosen by folds once
+        the bound has decided on the others.
+
         Args:
-            rows: indices of the rows that the starts see.
+            rows: indices of the rows that the starts, and the folds, see.
             num_restarts: number of starts, the first at the medians.
             random: generator of the other starts.
 
         Raises:
             ValueError: if no start has a finite evidence.
         """
-        logarithms, loss = self._mode(rows, num_restarts, random)
-        values, vectors = self._curvature(logarithms)
-        errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
-        errors[np.abs(logarithms) > (_BOUND - 1e-6) * self.spreads] = np.nan
-        found = self.scales(logarithms)
-        return FittedScales(
-            activation=self.activation,
-            depth=self.depth,
-            log_evidence=float(0.5 * np.sum((logarithms / self.spreads) ** 2) - loss),
-            log_marginal=float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(self.spreads))),
-            noise_scale=float(found.pop("noise_scale")),
-            scales={name: value if np.ndim(value) else float(value) for name, value in found.items()},
-            standard_errors=self.split(errors),
-            network=self.network,
-        )
+        logarithms = self._start(rows, num_restarts, random)
+        if len(rows) < len(self.problem.inputs):
+            logarithms = np.asarray(self._descend(logarithms, 40).x)
+        found = self._found(logarithms)
+        if isinstance(self.objective, Bound) and self.objective.is_of_classes:
+            return self._with_readout(found, *choose_readout(self.objective[rows], logarithms))
+        return found
 
-    def _mode(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> tuple[np.ndarray, float]:
-        """Return the logarithms of the best start's optimum, and minus the log posterior there."""
-        size = len(self.spreads)
-        starts = [np.zeros(size), *(0.7 * self.spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
-        some = replace(self, inputs=self.inputs[rows], targets=self.targets[rows])
+    def _with_readout(self, found: FittedScales, logarithms: np.ndarray, score: float) -> FittedScales:
+        """Return what was found with another readout's scale, and the score that it was chosen by."""
+        scales = found.scales | {"readout_w_std": float(self.problem.scales(logarithms)["readout_w_std"])}
+        errors = found.standard_errors | {"readout_w_std": np.nan}
+        evidence = self._log_evidence(logarithms, self._value(logarithms)[0])
+        return found._replace(scales=scales, standard_errors=errors, log_evidence=evidence, held_out=score)
+
+    def _log_evidence(self, logarithms: np.ndarray, loss: float) -> float:
+        return float(0.5 * np.sum((logarithms / self.problem.spreads) ** 2) - loss)
+
+    def _start(self, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
+        """Return the logarithms of the best start's optimum on some of the rows."""
+        size, spreads = len(self.problem.spreads), self.problem.spreads
+        starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
+        some = replace(self, objective=self.objective[rows])
         best = min((some._descend(start, 60) for start in starts), key=lambda result: result.fun)
-        if len(rows) < len(self.inputs):
-            best = self._descend(best.x, 40)
         if not best.fun < _NOT_FINITE:
-            name = activation_name(self.activation)
+            name, depth = activation_name(self.problem.activation), self.problem.depth
             raise ValueError(
-                f"no start of a {name} network of depth {self.depth} has a finite evidence; standardise the inputs "
+                f"no start of a {name} network of depth {depth} has a finite evidence; standardise the inputs "
                 "and the targets, or drop rows that repeat with other targets."
             )
-        return np.asarray(best.x), best.fun
+        return np.asarray(best.x)
+
+    def _found(self, logarithms: np.ndarray) -> FittedScales:
+        """Return what is known at the mode."""
+        problem, loss = self.problem, self._value(logarithms)[0]
+        values, vectors = self._curvature(logarithms)
+        errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
+        errors[np.abs(logarithms) > (_BOUND - 1e-6) * problem.spreads] = np.nan
+        found = problem.scales(logarithms)
+        noise_scale = found.pop("noise_scale", None)
+        return FittedScales(
+            activation=problem.activation,
+            depth=problem.depth,
+            log_evidence=self._log_evidence(logarithms, loss),
+            log_marginal=float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(problem.spreads))),
+            held_out=None,
+            noise_scale=None if noise_scale is None else float(noise_scale),
+            scales={name: value if np.ndim(value) else float(value) for name, value in found.items()},
+            standard_errors=problem.split(errors),
+            network=problem.network,
+        )
 
     def _descend(self, start: np.ndarray, max_steps: int) -> Any:
         from scipy.optimize import minimize  # which NumPyro has not loaded
 
-        bounds = [(-_BOUND * spread, _BOUND * spread) for spread in self.spreads]
+        bounds = [(-_BOUND * spread, _BOUND * spread) for spread in self.problem.spreads]
         options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
-        return minimize(self._objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return minimize(self._value, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
 
     def _curvature(self, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""
-        gradient = self._objective(logarithms)[1]
-        moved = [self._objective(logarithms + step)[1] - gradient for step in _STEP * np.eye(len(logarithms))]
+        gradient = self._value(logarithms)[1]
+        moved = [self._value(logarithms + step)[1] - gradient for step in _STEP * np.eye(len(logarithms))]
         hessian = np.stack(moved) / _STEP
         values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
         # No direction is known worse than a priori, whatever the curvature at a point that is not quite the optimum.
-        return np.maximum(values, 1 / self.spreads.max() ** 2), vectors
+        return np.maximum(values, 1 / self.problem.spreads.max() ** 2), vectors
 
-    def _objective(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return minus the log posterior of the logarithms, but for a constant, and its gradient."""
-        loss, slope = _loss_and_gradient(jnp.asarray(logarithms), self)
-        value, gradient = float(loss), np.asarray(slope)
+    def _value(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return minus the log posterior, but for a constant, and its gradient."""
+        value, gradient = self.objective(logarithms)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return _NOT_FINITE, np.zeros_like(gradient)
         return value, gradient
-
-
-# Of the module, so that a fit to other rows of as many numbers compiles nothing.
-@jax.jit
-@jax.value_and_grad
-def _loss_and_gradient(logarithms: Array, problem: ScaleProblem) -> Array:
-    found = problem.scales(logarithms)
-    noise_scale = found.pop("noise_scale")
-    gram = problem.gram(found)
-    prior = 0.5 * jnp.sum((logarithms / problem.spreads) ** 2)
-    return prior - _evidence(gram, jnp.asarray(problem.targets), noise_scale)
-
-
-def _evidence(gram: Array, targets: Array, noise_scale: Array) -> Array:
-    r"""Return what :func:`gp_log_evidence` does, with the gradient $(\alpha \alpha^\top - k K^{-1}) / 2$ in its place.
-
-    The gradient of a Cholesky factor takes several times as long.
-    """
-    factor, whitened = whiten(stop_gradient(gram), targets, stop_gradient(noise_scale))
-    value = whitened_log_evidence(factor, whitened)
-    inverse = cho_solve((factor, True), jnp.eye(len(gram)))
-    columns = targets.reshape(len(gram), -1)
-    alpha = inverse @ columns
-    slope = stop_gradient(0.5 * (alpha @ alpha.T - columns.shape[1] * inverse))
-    moving = jnp.sum(slope * (gram + noise_scale**2 * jnp.eye(len(gram))))
-    return value + moving - stop_gradient(moving)

@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_wide.machine import double_precision
 
 if TYPE_CHECKING:
-    from numpyro_wide.wide_limit.evidence_fit import WideLimitFit
+    from numpyro_wide.wide_limit.fitted_limit import WideLimitFit
 
 _SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied rows goes far below
 # From how many rows on one can be told from the others. How far it must lie from what they predict: in robust standard

@@ -2,135 +2,87 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_factor, cho_solve
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_finite, check_known, listing, whole_number
+from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, whole_number
 from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._activation import Activation, activation_name
+from numpyro_wide.surrogates.internal import Observations
+from numpyro_wide.wide_limit._activation import Activation
+from numpyro_wide.wide_limit._objectives import Bound, Evidence, Objective
 from numpyro_wide.wide_limit._rules import rule_of
-from numpyro_wide.wide_limit._scale_search import FittedScales, ScaleProblem
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
+from numpyro_wide.wide_limit._scale_search import FittedScales, ScaleSearch
 from numpyro_wide.wide_limit._shapes import check_matrix, check_targets
 from numpyro_wide.wide_limit._suspect_rows import warn_of_copies, warn_of_far_rows
-from numpyro_wide.wide_limit.kernels import fcn_kernel
-from numpyro_wide.wide_limit.network_kernel import kernel
+from numpyro_wide.wide_limit.fitted_limit import WideLimitFit
 
-_BLOCK = 512  # rows predicted at a time
-_BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
+Name = Literal["normal", "bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
 
 
-@dataclass(frozen=True)
-class WideLimitFit:
-    """Scales fitted by :func:`fit`.
+class _Data(NamedTuple):
+    """Targets of a fit and their likelihood.
 
     Attributes:
-        activation: the best network's activation, by name or as a function.
-        depth: number of its hidden layers; 0 of a network that has no such attribute.
-        log_evidence: log evidence at the fitted scales, without their prior.
-        noise_scale: standard deviation of the noise, in the units of the targets.
-        scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
-            :func:`~numpyro_wide.nn.bnn`.
-        standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
-            posterior (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the
-            median.
-        table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
-            scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale";
-            the largest "log_marginal" first.
-        inputs: inputs of the fit, (n, d_in) or (n, ...), a copy.
-        targets: targets of the fit, (n,) or (n, k), a copy.
-        network: network of the fit with the fitted scales in place, where one was given.
+        targets: targets, (n,) or (n, k).
+        likelihood: name of the likelihood.
+        parameters: its parameters that were given, by name.
+        offset: what the function values have besides the network's.
     """
 
-    activation: Activation
-    depth: int
-    log_evidence: float
-    noise_scale: float
-    scales: dict[str, Any]
-    standard_errors: dict[str, Any]
-    table: list[dict[str, Any]]
-    inputs: np.ndarray
     targets: np.ndarray
-    network: Any = None
+    likelihood: str
+    parameters: dict[str, Any]
+    offset: Any
 
-    def __post_init__(self) -> None:
-        # Arrays of whoever calls may change in place; predictions are those of the rows that were given.
-        for name in ("inputs", "targets"):
-            object.__setattr__(self, name, np.array(getattr(self, name), float))
+    @classmethod
+    def of(cls, y: ArrayLike, num_rows: int, likelihood: str, given: dict[str, Any], offset: ArrayLike) -> "_Data":
+        """Check targets and what is known of their likelihood."""
+        check_one_of("likelihood", likelihood, Name.__args__)
+        check_finite("y", y)
+        targets = np.array(y, float)
+        check_targets(jnp.asarray(targets), num_rows)
+        parameters = {name: value for name, value in given.items() if value is not None}
+        if likelihood == "normal":
+            if parameters or np.any(np.asarray(offset) != 0):
+                foreign = listing([*parameters, *["offset"] * bool(np.any(np.asarray(offset) != 0))])
+                raise ValueError(f"{foreign} must not be given where the likelihood is 'normal'; drop it.")
+            return cls(targets, likelihood, parameters, offset)
+        if likelihood == "categorical" and "num_classes" not in parameters:
+            parameters["num_classes"] = max(2, int(np.max(targets)) + 1)
+        return cls(targets, likelihood, parameters, offset)
 
-    def __str__(self) -> str:
-        head = ("activation", "depth", "input scale", "log evidence", "log marginal", "noise scale")
-        rows = [
-            f"{activation_name(row['activation']):>10} {row['depth']:>5} {_BY_COLUMN[row['input_scale']]:>11} "
-            f"{row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f} {row['noise_scale']:>11.4g}"
-            for row in self.table
-        ]
-        return "\n".join([" ".join(head), *rows])
+    @property
+    def observations(self) -> Observations:
+        """Targets and their likelihood, other than the normal."""
+        return Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
 
-    def predict(self, x_new: ArrayLike, *, with_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the infinitely wide network's function, in double precision.
+    @property
+    def size(self) -> float:
+        """Standard deviation of the function values that is expected."""
+        if self.likelihood == "normal":
+            return float(np.sqrt(np.mean(self.targets**2))) or 1.0
+        return self.observations.size
 
-        Args:
-            x_new: new inputs, (m, d_in).
-            with_noise: whether the variance is that of an observation, noise included, or of the function.
-
-        Returns:
-            mean, (m,) or (m, k), and variance, (m,), which all outputs share.
-
-        Raises:
-            TypeError: for inputs that are no real numbers.
-            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
-                infinities.
-        """
-        check_finite("x_new", x_new)
-        x_new = np.asarray(x_new, float)
-        if x_new.shape[1:] != self.inputs.shape[1:]:
-            expected = (
-                f"the {self.inputs.shape[1]} columns" if self.inputs.ndim == 2 else f"rows {self.inputs.shape[1:]}"
-            )
-            kind = "a matrix" if self.inputs.ndim == 2 else "an array"
-            raise ValueError(f"x_new must be {kind} with {expected} of the fit's, but has {x_new.shape}.")
-        if not len(x_new):
-            raise ValueError("there are no rows to predict for: x_new is empty.")
-        own_kernel = self._kernel()
-        with double_precision():
-            factor = self._factor()
-            weights = np.asarray(cho_solve(factor, self.targets))
-            means, variances = [], []
-            for start in range(0, len(x_new), _BLOCK):
-                rows = x_new[start : start + _BLOCK]
-                cross = np.asarray(own_kernel(rows, self.inputs)[0])
-                means.append(cross @ weights)
-                explained = np.einsum("mn,nm->m", cross, np.asarray(cho_solve(factor, cross.T)))
-                variances.append(np.maximum(np.diagonal(np.asarray(own_kernel(rows)[0])) - explained, 0.0))
-        noise_variance = self.noise_scale**2 if with_noise else 0.0
-        return np.concatenate(means), np.concatenate(variances) + noise_variance
-
-    def _kernel(self) -> Any:
-        if self.network is None:
-            return fcn_kernel(self.depth, self.activation, **self.scales)
-        return kernel(self.network)
-
-    def _factor(self) -> tuple[Any, bool]:
-        """Return the Cholesky factor of the targets' covariance, as ``cho_solve`` takes it."""
-        gram = np.array(self._kernel()(self.inputs)[0])
-        gram[np.diag_indices_from(gram)] += self.noise_scale**2
-        return cho_factor(gram, lower=True)
-
-    def left_out(self) -> np.ndarray:
-        """Return the residuals of all rows, (n, k), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
-        inverse = np.asarray(cho_solve(self._factor(), np.eye(len(self.inputs))))
-        return inverse @ self.targets.reshape(len(self.inputs), -1) / np.diagonal(inverse)[:, None]
+    def objective(self, problem: ScaleProblem) -> Objective:
+        """Return minus the log posterior of a problem's scales."""
+        return Evidence(problem, self.targets) if self.likelihood == "normal" else Bound(problem, self.observations)
 
 
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
+    likelihood: Name | str = "normal",
+    num_classes: int | None = None,
+    total_count: ArrayLike | None = None,
+    concentration: ArrayLike | None = None,
+    df: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    offset: ArrayLike = 0.0,
     network: Any = None,
     activation: Activation | Sequence[Activation] = "erf",
     depth: int | Sequence[int] = 1,
@@ -159,7 +111,16 @@ def fit(
 
     Args:
         x: inputs, (n, d_in), or images for a network that takes them.
-        y: targets, (n,), or (n, k) for outputs that share all scales.
+        y: targets, (n,), or (n, k) for outputs that share all scales; labels of classes, (n,), from 0.
+        likelihood: "normal", with a noise that is fitted; "bernoulli" or "categorical", for classes; "binomial",
+            "poisson", "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
+        num_classes: number of classes of a categorical; None for one more than the largest label.
+        total_count: number of trials of a binomial; broadcasts against the targets, like those below.
+        concentration: concentration of a negative binomial.
+        df: degrees of freedom of Student's t.
+        scale: scale of Student's t.
+        offset: what is added to the function values of a likelihood that is not normal, such as the logarithm of an
+            exposure, or of the mean count.
         network: network whose ``w_std``, ``b_std`` and ``readout_w_std`` are fitted, a :class:`~numpyro_wide.nn.CNN`,
             :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN` or one of a registered kernel, or
             several to compare, in the place of ``activation`` and ``depth``; what else it holds stays.
@@ -194,12 +155,12 @@ def fit(
     """
     check_known("wide_limit.fit chooses by numbers")
     check_finite("x", x)
-    check_finite("y", y)
-    inputs, targets = np.array(x, float), np.array(y, float)
+    inputs = np.array(x, float)
     networks = [] if network is None else [network] if callable(network) else list(network)
     if not networks:
         check_matrix("x", inputs)
-    check_targets(jnp.asarray(targets), len(inputs))
+    given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
+    data = _Data.of(y, len(inputs), likelihood, {**given, "df": df, "scale": scale}, offset)
     by_column = _several(input_scale)
     if not all(isinstance(choice, bool | np.bool_) for choice in by_column):
         raise ValueError(
@@ -217,16 +178,21 @@ def fit(
         raise ValueError("there is no architecture to fit; give at least one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
+    by_noise = {"size": data.size, "has_noise": likelihood == "normal"}
     with double_precision():
         if networks:
             pairs = itertools.product(networks, by_column)
-            problems = [ScaleProblem.of_network(one, inputs, targets, bool(choice)) for one, choice in pairs]
+            problems = [
+                ScaleProblem.of_network(one, inputs, by_input=bool(choice), **by_noise) for one, choice in pairs
+            ]
         else:
-            problems = [ScaleProblem.of(*one[:2], inputs, targets, one[2]) for one in architectures]
-        fits = sorted((problem.fit(rows, num_restarts, random) for problem in problems), key=lambda f: -f.log_marginal)
-    best = _as_fit(fits, inputs, targets)
-    warn_of_copies(best)
-    warn_of_far_rows(best)
+            problems = [ScaleProblem.of(*one[:2], inputs, by_input=one[2], **by_noise) for one in architectures]
+        searches = [ScaleSearch(data.objective(problem)) for problem in problems]
+        fits = sorted((search.fit(rows, num_restarts, random) for search in searches), key=lambda f: -f.score)
+    best = _as_fit(fits, inputs, data)
+    if likelihood == "normal":
+        warn_of_copies(best)
+        warn_of_far_rows(best)
     return best
 
 
@@ -242,18 +208,19 @@ def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:
             )
 
 
-def _as_fit(fits: list[FittedScales], inputs: np.ndarray, targets: np.ndarray) -> WideLimitFit:
+def _as_fit(fits: list[FittedScales], inputs: np.ndarray, data: _Data) -> WideLimitFit:
     """Return the first of the fits, with a table of all."""
-    shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale")
+    shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale", "held_out")
     best = fits[0]._asdict()
-    del best["log_marginal"]
+    del best["log_marginal"], best["held_out"]
     if best["network"] is not None:
         best["network"] = best["network"].clone(**best["scales"])
     table = [
-        {**{name: getattr(found, name) for name in shown}, "input_scale": "input_scale" in found.scales}
+        {name: getattr(found, name) for name in shown if getattr(found, name) is not None}
+        | {"input_scale": "input_scale" in found.scales}
         for found in fits
     ]
-    return WideLimitFit(**best, table=table, inputs=inputs, targets=targets)
+    return WideLimitFit(**best, table=table, inputs=inputs, **data._asdict())
 
 
 def _several(given: Any) -> Iterable[Any]:
