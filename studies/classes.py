@@ -64,7 +64,8 @@ def predict(name, model, task):
         fit, seconds = limit_of(name, task)
         if model == "limit":
             start = time.process_time()
-            probs = fit.predict(table.x_test)
+            probs = np.asarray(fit.predict(table.x_test))
+            probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
             return probs, NO_COST._replace(total=seconds + time.process_time() - start)
         architecture = Architecture(fit.activation, fit.depth, fit.scales)
         if model == "network, one-hot codes":
