@@ -91,6 +91,12 @@ class Architecture(NamedTuple):
         return numpyro.deterministic("features", random_network("hidden", module, x)(x))
 
 
+def with_readout_scale(scale):
+    """Return one GELU layer whose prior function values have a standard deviation of about this."""
+    scales = FCN(1, 1, "gelu", b_std=0.5).scales()
+    return Architecture("gelu", 1, {**scales, "readout_w_std": scale * float(scales["readout_w_std"])})
+
+
 class Cost(NamedTuple):
     """What the draws of the chains tell and cost.
 

@@ -57,17 +57,25 @@ def limit_of(name, task):
     return fit, time.process_time() - start
 
 
+def architecture_of(name, task):
+    """Return the limit's architecture, or one GELU layer with the readout's scale of the command line."""
+    if task.options.readout_scale > 0:
+        return _class_chains.with_readout_scale(task.options.readout_scale)
+    fit, _ = limit_of(name, task)
+    return Architecture(fit.activation, fit.depth, fit.scales)
+
+
 def predict(name, model, task):
     """Predict probabilities (n, classes) at the test rows, with the costs of chains and the seconds of a core."""
     table = table_of(name, task)
     if model == "limit" or model.startswith("network"):
-        fit, seconds = limit_of(name, task)
         if model == "limit":
+            fit, seconds = limit_of(name, task)
             start = time.process_time()
             probs = np.asarray(fit.predict(table.x_test))
             probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
             return probs, NO_COST._replace(total=seconds + time.process_time() - start)
-        architecture = Architecture(fit.activation, fit.depth, fit.scales)
+        architecture = architecture_of(name, task)
         if model == "network, one-hot codes":
             return _class_chains.of_codes(table, architecture, task.options)
         way = _class_chains.WAYS[model.removeprefix("network, ")]
@@ -153,6 +161,10 @@ if __name__ == "__main__":
             width=128,
             num_warmup=(500, "draws of each of two chains, of ten steps if microcanonical; others take a fifth"),
             num_samples=(300, "draws of each of two chains"),
+            readout_scale=(
+                0.0,
+                "of one GELU layer, in the place of what the limit chooses; times one of unit variance",
+            ),
             power=(10.0, "of the likelihood of the cold posterior"),
         )
     )
