@@ -13,7 +13,6 @@ from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, _arviz, repriorise
 from numpyro_wide.estimators._chains import run_chains
-from numpyro_wide.estimators._class_limit import ClassLimit, ClassScales
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
 from numpyro_wide.estimators._posteriors import padded_blocks
@@ -21,20 +20,24 @@ from numpyro_wide.estimators._report import Report
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.nn import FCN, random_network
 from numpyro_wide.readout.internal import Surrogate
+from numpyro_wide.wide_limit import WideLimitFit
 
 
 class ClassNetwork(NamedTuple):
     """A network of classes.
 
     Attributes:
-        scales: architecture and scales.
+        limit: infinitely wide network, with architecture, scales and the likelihood of its labels.
         width: number of hidden units in each layer.
-        num_classes: number of classes.
     """
 
-    scales: ClassScales
+    limit: WideLimitFit
     width: int
-    num_classes: int
+
+    @property
+    def num_logits(self) -> tuple[int, ...]:
+        """Shape of a row's logits, () of two classes."""
+        return () if self.limit.likelihood == "bernoulli" else (int(self.limit.parameters["num_classes"]),)
 
 
 class ClassChains(NamedTuple):
@@ -59,10 +62,9 @@ def run_network(network: ClassNetwork, x: Array, labels: Array | None = None) ->
         x: inputs, (n, d).
         labels: numbers of the classes, (n,); None to predict.
     """
-    scales = network.scales
-    module = FCN(scales.depth, network.width, scales.activation, **scales.keywords())
+    limit, num_logits = network.limit, network.num_logits
+    module = FCN(limit.depth, network.width, limit.activation, **limit.scales)
     features = numpyro.deterministic("features", random_network("hidden", module, x)(x))
-    num_logits = () if network.num_classes == 2 else (network.num_classes,)
     prior = dist.Normal(0, 1).expand((features.shape[1], *num_logits))
     logits = features @ numpyro.sample("readout", prior.to_event(1 + len(num_logits)))
     with numpyro.plate("rows", x.shape[0]):
@@ -75,12 +77,12 @@ class DrawnClasses:
 
     Args:
         network: the network.
-        limit: the infinitely wide network, whose surrogate the readout is repriorised with.
+        surrogate: the limit's surrogate, which the readout is repriorised with.
         draws: draws of the repriorised model's sites, each with a leading axis.
     """
 
-    def __init__(self, network: ClassNetwork, limit: ClassLimit, draws: dict[str, Any]):
-        self.network, self.limit = network, limit
+    def __init__(self, network: ClassNetwork, surrogate: Surrogate, draws: dict[str, Any]):
+        self.network, self.surrogate = network, surrogate
         self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
         self._predictive: ReadoutPredictive | None = None
 
@@ -88,13 +90,18 @@ class DrawnClasses:
         return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
 
     @property
+    def labels(self) -> np.ndarray:
+        """Numbers of the classes of the fit, (n,)."""
+        return self.network.limit.targets.astype(int)
+
+    @property
     def predictive(self) -> ReadoutPredictive:
         """The predictive of the repriorised model, to be called in double precision."""
         if self._predictive is None:
             with double_precision():
                 draws = {name: jnp.asarray(values) for name, values in self.draws.items()}
-                args = jnp.asarray(self.limit.inputs), jnp.asarray(self.limit.labels)
-                self._predictive = ReadoutPredictive(repriorised(self.network, self.limit), draws, args)
+                args = jnp.asarray(self.network.limit.inputs), jnp.asarray(self.labels)
+                self._predictive = ReadoutPredictive(repriorised(self.network, self.surrogate), draws, args)
         return self._predictive
 
     def by_draw(self, x: np.ndarray) -> np.ndarray:
@@ -127,8 +134,8 @@ class DrawnClasses:
             num_chains: number of chains that the draws are of.
             report: report, to which lines are added.
         """
-        labels = self.limit.labels
-        own = self.by_draw(self.limit.inputs)[:, np.arange(len(labels)), labels]
+        labels = self.labels
+        own = self.by_draw(self.network.limit.inputs)[:, np.arange(len(labels)), labels]
         by_chain = own.reshape(num_chains, -1, len(labels))
         moves = by_chain.reshape(-1, len(labels)).std(axis=0) > 0
         if not moves.all():
@@ -145,37 +152,32 @@ class DrawnClasses:
         return averaged(np.log(np.maximum(own, 1e-300)))
 
 
-def repriorised(network: ClassNetwork, limit: ClassLimit) -> Any:
+def repriorised(network: ClassNetwork, surrogate: Surrogate) -> Any:
     """Return the model ``(x, labels)`` with the readout repriorised by the limit's surrogate.
 
     Args:
         network: the network.
-        limit: the infinitely wide network, fitted to these rows.
+        surrogate: the surrogate of its limit, fitted to these rows.
     """
-    targets = limit.targets[:, 0] if network.num_classes == 2 else limit.targets
-    noise = np.sqrt(limit.noise_variance)
-    surrogate = Surrogate(*map(jnp.asarray, (targets, noise if network.num_classes == 2 else noise[:, None])))
+    here = Surrogate(*map(jnp.asarray, surrogate))
     model = partial(run_network, network)
-    return repriorise(model, readout="readout", features="features", targets="labels", surrogate=surrogate)
+    return repriorise(model, readout="readout", features="features", targets="labels", surrogate=here)
 
 
-def sample(
-    network: ClassNetwork, limit: ClassLimit, num_chains: int, clock: Clock, key: Any, report: Report
-) -> ClassChains | None:
+def sample(network: ClassNetwork, num_chains: int, clock: Clock, key: Any, report: Report) -> ClassChains | None:
     """Run chains of a network of classes; None if the budget does not pay for them.
 
     Args:
         network: the network.
-        limit: the infinitely wide network.
         num_chains: number of chains.
         clock: clock of the whole fit.
         key: a PRNG key.
         report: report, to which lines are added.
     """
-    model = repriorised(network, limit)
     with precision(False):
-        args = jnp.asarray(limit.inputs, float), jnp.asarray(limit.labels)
-        run = run_chains(model, args, num_chains, clock, key, report, hold=None)
+        surrogate = network.limit.surrogate()
+        args = jnp.asarray(network.limit.inputs, float), jnp.asarray(network.limit.targets.astype(int))
+        run = run_chains(repriorised(network, surrogate), args, num_chains, clock, key, report, hold=None)
         if run is None:
             return None
-    return ClassChains(DrawnClasses(network, limit, run.draws), run.mcmc, run.num_steps)
+    return ClassChains(DrawnClasses(network, surrogate, run.draws), run.mcmc, run.num_steps)

@@ -17,6 +17,7 @@ from numpyro_wide.estimators._class_network import ClassNetwork, sample
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._report import Report
 from numpyro_wide.machine import set_blas_threads
+from numpyro_wide.wide_limit import WideLimitFit
 
 _WIDTH = 50  # hidden units where nothing else is said
 
@@ -24,11 +25,11 @@ _WIDTH = 50  # hidden units where nothing else is said
 class WideBNNClassifier(ClassifierMixin, WideBNN):
     r"""Classification with a wide Bayesian neural network: fit, predict probabilities, read what was decided.
 
-    Inputs are standardised, constant columns left out. The readout's scale, which decides how sure a prediction may be,
-    then activation and depth are those under which the infinitely wide network gives the labels of folds left out the
-    most probability; a Gaussian surrogate stands for its likelihood (:func:`~numpyro_wide.fitted_surrogate`). It
-    predicts itself, by probabilities averaged over its logits ("limit", and "auto"); or microcanonical chains of a
-    finite network do ("chains"), with the readout repriorised by the same surrogate. ``report_`` tells all numbers.
+    Inputs are standardised, constant columns left out. Scales are those of :func:`~numpyro_wide.wide_limit.fit` for
+    classes; activation and depth, and the readout's scale, which decides how sure a prediction may be, are those under
+    which the infinitely wide network gives the labels of folds left out the most probability. It predicts itself, by
+    probabilities averaged over its logits ("limit", and "auto"); or microcanonical chains of a finite network do
+    ("chains"), with the readout repriorised by the limit's surrogate. ``report_`` tells all numbers.
 
     Of more than 1500 rows, as many are fitted to: the surrogate's fit takes the cube of their number.
 
@@ -44,7 +45,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         classes_: labels, in the order of the probabilities.
         report_: what was decided, and from which numbers; ``str(report_)`` is a page of text.
         method_: what predicts: "limit" or "chains".
-        fit_: the infinitely wide network, with its scales, for standardised inputs.
+        fit_: the infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: repriorised model, ``model_(x, labels)``; None for the limit.
         model_args_: arguments that it was fitted with; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
@@ -148,15 +149,15 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         """
         return np.log(self.predict_proba(X))
 
-    def _decide(self, limit: ClassLimit, width: int, clock: Clock, random: Any, report: Report) -> None:
+    def _decide(self, limit: WideLimitFit, width: int, clock: Clock, random: Any, report: Report) -> None:
         """Run chains if they are asked for."""
-        self.method_, self._posterior, self.n_iter_ = "limit", limit, 1
+        self.method_, self._posterior, self.n_iter_ = "limit", ClassLimit(limit), 1
         self.model_ = self.model_args_ = self.mcmc_ = self.draws_ = None
         if self.method != "chains":
             return
-        network = ClassNetwork(limit.scales, width, len(self.classes_))
+        network = ClassNetwork(limit, width)
         key = jax.random.key(random.randint(2**31 - 1))
-        run = sample(network, limit, self.num_chains, clock, key, report)
+        run = sample(network, self.num_chains, clock, key, report)
         if run is None:
             tell_no_chains(clock, True, report)
             return
@@ -165,4 +166,4 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report.add("Chains", f"leave-one-out log probability of a label {score}, {unsure}")
         self.method_, self._posterior, self.n_iter_, self.mcmc_ = "chains", run.posterior, run.num_steps, run.mcmc
         self.model_, self.draws_ = run.mcmc.sampler.model, run.posterior.draws
-        self.model_args_ = (limit.inputs, limit.labels)
+        self.model_args_ = (limit.inputs, limit.targets.astype(int))

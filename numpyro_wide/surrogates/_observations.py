@@ -1,4 +1,4 @@
-"""Observations with the likelihood that they have: what a Gaussian is fitted to, and what new ones are expected to be."""
+"""Observations with their likelihood: what a Gaussian is fitted to, and what is expected of new ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Observations:
         likelihood: name of the likelihood, or a function.
         values: observations, (n,) or (n, k).
         parameters: parameters of the likelihood by name: the number of classes, or arrays of the shape of the values.
-        offset: what the function values have besides ``features @ readout``, of the shape of the values, or (n, classes).
+        offset: what the function values have besides ``features @ readout``, of the values' shape, or (n, classes).
         contrasts: whether a categorical's function values are logits in the basis of contrasts.
     """
 
@@ -114,7 +114,8 @@ class Observations:
 
     def fitted(self, kernel: np.ndarray) -> list[GaussianLikelihood]:
         """Fit a Gaussian likelihood to every column, under the prior with this kernel, (n, n), in double precision."""
-        return [VariationalFit(column, kernel, None).fit(_MOST_WEIGHT) for column in self.columns()]
+        fits = [VariationalFit(column, kernel, None) for column in self.columns()]
+        return [fit.sites(fit.climb(), _MOST_WEIGHT) for fit in fits]
 
     def predicted(self, moments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         """Average what is expected of these observations over normal function values, their offset not yet included.

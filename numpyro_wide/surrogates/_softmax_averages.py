@@ -14,10 +14,16 @@ from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, logsumexp
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
-_LOWEST, _HIGHEST, _SPACING = -7.0, 12.0, 0.1  # of the table, in standard deviations; beyond it is straight
+_LOWEST, _STRAIGHT, _HIGHEST, _SPACING = (
+    -7.0,
+    12.0,
+    56.0,
+    0.1,
+)  # of the table; from the second on F's logarithm is straight
 _NUM_SHAPES = 41  # inverse standard deviations of a sum in the table, from 0, the normal's, to Gumbel's
-_GRID = np.arange(-6.5, 15.0, 0.25)  # of the integral, in standard deviations above the largest mean
-_BATCH = 2**20  # numbers at a time
+_FIRST, _STRIDE, _NUM_PLACES = 5, 3, 72  # of the integral, above the largest mean, in cells of the table
+_FARTHEST = 40.0  # standard deviations below the largest mean, from which on a class has no chance
+_BATCH = 2**14  # numbers at a time, that fit a processor's cache
 
 
 class SoftmaxAverages(NamedTuple):
@@ -41,7 +47,7 @@ def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
         mean: means of the logits, (n, k).
         variance: their variances, (n,), which those of a row share.
     """
-    size = max(1, _BATCH // (mean.shape[1] * len(_GRID)))
+    size = max(1, _BATCH // (mean.shape[1] * _NUM_PLACES))
     parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
     return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -49,9 +55,9 @@ def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
 def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
     scale = np.sqrt(variance + _VARIANCE)
     best = mean.max(axis=1)
-    height, hazard = _at(_GRID + ((best[:, None] - mean) / scale[:, None])[..., None], 1 / scale)
+    height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)
     largest = np.exp(-np.sum(height, axis=1))  # distribution function of the largest sum
-    step = _GRID[1] - _GRID[0]
+    step = _STRIDE * _SPACING
     probs = step * np.matmul(hazard, largest[..., None])[..., 0]
     # The chance that two sums tie at the top is minus the derivative of the one's chance to win by the other's mean.
     curvature = -step * np.matmul(hazard * (largest / scale[:, None])[:, None], hazard.swapaxes(1, 2))
@@ -61,31 +67,31 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
     # The mean of the largest sum, less Euler's constant: that of a variable of distribution function F is what
     # 1 − F encloses above a point, less what F does below.
     above = step * (np.sum(1 - largest, axis=1) - 0.5)
-    return SoftmaxAverages(best + scale * (_GRID[0] + above), probs, curvature)
+    return SoftmaxAverages(best + scale * (_LOWEST + _FIRST * _SPACING + above), probs, curvature)
 
 
-def _at(places: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return −log F and the derivative of log F.
+def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return −log F and the derivative of log F along the integral, (n, k, places).
 
     Args:
-        places: standardised sums, (n, k, g).
+        below: how far means are below the largest, in standard deviations, (n, k).
         shapes: inverse standard deviations of the sums, (n,).
     """
     values, slopes = (_by_row(table, shapes) for table in _tables())
-    cells = (places - _LOWEST) / _SPACING
-    first = np.clip(cells.astype(int), 0, values.shape[1] - 2)
-    t = cells - first
-    outside = np.maximum(t - 1, 0) + np.minimum(t, 0)  # in cells beyond the table, along its end's tangent
-    t = np.clip(t, 0, 1)
-    flat = first + (np.arange(len(values)) * values.shape[1])[:, None, None]
-    left, right = values.take(flat), values.take(flat + 1)
-    left_slope, right_slope = _SPACING * slopes.take(flat), _SPACING * slopes.take(flat + 1)
-    rise = right - left
-    bend = 3 * rise - 2 * left_slope - right_slope
-    twist = left_slope + right_slope - 2 * rise
-    slope = left_slope + t * (2 * bend + 3 * t * twist)
-    height = np.exp(left + t * (left_slope + t * (bend + t * twist)) + outside * slope)
-    return height, -slope / _SPACING * height
+    cells = below / _SPACING
+    first = cells.astype(int)
+    t = (cells - first)[..., None]  # the same in all cells, which the integral's steps are multiples of
+    start = first + (np.arange(len(values)) * values.shape[1])[:, None] + _FIRST
+    flat = start[..., None] + _STRIDE * np.arange(_NUM_PLACES)
+    left, left_slope = values.take(flat), slopes.take(flat)
+    flat += 1
+    rise, right_slope = values.take(flat) - left, slopes.take(flat)
+    # Hermite's cubics between two places, and their derivatives.
+    height = np.exp(
+        left + (3 - 2 * t) * t**2 * rise + _SPACING * t * (1 - t) * ((1 - t) * left_slope - t * right_slope)
+    )
+    slope = 6 / _SPACING * t * (1 - t) * rise + (1 - t) * (1 - 3 * t) * left_slope - t * (2 - 3 * t) * right_slope
+    return height, -slope * height
 
 
 def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -93,8 +99,12 @@ def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     cells = np.clip(shapes * (_NUM_SHAPES - 1) * np.sqrt(_VARIANCE), 0, _NUM_SHAPES - 1)
     first = np.clip(cells.astype(int) - 1, 0, _NUM_SHAPES - 4)
     t = (cells - first)[:, None]
-    weights = -(t - 1) * (t - 2) * (t - 3) / 6, t * (t - 2) * (t - 3) / 2, -t * (t - 1) * (t - 3) / 2
-    weights = *weights, t * (t - 1) * (t - 2) / 6
+    weights = (
+        -(t - 1) * (t - 2) * (t - 3) / 6,
+        t * (t - 2) * (t - 3) / 2,
+        -t * (t - 1) * (t - 3) / 2,
+        t * (t - 1) * (t - 2) / 6,
+    )
     return sum(weight * table[first + i] for i, weight in enumerate(weights))
 
 
@@ -102,9 +112,13 @@ def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 def _tables() -> tuple[np.ndarray, np.ndarray]:
     """Return log(−log F) and its derivative, (shapes, places)."""
     places = np.arange(round((_HIGHEST - _LOWEST) / _SPACING) + 1) * _SPACING + _LOWEST
+    curved = places <= _STRAIGHT
     shapes = np.linspace(0, 1 / np.sqrt(_VARIANCE), _NUM_SHAPES)
-    values = np.stack([_log_height(places, shape) for shape in shapes])
-    return values, CubicSpline(places, values, axis=1)(places, 1)
+    values = np.stack([_log_height(places[curved], shape) for shape in shapes])
+    slopes = CubicSpline(places[curved], values, axis=1)(places[curved], 1)
+    beyond = places[~curved] - places[curved][-1]
+    straight = values[:, -1:] + slopes[:, -1:] * beyond
+    return np.hstack([values, straight]), np.hstack([slopes, np.broadcast_to(slopes[:, -1:], straight.shape)])
 
 
 def _log_height(places: np.ndarray, shape: float) -> np.ndarray:

@@ -40,8 +40,8 @@ class GaussianLikelihood(NamedTuple):
             kernel: K, the prior covariance of a function value between rows, (n, n).
 
         Returns:
-            Function of covariances of other rows with these, (m, n), and of the prior variances of those, (m,), to their
-            means, (m, c), and variances, (m,).
+            Function of covariances of other rows with these, (m, n), and of the prior variances of those, (m,), to
+            their means, (m, c), and variances, (m,).
         """
         factor = cho_factor(kernel + np.diag(1 / self.weights), lower=True)
         solved = cho_solve(factor, self.targets)
@@ -93,14 +93,16 @@ class VariationalFit(NamedTuple):
     kernel: np.ndarray
     nodes: Nodes | None
 
-    def climb(self, start: State | None = None) -> State:
+    def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
         """Climb to the largest bound, without a word if it is not quite reached.
 
         Args:
+            tolerance: how far means and weights may still move, in posterior standard deviations and as a share of the
+                information that the posterior holds.
             start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
         """
         with set_blas_threads(1):
-            return self._climb(None if start is None else self._from(start))[0]
+            return self._climb(None if start is None else self._from(start), tolerance)[0]
 
     def kernel_slope(self, state: State) -> np.ndarray:
         r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`).
@@ -123,7 +125,7 @@ class VariationalFit(NamedTuple):
         """
         # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
         with set_blas_threads(1):
-            state, moved = self._climb(None)
+            state, moved = self._climb(None, _TOLERANCE)
         if not moved < 1e-2:
             warnings.warn(
                 f"the surrogate's means and weights still move by {moved:.2g} (of a standard deviation, of their size) "
@@ -133,6 +135,15 @@ class VariationalFit(NamedTuple):
                 RuntimeWarning,
                 stacklevel=4,
             )
+        return self.sites(state, total_weight)
+
+    def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
+        """Return the Gaussian likelihood of a state.
+
+        Args:
+            state: state at the largest bound.
+            total_weight: most that the sum of w K_ii may come to, about.
+        """
         weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
         # The slope at the mean is the likelihood's, whatever the limits of the weight.
         return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
@@ -143,7 +154,7 @@ class VariationalFit(NamedTuple):
         variances = np.diagonal(self.kernel)
         return np.maximum(variances, 1e-6 * np.max(variances))
 
-    def _climb(self, start: State | None) -> tuple[State, float]:
+    def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
         state, step, moved = self._start() if start is None else start, 1.0, np.inf
         for _ in range(_MAX_STEPS):
             new = self._towards(state, step)
@@ -155,7 +166,7 @@ class VariationalFit(NamedTuple):
             before, moved = moved, _movement(state, new) / step
             # What swings to and fro takes shorter steps.
             state, step = new, (min(1.0, 2 * step) if moved < before else max(step / 2, 0.1))
-            if moved < _TOLERANCE:
+            if moved < tolerance:
                 break
         return state, moved
 
@@ -226,7 +237,7 @@ class VariationalFit(NamedTuple):
         return self._at(state.alpha + step * self._newton(state), weights)
 
     def _newton(self, state: State) -> np.ndarray:
-        """Return Newton's step of α for weights that stay: with minus the mean second derivatives H, (I + H K)⁻¹ (s − α).
+        """Return Newton's step of α for weights that stay, (I + H K)⁻¹ (s − α), with −H the mean second derivatives.
 
         Where rows have matrices of these, by conjugate gradients in the inner product of K, in which both I + H K and
         its stand-in with the weights are symmetric.

@@ -7,7 +7,8 @@ from numpyro_wide.wide_limit._objectives import Bound
 
 _NUM_FOLDS = 3
 _STEP = 0.5 * np.log(10)  # between the readout's scales that are tried
-_MOST = 6  # of them, beyond the first
+_MOST = 5  # of them, above the bound's own
+_BOUND = 4.0  # of the logarithm, in standard deviations a priori
 
 
 def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, float]:
@@ -24,7 +25,7 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
     best: tuple[float, np.ndarray, float] | None = None
     for step in range(-1, _MOST + 1):
         moved = logarithms.copy()
-        moved[place] += step * _STEP
+        moved[place] = np.clip(moved[place] + step * _STEP, -_BOUND * spread, _BOUND * spread)
         score = left_out(bound.gram(moved), bound.observations)
         posterior = score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2
         if best is None or posterior > best[0]:

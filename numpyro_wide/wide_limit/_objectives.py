@@ -1,7 +1,8 @@
 """What scales are fitted by: the log evidence of Gaussian targets, or its variational bound for other likelihoods."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +15,31 @@ from numpyro_wide.surrogates.internal import Observations, State, VariationalFit
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from numpyro_wide.wide_limit.gp import whiten, whitened_log_evidence
 
+_TOLERANCE = 2e-3  # of means and weights at the largest bound: it is level there, and its gradient is as good as this
 
-class Objective(Protocol):
+
+class Objective(ABC):
     """Minus a log posterior of scales, but for a constant, as a function of their logarithms over their medians.
 
     Attributes:
         problem: architecture, inputs and priors.
+        step: step of the logarithms over which differences of gradients tell the curvature.
     """
 
     problem: ScaleProblem
+    step: ClassVar[float]
 
+    @abstractmethod
     def __getitem__(self, rows: np.ndarray) -> "Objective":
         """Return the objective of some of the rows."""
 
+    @abstractmethod
     def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
         """Return value and gradient; not finite where there is none."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Objective):
     """Log evidence of targets with Gaussian noise.
 
     Attributes:
@@ -42,6 +49,7 @@ class Evidence:
 
     problem: ScaleProblem
     targets: np.ndarray
+    step: ClassVar[float] = 1e-3
 
     def __getitem__(self, rows: np.ndarray) -> "Evidence":
         return Evidence(self.problem[rows], self.targets[rows])
@@ -51,7 +59,7 @@ class Evidence:
         return float(loss), np.asarray(slope)
 
 
-class Bound:
+class Bound(Objective):
     """Variational bound on the log evidence of observations that are not Gaussian (Mathematics, :eq:`bound-slope`).
 
     Every call begins where the last one ended, which saves most of its steps.
@@ -60,6 +68,8 @@ class Bound:
         problem: architecture, inputs and priors.
         observations: observations and their likelihood.
     """
+
+    step = 0.03
 
     def __init__(self, problem: ScaleProblem, observations: Observations):
         self.problem, self.observations = problem, observations
@@ -88,7 +98,7 @@ class Bound:
         for i, column in enumerate(self._columns):
             fit = VariationalFit(column, gram, None)
             try:
-                state = self._states[i] = fit.climb(self._states[i])
+                state = self._states[i] = fit.climb(self._states[i], _TOLERANCE)
             except ValueError:  # of a kernel at the end of the scales' range
                 return np.inf, np.zeros_like(logarithms)
             value += state.bound

@@ -11,7 +11,6 @@ from numpyro_wide.wide_limit._objectives import Bound, Objective
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
 _BOUND = 4.0  # of the logarithms, in standard deviations a priori
-_STEP = 1e-3  # between the gradients whose differences are the curvature
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
 
@@ -137,9 +136,9 @@ class ScaleSearch:
 
     def _curvature(self, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""
-        gradient = self._value(logarithms)[1]
-        moved = [self._value(logarithms + step)[1] - gradient for step in _STEP * np.eye(len(logarithms))]
-        hessian = np.stack(moved) / _STEP
+        gradient, size = self._value(logarithms)[1], self.objective.step
+        moved = [self._value(logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
+        hessian = np.stack(moved) / size
         values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
         # No direction is known worse than a priori, whatever the curvature at a point that is not quite the optimum.
         return np.maximum(values, 1 / self.problem.spreads.max() ** 2), vectors

@@ -10,6 +10,8 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, listing
 from numpyro_wide.machine import double_precision
+from numpyro_wide.readout.internal import Surrogate
+from numpyro_wide.surrogates import fitted_surrogate
 from numpyro_wide.surrogates.internal import GaussianLikelihood, Observations
 from numpyro_wide.wide_limit._activation import Activation, activation_name
 from numpyro_wide.wide_limit.kernels import fcn_kernel
@@ -50,14 +52,14 @@ class WideLimitFit:
     activation: Activation
     depth: int
     log_evidence: float
-    noise_scale: float | None
+    noise_scale: Any
     scales: dict[str, Any]
     standard_errors: dict[str, Any]
     table: list[dict[str, Any]]
     inputs: np.ndarray
     targets: np.ndarray
     network: Any = None
-    likelihood: str = "normal"
+    likelihood: Any = "normal"
     parameters: dict[str, Any] = field(default_factory=dict)
     offset: Any = 0.0
 
@@ -109,6 +111,21 @@ class WideLimitFit:
         ((mean, variance),) = self._moments(x_new, [sites])
         return mean.reshape(len(x_new), *self.targets.shape[1:]), variance + (noise_variance if with_noise else 0.0)
 
+    def surrogate(self) -> Surrogate:
+        """Give the Gaussian likelihood that stands for the fit's own, for ``repriorise(..., surrogate=...)``.
+
+        Returns:
+            ``(targets, noise_scale)``, as :func:`~numpyro_wide.fitted_surrogate` gives them for this kernel.
+
+        Raises:
+            ValueError: for a normal likelihood, which needs none.
+        """
+        if self.likelihood == "normal":
+            raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")
+        with double_precision():
+            gram = np.array(self._kernel()(self.inputs)[0])
+        return fitted_surrogate(self.targets, self.likelihood, gram, offset=self.offset, **self.parameters)
+
     def _expected(self, x_new: np.ndarray, with_noise: bool, known: dict[str, Any]) -> Any:
         """Return what is expected of new observations of a likelihood that is not normal."""
         if with_noise:
@@ -136,7 +153,10 @@ class WideLimitFit:
                     np.diagonal(np.asarray(own_kernel(rows)[0])),
                 )
                 parts.append([condition(cross, prior) for condition in conditions])
-        return [tuple(map(np.concatenate, zip(*blocks, strict=True))) for blocks in zip(*parts, strict=True)]
+        return [
+            (np.concatenate(means), np.concatenate(spreads))
+            for means, spreads in (zip(*blocks, strict=True) for blocks in zip(*parts, strict=True))
+        ]
 
     @cached_property
     def _sites(self) -> list[GaussianLikelihood]:
