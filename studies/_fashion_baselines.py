@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
 
+import _class_rivals
 from _fashion_data import NUM_CLASSES, shares_of_largest
 from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.surrogates import class_contrasts
@@ -18,16 +17,14 @@ BATCH = 100
 
 def logistic_regression(images):
     """Return probabilities at test and at shifted images; the penalty is chosen by cross-validation."""
-    penalties = {"C": np.logspace(-4, 1, 6)}
-    model = GridSearchCV(LogisticRegression(max_iter=1000), penalties, scoring="neg_log_loss", cv=3)
-    model.fit(images.x, images.labels)
+    model = _class_rivals.logistic_regression(images.x, images.labels)
     return model.predict_proba(images.x_test), model.predict_proba(images.x_shifted)
 
 
 def scales_by_evidence(kernel, labels):
     """Find the scales of a kernel (n, n) and of the noise that make codes most probable, by a grid of their ratios."""
     values, vectors = np.linalg.eigh(np.asarray(kernel, float))
-    squares = (vectors.T @ centred_one_hot(labels, NUM_CLASSES)) ** 2
+    squares = (vectors.T @ centred_one_hot(labels, int(np.max(labels)) + 1)) ** 2
 
     def evidence(ratio):
         spectrum = np.maximum(values, 0) + ratio

@@ -1087,6 +1087,14 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             f"{REGRESSION}::test_outputs_of_a_row_count_once",
         ),
     ],
+    "plots/_reliability.py": [
+        (
+            "reliability: both tails of the binomial interval on one side",
+            "tail = (1 - level) / 2",
+            "tail = 1 - level",
+            "plots/test_reliability.py::test_points_and_intervals_against_scipy",
+        ),
+    ],
     "plots/_calibration.py": [
         (
             "histogram of transforms: band of another level",

@@ -21,6 +21,11 @@ SECTIONS = {
         "fashion_scores fashion_costs",
         "2000 150 50 0.009 0.012",  # a standard error of 2000 images; 0.523 less 0.511
     ),
+    ("gallery.md", "Class probabilities: calibrated, and at what cost"): (
+        "classes",
+        # Rows, units, steps and draws; scales and powers by hand, with what they gave; of the table of scales by hand.
+        "1000 128 200 10 3000 30 100 0.103 0.10 0.067 0.026 1.02 80 600 5000 6000",
+    ),
     ("how_wide.md", "One hidden layer"): (
         "how_wide_speeds how_wide_scores",
         "81 127 128 3.5 52 0.19 0.44",  # gradients a sample, times of a gradient; of one gradient, not of 1000

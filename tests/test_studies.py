@@ -32,6 +32,8 @@ TINY = {
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
     "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
+    "--most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
@@ -57,6 +59,7 @@ FIGURES = {
     "exact_laws.py": {"exact_laws.csv", "exact_laws_chains.csv", "exact_laws.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
+    "classes.py": {"classes.csv", "classes.npz", "classes.png"},
     "how_wide.py": {"how_wide.csv", "how_wide_gradients.png", "how_wide_seconds.png"},
 }
 # Where nothing else is printed for minutes.
@@ -72,6 +75,7 @@ SILENT_FOR_LONG = {
     "bayesian_optimisation.py",
     "collapse.py",
     "posterior_slices.py",
+    "classes.py",
     "how_wide.py",
 }
 

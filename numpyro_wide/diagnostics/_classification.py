@@ -1,5 +1,7 @@
 """Scores of predicted class probabilities: how often right, how likely, how sure, and sure where they should be."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,25 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats, is_known, whole_number
 from numpyro_wide.diagnostics._standard_error import standard_error
+
+
+class ConfidenceBins(NamedTuple):
+    """Rows by their confidence, the largest probability, in bins of equal width.
+
+    Attributes:
+        members: one where a row is in a bin and else zero, (..., n, bins).
+        is_right: one where the most probable class is the true one and else zero, (..., n).
+        confidence: the largest probability, (..., n).
+    """
+
+    members: Array
+    is_right: Array
+    confidence: Array
+
+    @property
+    def gap(self) -> Array:
+        """Correctness less confidence, (..., n)."""
+        return self.is_right - self.confidence
 
 
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
@@ -44,8 +65,8 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     if _is_whole(probs) and not _is_whole(labels):
         probs, labels = labels, probs
     labels, probs = _checked("expected_calibration_error(probs, labels)", labels, probs)
-    members, gap = _binned(labels, probs, num_bins)
-    return jnp.sum(jnp.abs(jnp.einsum("...nb,...n->...b", members, gap)), -1) / gap.shape[-1]
+    bins = _binned(labels, probs, num_bins)
+    return jnp.sum(jnp.abs(jnp.einsum("...nb,...n->...b", bins.members, bins.gap)), -1) / bins.gap.shape[-1]
 
 
 def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
@@ -147,15 +168,9 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         (0.75, 0.217)
     """
     num_bins = whole_number("num_bins", num_bins)
-    if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
-        raise ValueError(
-            "labels must have shape (n,) and probs (n, classes) or (draws, n, classes), but got "
-            f"{np.shape(labels)} and {np.shape(probs)}; the order is classification_scores(labels, probs)."
-        )
-    labels, probs = _checked("classification_scores(labels, probs)", labels, probs)
-    if probs.ndim == 3:
-        labels, probs = labels[0], probs.mean(axis=0)
-    members, gap = (np.asarray(values, np.float64) for values in _binned(labels, probs, num_bins))
+    labels, probs = _mixture("classification_scores(labels, probs)", labels, probs)
+    bins = _binned(labels, probs, num_bins)
+    members, gap = (np.asarray(values, np.float64) for values in (bins.members, bins.gap))
     signs = np.sign(gap @ members)
     by_row = {
         "accuracy": np.asarray(_is_right(labels, probs), np.float64),
@@ -166,6 +181,36 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
     # Divided by n and not by n − 1, the variance of zeros and ones is the binomial p (1 − p).
     errors = {f"{name}_se": standard_error(values, int(name != "accuracy")) for name, values in by_row.items()}
     return scores | errors
+
+
+def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> ConfidenceBins:
+    """Sort rows into bins of confidence, as the calibration error has them.
+
+    Args:
+        order: how the caller is called, for messages.
+        labels: true classes, whole numbers from 0, (n,).
+        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), whose mean counts.
+        num_bins: number of bins.
+
+    Returns:
+        The bins.
+
+    Raises:
+        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins.
+    """
+    num_bins = whole_number("num_bins", num_bins)
+    return _binned(*_mixture(order, labels, probs), num_bins)
+
+
+def _mixture(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
+    """Return labels (n,) and probabilities (n, classes), averaged over draws if there are any."""
+    if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
+        raise ValueError(
+            "labels must have shape (n,) and probs (n, classes) or (draws, n, classes), but got "
+            f"{np.shape(labels)} and {np.shape(probs)}; the order is {order}."
+        )
+    labels, probs = _checked(order, labels, probs)
+    return (labels[0], probs.mean(axis=0)) if probs.ndim == 3 else (labels, probs)
 
 
 def _is_whole(values: ArrayLike) -> bool:
@@ -187,13 +232,12 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
     return jnp.where(_is_class(labels, probs), jnp.log(of_label), jnp.nan)
 
 
-def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array]:
-    """Return which bin of confidence each row is in, (..., n, bins), and its correctness less its confidence."""
+def _binned(labels: Array, probs: Array, num_bins: int) -> ConfidenceBins:
     largest = jnp.max(probs, -1)
     # Divided by NumPy, whose quotients are correctly rounded: a confidence of k/B is then the left edge of its bin.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, largest.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, largest, side="right"), num_bins, dtype=largest.dtype)
-    return members, _is_right(labels, probs) - largest
+    return ConfidenceBins(members, _is_right(labels, probs), largest)
 
 
 def _checked(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ from numpyro_wide.plots._calibration import plot_rank_histogram as plot_rank_his
 from numpyro_wide.plots._mixing import plot_autocorrelation as plot_autocorrelation
 from numpyro_wide.plots._mixing import plot_ess_by_width as plot_ess_by_width
 from numpyro_wide.plots._mixing import plot_rhat_by_steps as plot_rhat_by_steps
+from numpyro_wide.plots._reliability import plot_reliability as plot_reliability
 from numpyro_wide.plots._slices import plot_posterior_slice as plot_posterior_slice
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "plot_probability_integral_transform",
     "plot_rank_ecdf",
     "plot_rank_histogram",
+    "plot_reliability",
     "plot_rhat_by_steps",
 ]

@@ -1,0 +1,220 @@
+"""Chains of finite networks of classes: as they are, repriorised, on one-hot codes; and what their draws cost."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import NUTS
+
+import _chains
+from _fashion_baselines import scales_by_evidence
+from _fashion_data import shares_of_largest
+from _sampling import stretch_of
+from numpyro_wide import collapse_readout, fitted_surrogate, repriorise
+from numpyro_wide.datasets import centred_one_hot
+from numpyro_wide.diagnostics import project
+from numpyro_wide.linear_gaussian import readout_posterior
+from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
+from numpyro_wide.nn import FCN, random_network
+from numpyro_wide.readout import site_function
+from numpyro_wide.surrogates import class_contrasts
+from numpyro_wide.wide_limit import fcn_kernel
+
+NUM_CHAINS = 2
+STRETCH = 25  # draws that are compiled as one
+NAMES = {"readout": "readout", "features": "features"}
+
+
+class Way(NamedTuple):
+    """A way to sample.
+
+    Attributes:
+        kernel: function from a model to a kernel.
+        thinning: number of its steps that make a draw.
+        warmup: share of the option's draws of warmup that it takes: whole trajectories are dear.
+        has_surrogate: whether the readout is repriorised with a fitted surrogate.
+        is_cold: whether the likelihood is taken to a power.
+    """
+
+    kernel: Callable
+    thinning: int
+    warmup: float = 1.0
+    has_surrogate: bool = False
+    is_cold: bool = False
+
+
+def _microcanonical(model):
+    return MicrocanonicalLangevin(model, adjusted=False)
+
+
+def _persistent(model):
+    return SplitHMC(model, persistence="auto")
+
+
+WAYS = {
+    "microcanonical": Way(_microcanonical, 10),
+    "cold": Way(_microcanonical, 10, is_cold=True),
+    "persistent": Way(_persistent, 4, 0.2),
+    "surrogate": Way(_persistent, 4, 0.2, has_surrogate=True),
+    "whole trajectories": Way(SplitHMC, 1, 0.2),
+    "NUTS": Way(NUTS, 1, 0.2),
+}
+CODES = Way(_persistent, 1, 0.2)
+
+
+class Architecture(NamedTuple):
+    """A network of the limit.
+
+    Attributes:
+        activation: name of the activation.
+        depth: number of hidden layers.
+        scales: its scales, keywords of ``fcn_kernel``.
+    """
+
+    activation: str
+    depth: int
+    scales: dict
+
+    def kernel(self, *x):
+        """Return the covariance of the function values of an output."""
+        return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
+
+    def features(self, x, width):
+        """Sample the hidden weights, and record the scaled features (n, d) of a finite network."""
+        module = FCN(self.depth, width, self.activation, **self.scales)
+        return numpyro.deterministic("features", random_network("hidden", module, x)(x))
+
+
+def with_readout_scale(scale):
+    """Return one GELU layer whose prior function values have a standard deviation of about this."""
+    scales = FCN(1, 1, "gelu", b_std=0.5).scales()
+    return Architecture("gelu", 1, {**scales, "readout_w_std": scale * float(scales["readout_w_std"])})
+
+
+class Cost(NamedTuple):
+    """What the draws of the chains tell and cost.
+
+    Attributes:
+        rhat: largest R-hat of the predicted probabilities.
+        ess: ArviZ's effective draws of 100 projections of the function at test rows, their mean.
+        worst_ess: the least of them.
+        gradients: gradients of all chains after warmup.
+        seconds: seconds of a core after warmup.
+        total: seconds of a core, compilation, warmup and predictions included.
+    """
+
+    rhat: float
+    ess: float
+    worst_ess: float
+    gradients: float
+    seconds: float
+    total: float
+
+
+def network(x, labels=None, *, architecture, width, num_classes, power=1.0):
+    """Sample a network of classes: one logit, or contrasts of several; the likelihood to a power."""
+    features = architecture.features(x, width)
+    shape = (features.shape[1],) if num_classes == 2 else (features.shape[1], num_classes - 1)
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
+    function = numpyro.deterministic("function", features @ readout)
+    with numpyro.plate("rows", len(x)), numpyro.handlers.scale(scale=power):
+        numpyro.sample("label", _likelihood(function), obs=labels)
+
+
+def on_codes(x, codes=None, *, architecture, width, num_classes, noise):
+    """Sample a network that regresses on one-hot codes."""
+    features = architecture.features(x, width)
+    prior = dist.Normal(0, 1).expand((features.shape[1], num_classes))
+    function = features @ numpyro.sample("readout", prior.to_event(2))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("codes", dist.Normal(function, noise).to_event(1), obs=codes)
+
+
+def _likelihood(function):
+    if function.ndim == 1:
+        return dist.Bernoulli(logits=function)
+    return dist.Categorical(logits=function @ class_contrasts(function.shape[1] + 1).T)
+
+
+def probabilities(function):
+    """Return probabilities of classes, (..., n, classes), of function values (..., n) or contrasts of logits."""
+    if function.ndim == 1:
+        one = jax.nn.sigmoid(function)
+        return jnp.stack([1 - one, one], axis=-1)
+    return jax.nn.softmax(function @ class_contrasts(function.shape[-1] + 1).T)
+
+
+def of_network(table, architecture, way, options):
+    """Sample the network in a way: probabilities of the test rows, (n, classes), and the cost."""
+    start = time.process_time()
+    sizes = {"architecture": architecture, "width": options.width, "num_classes": table.num_classes}
+    plain = model = partial(network, **sizes, power=options.power if way.is_cold else 1.0)
+    if way.has_surrogate:
+        model = repriorise(plain, **NAMES, targets="labels", surrogate=_surrogate(table, architecture))
+    kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
+
+    def predict(draw):
+        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.has_surrogate else draw
+        found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
+        return found, probabilities(found)
+
+    return _run(kernel, (table.x, table.labels), predict, way, options, start)
+
+
+def _surrogate(table, architecture):
+    kernel = architecture.kernel(table.x)
+    if table.num_classes == 2:
+        return fitted_surrogate(table.labels, "bernoulli", kernel)
+    return fitted_surrogate(table.labels, "categorical", kernel, num_classes=table.num_classes, contrasts=True)
+
+
+def of_codes(table, architecture, options):
+    """Sample the network on one-hot codes, the readout integrated out; scale and noise by the limit's evidence."""
+    start = time.process_time()
+    scale, noise = scales_by_evidence(architecture.kernel(table.x), table.labels)
+    scales = {**architecture.scales, "readout_w_std": scale * architecture.scales["readout_w_std"]}
+    scales["readout_b_std"] = scale * scales["readout_b_std"]
+    sizes = {"architecture": architecture._replace(scales=scales), "width": options.width}
+    plain = partial(on_codes, **sizes, num_classes=table.num_classes, noise=noise)
+    codes = np.float32(centred_one_hot(table.labels, table.num_classes))
+    features = [site_function(plain, "features", x) for x in (table.x, table.x_test)]
+
+    def predict(draw):
+        known, new = (of_rows(draw) for of_rows in features)
+        mean, covariance = readout_posterior(known, codes, noise)
+        variance = jnp.sum((new @ covariance) * new, axis=1)
+        return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
+
+    model = collapse_readout(plain, **NAMES, observed="codes")
+    return _run(CODES.kernel(model), (table.x, codes), predict, CODES, options, start)
+
+
+def _run(kernel, args, predict, way, options, start):
+    """Run the chains: probabilities averaged over their draws, and what they cost."""
+    args = tuple(map(jnp.asarray, args))
+    counts = way.warmup * options.num_warmup, options.num_samples
+    num_warm, num_kept = (max(1, round(count / STRETCH)) for count in counts)
+    num_steps = num_warm * STRETCH * way.thinning
+    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), num_steps, None, args, {})
+    stretch = stretch_of(kernel, args, STRETCH, way.thinning)
+    predicted = jax.jit(partial(jax.lax.map, jax.vmap(predict)))
+    found, gradients, seconds = [], 0, 0.0
+    for i in range(num_warm + num_kept):
+        before = time.process_time()
+        state, (positions, (costs, _)) = jax.block_until_ready(stretch(state))
+        if i >= num_warm:
+            seconds += time.process_time() - before
+            gradients += int(np.sum(costs))
+            found.append(predicted(positions))
+    function, probs = (np.concatenate(parts).swapaxes(0, 1) for parts in zip(*found, strict=True))
+    ess = _chains.bulk_ess(np.asarray(project({"function": function}, jax.random.key(2))))
+    moves = probs.std(axis=(0, 1)) > 1e-6  # what is as good as certain in all draws has no R-hat
+    rhat = np.max(_chains.rhat(probs[:, :, moves]), initial=1.0)
+    total = time.process_time() - start
+    return probs.mean(axis=(0, 1)), Cost(rhat, ess.mean(), ess.min(), gradients, seconds, total)

@@ -1,0 +1,170 @@
+"""Are class probabilities calibrated? Finite networks, their infinitely wide limit, and what scikit-learn has.
+
+Accuracy, negative log-likelihood and calibration error at test rows of several tables, with standard errors, and what
+effective draws of chains cost. Activation, depth and scales are chosen by the labels at the wide limit, by
+``wide_limit.fit``; the finite network takes them over. Probabilities are kept in classes.npz, so that a study that was
+interrupted goes on where it stopped. Tables of measurements are read from --folder, and left out without it.
+
+    python studies/classes.py --folder path/to/uci
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas
+from tqdm.auto import tqdm
+
+import _class_chains
+import _class_data
+import _class_rivals
+import _common
+from _class_chains import Architecture, Cost
+from numpyro_wide import wide_limit
+from numpyro_wide.diagnostics import classification_scores
+from numpyro_wide.plots import plot_reliability
+
+RIVALS = ("logistic regression", "MLPs", "GP")
+MODELS = (*RIVALS, "limit", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
+DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold", "network, one-hot codes")
+DRAWN = ("MLPs", "limit", "network, microcanonical", "network, cold")
+NO_COST = Cost(*[np.nan] * len(Cost._fields))
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Options of the command line, hashable for what is cached."""
+
+    options: argparse.Namespace
+
+
+@cache
+def table_of(name, task):
+    """Read a table once."""
+    return _class_data.load(name, task.options.folder, task.options.most_rows)
+
+
+@cache
+def limit_of(name, task):
+    """Fit the limit once: the fit, and the seconds of a core that it took."""
+    table, start = table_of(name, task), time.process_time()
+    likelihood = "bernoulli" if table.num_classes == 2 else "categorical"
+    fit = wide_limit.fit(table.x, table.labels, likelihood=likelihood)
+    return fit, time.process_time() - start
+
+
+def architecture_of(name, task):
+    """Return the limit's architecture, or one GELU layer with the readout's scale of the command line."""
+    if task.options.readout_scale > 0:
+        return _class_chains.with_readout_scale(task.options.readout_scale)
+    fit, _ = limit_of(name, task)
+    return Architecture(fit.activation, fit.depth, fit.scales)
+
+
+def predict(name, model, task):
+    """Predict probabilities (n, classes) at the test rows, with the costs of chains and the seconds of a core."""
+    table = table_of(name, task)
+    if model == "limit" or model.startswith("network"):
+        if model == "limit":
+            fit, seconds = limit_of(name, task)
+            start = time.process_time()
+            probs = np.asarray(fit.predict(table.x_test))
+            probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
+            return probs, NO_COST._replace(total=seconds + time.process_time() - start)
+        architecture = architecture_of(name, task)
+        if model == "network, one-hot codes":
+            return _class_chains.of_codes(table, architecture, task.options)
+        way = _class_chains.WAYS[model.removeprefix("network, ")]
+        return _class_chains.of_network(table, architecture, way, task.options)
+    start = time.process_time()
+    if model == "logistic regression":
+        probs = _class_rivals.logistic_regression(table.x, table.labels).predict_proba(table.x_test)
+    else:
+        probs = (_class_rivals.ensemble if model == "MLPs" else _class_rivals.gaussian_process)(table)
+    return probs, NO_COST._replace(total=time.process_time() - start)
+
+
+def predictions(task):
+    """Return probabilities and costs by table and model, each kept as soon as it is there."""
+    options = task.options
+    path = options.output / "classes.npz"
+    kept = dict(np.load(path)) if path.exists() else {}
+    names = [name for name in options.tables if options.folder or name not in _class_data.OF_NUMBERS]
+    cells = [(name, model) for name in names for model in options.models]
+    for name, model in (progress := tqdm(cells, unit="fit")):
+        progress.set_description(f"{name}, {model}")
+        if f"{name}|{model}" not in kept:
+            probs, cost = predict(name, model, task)
+            kept |= {f"{name}|{model}": np.asarray(probs, float), f"{name}|{model}|cost": np.array(cost)}
+            np.savez_compressed(path, **kept)
+    return {cell: (kept["|".join(cell)], Cost(*kept["|".join((*cell, "cost"))])) for cell in cells}
+
+
+def row(name, model, probs, cost, task):
+    """Return the row of a table of results."""
+    scores = classification_scores(table_of(name, task).labels_test, probs)
+    columns = {"NLL": "negative_log_likelihood", "ECE": "expected_calibration_error", "accuracy": "accuracy"}
+    written = {column: f"{scores[of]:.3f} ± {scores[f'{of}_se']:.3f}" for column, of in columns.items()}
+    found = {"table": name, "model": model, **written, "seconds": f"{cost.total:.0f}"}
+    of_chains = {
+        "R-hat, largest": f"{cost.rhat:.2f}",
+        "bulk ESS": f"{cost.ess:.0f}",
+        "for 1000 gradients": f"{1000 * cost.ess / cost.gradients:.3g}",
+        "worst": f"{1000 * cost.worst_ess / cost.gradients:.2g}",
+        "a second": f"{cost.ess / cost.seconds:.2g}",
+    }
+    return found | (of_chains if cost.gradients > 0 else dict.fromkeys(of_chains, ""))
+
+
+def draw(found, task):
+    """Draw reliability diagrams, a row for each model and a column for each table."""
+    names, models = (list(dict.fromkeys(cell[i] for cell in found)) for i in (0, 1))
+    models = [model for model in DRAWN if model in models] or models
+    size = 0.6 + 2.3 * len(names), 0.4 + 2.3 * len(models)
+    figure, axes = plt.subplots(
+        len(models), len(names), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for model, panels in zip(models, axes, strict=True):
+        for name, panel in zip(names, panels, strict=True):
+            plot_reliability(table_of(name, task).labels_test, found[name, model][0], num_bins=10, ax=panel)
+            panel.set(xlabel="", ylabel="", title=name if panel in axes[0] else "")
+        panels[0].set_ylabel(model, fontsize="medium")
+    figure.supxlabel("confidence; bars: share of all rows", fontsize="medium")
+    figure.supylabel("share of rows that are right", fontsize="medium")
+    _common.save(figure, task.options, "classes.png", dpi=110)
+
+
+def main(options):
+    """Run the study."""
+    task = Task(options)
+    found = predictions(task)
+    rows = [row(*cell, *result, task) for cell, result in found.items()]
+    _common.print_table(rows)
+    pandas.DataFrame(rows).to_csv(options.output / "classes.csv", index=False)
+    draw(found, task)
+
+
+if __name__ == "__main__":
+    several = {"type": str, "nargs": "+"}
+    tables = _class_data.TABLES
+    main(
+        _common.arguments(
+            __doc__,
+            folder={"type": Path, "help": "with the UCI sets, <name>.npz"},
+            tables=several | {"default": tables, "choices": tables, "metavar": "TABLE", "help": "; ".join(tables)},
+            models=several | {"default": DEFAULT, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
+            most_rows=(_class_data.MOST_ROWS, "to learn from; twice as many of Fashion-MNIST"),
+            width=128,
+            num_warmup=(500, "draws of each of two chains, of ten steps if microcanonical; others take a fifth"),
+            num_samples=(300, "draws of each of two chains"),
+            readout_scale=(
+                0.0,
+                "of one GELU layer, in the place of what the limit chooses; times one of unit variance",
+            ),
+            power=(10.0, "of the likelihood of the cold posterior"),
+        )
+    )
