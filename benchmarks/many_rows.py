@@ -20,10 +20,11 @@ import numpy as np
 from numpyro.infer.util import log_density
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from numpyro_wide import collapse_readout, fit_random_features, set_blas_threads
+from numpyro_wide import collapse_readout, set_blas_threads
 from numpyro_wide.datasets import Standardiser, uci
 from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.nn import FCN, bnn
+from numpyro_wide.wide_limit import fit_random_features
 
 NUM_INPUTS, WIDTH, NOISE, BLOCK_SIZE, NUM_TEST = 8, 256, 0.1, 4096, 2000
 NETWORK = FCN(depth=1, width=WIDTH, activation="erf", w_std=1.5, b_std=1.0)

@@ -26,7 +26,6 @@ from numpyro_wide.elbo import TraceQKL as TraceQKL
 from numpyro_wide.evidence import model_evidence as model_evidence
 from numpyro_wide.machine import set_blas_threads as set_blas_threads
 from numpyro_wide.machine import shard_rows as shard_rows
-from numpyro_wide.random_features import fit_random_features as fit_random_features
 from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
 from numpyro_wide.readout import collapse_readout as collapse_readout
@@ -62,7 +61,6 @@ __all__ = [
     "distributions",
     "elbo",
     "evidence",
-    "fit_random_features",
     "fitted_surrogate",
     "guide_draws",
     "linear_gaussian",

@@ -118,18 +118,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "linear_gaussian/test_blocks_of_rows.py::test_posterior_of_the_normal_equations",
         ),
     ],
-    "random_features.py": [
+    "wide_limit/random_features.py": [
         (
             "random features: variance of the mixture without that of its means",
             "variance + (mean - center) ** 2",
             "variance",
-            "test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
+            "wide_limit/test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
         ),
         (
             "random features: log density of equal weights, whatever they are",
             "logsumexp(by_row, axis=0, b=self.weights[:, None])",
             "logsumexp(by_row, axis=0) - np.log(len(mean))",
-            "test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
+            "wide_limit/test_random_features.py::test_predictions_are_the_mixture_of_dense_posteriors",
         ),
     ],
     "machine.py": [
@@ -427,7 +427,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "sums over rows: not kept",
             "<= _MOST_KEPT",
             "< 0",
-            "test_random_features.py::test_rows_are_summed_over_once",
+            "wide_limit/test_random_features.py::test_rows_are_summed_over_once",
         ),
         (
             "inputs with other columns than the fit's explained by flax",

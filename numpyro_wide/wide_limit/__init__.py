@@ -14,6 +14,8 @@ from numpyro_wide.wide_limit.layer_kernels import Inputs as Inputs
 from numpyro_wide.wide_limit.layer_kernels import LayerKernels as LayerKernels
 from numpyro_wide.wide_limit.network_kernel import NetworkKernel as NetworkKernel
 from numpyro_wide.wide_limit.network_kernel import kernel as kernel
+from numpyro_wide.wide_limit.random_features import RandomFeatures as RandomFeatures
+from numpyro_wide.wide_limit.random_features import fit_random_features as fit_random_features
 from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
 from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
 from numpyro_wide.wide_limit.width_correction import WidthCorrection as WidthCorrection
@@ -24,6 +26,7 @@ __all__ = [
     "empirical_ntk",
     "fcn_kernel",
     "fit",
+    "fit_random_features",
     "gp_log_evidence",
     "gp_posterior",
     "gradient_flow",

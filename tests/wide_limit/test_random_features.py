@@ -8,9 +8,10 @@ import pytest
 from scipy.special import erf, logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from numpyro_wide import fit_random_features, wide_limit
+from numpyro_wide import wide_limit
 from numpyro_wide.linear_gaussian import _blocked_problem as blocked_problem
 from numpyro_wide.nn import FCN
+from numpyro_wide.wide_limit import fit_random_features
 
 RNG = np.random.default_rng(0)
 X, X_NEW = RNG.normal(size=(300, 2)), RNG.normal(size=(20, 2))
@@ -76,7 +77,7 @@ def test_hidden_weights_are_those_of_the_networks_prior():
 
 def test_many_test_rows_go_by_blocks(monkeypatch):
     whole = found().predict(X)
-    monkeypatch.setattr("numpyro_wide.random_features._TEST_ROWS", 128)  # which does not divide 300
+    monkeypatch.setattr("numpyro_wide.wide_limit.random_features._TEST_ROWS", 128)  # which does not divide 300
     for part, expected in zip(found().predict(X), whole, strict=True):
         np.testing.assert_allclose(part, expected, rtol=1e-9)
     assert found().log_density(X, Y).shape == (300,)

@@ -15,8 +15,8 @@ from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_finite, check_known, kind_of, whole_number
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout import ReadoutPredictive, collapse_readout
-from numpyro_wide.wide_limit import WideLimitFit
-from numpyro_wide.wide_limit import fit as fit_scales
+from numpyro_wide.wide_limit.evidence_fit import fit as fit_scales
+from numpyro_wide.wide_limit.fitted_limit import WideLimitFit
 
 _TEST_ROWS = 8192  # predicted at a time
 
@@ -165,7 +165,7 @@ def fit_random_features(
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_wide import fit_random_features
+        >>> from numpyro_wide.wide_limit import fit_random_features
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(3000, 2))
         >>> y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=3000)
@@ -216,6 +216,8 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
             "fit must be of fully connected networks, by activation and depth, but is of a network; fit without it, or "
             "give the network to bnn(block_size=...)."
         )
+    if fit.noise_scale is None:
+        raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
     if shapes[0] != shapes[1]:
         raise ValueError(
