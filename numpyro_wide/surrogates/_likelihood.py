@@ -7,8 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_no_nan, check_positive
+from numpyro_wide._checks import check_no_nan, check_positive, is_known
 
 # Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -24,7 +25,7 @@ def quadrature(num_nodes: int) -> Nodes:
 
 
 class Averages(NamedTuple):
-    """Averages of a log likelihood and its derivatives over normal function values.
+    """Mean log likelihood and derivatives over normal function values.
 
     Attributes:
         value: mean log density, (n,).
@@ -135,3 +136,25 @@ class OneValue(Likelihood):
     @abstractmethod
     def along(self, f: np.ndarray) -> Derivatives:
         """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""
+
+
+def check_whole(observed: Array | np.ndarray, likelihood: str, largest: ArrayLike) -> None:
+    """Refuse observations that are not whole numbers from 0 to the largest, where they are known already.
+
+    Args:
+        observed: observations, of any shape.
+        likelihood: its name, for the message.
+        largest: a number, or one for each observation: the number of trials.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not is_known(observed):
+        return
+    array = np.asarray(observed)
+    if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
+        most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
+        raise ValueError(
+            f"observations of a {likelihood} likelihood must be whole numbers from 0 to {most}, but they range from "
+            f"{array.min()} to {array.max()}, or are not whole."
+        )

@@ -1,4 +1,4 @@
-"""Averages of the logistic function over a normal logit, whatever its variance."""
+"""Mean values of the logistic function over a normal logit, whatever its variance."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _LARGEST, _SPACING = 40.0, 0.25  # of the logistic variable
 
 
 class LogisticAverages(NamedTuple):
-    """Averages over normal logits f, in the shape of their means.
+    """Mean values over normal logits f, in the shape of their means.
 
     Attributes:
         log_normaliser: mean of log(1 + exp f).

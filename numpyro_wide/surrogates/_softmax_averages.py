@@ -1,4 +1,4 @@
-r"""Averages of a softmax over independent normal logits of one variance, each by a single integral.
+r"""Mean values of a softmax over independent normal logits of one variance, each by a single integral.
 
 With a Gumbel variable for each logit, class k has the largest sum of both with the probability $softmax(f)_k$. Averaged
 over normal logits that is the chance that the largest of independent sums is the k-th: an integral over one number of
@@ -27,7 +27,7 @@ _BATCH = 2**14  # numbers at a time, that fit a processor's cache
 
 
 class SoftmaxAverages(NamedTuple):
-    """Averages over normal logits, by row.
+    """Mean values over normal logits, by row.
 
     Attributes:
         log_normaliser: mean logarithm of the sum of exponentials, (n,).

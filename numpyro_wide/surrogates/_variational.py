@@ -94,12 +94,12 @@ class VariationalFit(NamedTuple):
     nodes: Nodes | None
 
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Climb to the largest bound, without a word if it is not quite reached.
+        """Maximise the bound, without a word if the maximum is not quite reached.
 
         Args:
+            start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
             tolerance: how far means and weights may still move, in posterior standard deviations and as a share of the
                 information that the posterior holds.
-            start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
         """
         with set_blas_threads(1):
             return self._climb(None if start is None else self._from(start), tolerance)[0]

@@ -1,4 +1,4 @@
-"""What scales are fitted by: the log evidence of Gaussian targets, or its variational bound for other likelihoods."""
+"""Objectives that scales are fitted by: the log evidence of Gaussian targets, or its variational bound for other likelihoods."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,11 +23,10 @@ class Objective(ABC):
 
     Attributes:
         problem: architecture, inputs and priors.
-        step: step of the logarithms over which differences of gradients tell the curvature.
     """
 
     problem: ScaleProblem
-    step: ClassVar[float]
+    step: ClassVar[float]  # of the logarithms, over which differences of gradients tell the curvature
 
     @abstractmethod
     def __getitem__(self, rows: np.ndarray) -> "Objective":

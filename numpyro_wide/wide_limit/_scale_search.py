@@ -42,7 +42,7 @@ class FittedScales(NamedTuple):
 
     @property
     def score(self) -> float:
-        """What architectures are compared by."""
+        """Score that architectures are compared by."""
         return self.log_marginal if self.held_out is None else self.held_out
 
 

@@ -52,7 +52,7 @@ class _Data(NamedTuple):
                 raise ValueError(f"{foreign} must not be given where the likelihood is 'normal'; drop it.")
             return cls(targets, likelihood, parameters, offset)
         if likelihood == "categorical" and "num_classes" not in parameters:
-            parameters["num_classes"] = max(2, int(np.max(targets)) + 1)
+            parameters["num_classes"] = _num_classes(targets)
         return cls(targets, likelihood, parameters, offset)
 
     @property
@@ -70,6 +70,18 @@ class _Data(NamedTuple):
     def objective(self, problem: ScaleProblem) -> Objective:
         """Return minus the log posterior of a problem's scales."""
         return Evidence(problem, self.targets) if self.likelihood == "normal" else Bound(problem, self.observations)
+
+
+def _num_classes(labels: np.ndarray) -> int:
+    """Return the number of classes of labels that have all of them."""
+    present = np.unique(labels)
+    if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
+        raise ValueError(
+            f"labels of a categorical must be 0, 1, ... up to the number of classes, of which there are two at least, "
+            f"but y holds {listing(f'{label:g}' for label in present[:10])}; pass num_classes if a class is missing "
+            "from y, or number them by numpy.unique(labels, return_inverse=True)."
+        )
+    return len(present)
 
 
 def fit(

@@ -205,3 +205,40 @@ def test_a_start_from_other_scales_reaches_the_same_bound():
     warm = VariationalFit(column, 4 * gram, None).climb(VariationalFit(column, gram, None).climb())
     np.testing.assert_allclose(warm.bound, cold.bound, rtol=1e-6)
     np.testing.assert_allclose(warm.mean, cold.mean, atol=0.02)
+
+
+def test_separable_labels_one_class_and_missing_classes_have_probabilities():
+    separable = (X[:, 0] > 0).astype(float)
+    fit = wide_limit.fit(X, separable, likelihood="bernoulli", num_restarts=1)
+    probs = fit.predict(np.array([[2.0, 0.0], [-2.0, 0.0]]))
+    assert 0.9 < probs[0] < 1 and 0 < probs[1] < 0.1
+    assert np.all(wide_limit.fit(X, 0 * CLASSES, likelihood="bernoulli", num_restarts=1).predict(X) < 0.2)
+    probs = wide_limit.fit(X, CLASSES, likelihood="categorical", num_classes=5, num_restarts=1).predict(X)
+    np.testing.assert_allclose(probs.sum(axis=1), 1.0, rtol=1e-9)
+    assert np.all((probs[:, 3:] > 0) & (probs[:, 3:] < 0.2))
+    np.testing.assert_allclose(probs[:, 3], probs[:, 4], rtol=1e-6)  # nothing tells them apart
+
+
+def test_counts_of_a_million():
+    counts = RNG.poisson(1e6 * np.exp(0.1 * X[:, 0]))
+    fit = wide_limit.fit(X, counts, likelihood="poisson", offset=np.log(1e6), num_restarts=1)
+    mean, variance = fit.predict(X)
+    np.testing.assert_allclose(mean, 1e6 * np.exp(0.1 * X[:, 0]), rtol=5e-3)
+    assert np.all(variance > 0.9 * mean)
+
+
+def test_parameters_that_differ_by_row_are_asked_for_again():
+    counts, trials = np.minimum(COUNTS, 4), 4 + np.arange(30) % 3
+    fit = wide_limit.fit(X, counts, likelihood="binomial", total_count=trials, num_restarts=1)
+    with pytest.raises(ValueError, match="'total_count' differ by row in the fit; give those of the new rows"):
+        fit.predict(X[:2])
+    one, two = fit.predict(X[:2], total_count=1)[0], fit.predict(X[:2], total_count=[2, 2])[0]
+    np.testing.assert_allclose(2 * one, two)
+    for options, message in (({"df": 3.0}, "'df' must not be given"), ({"with_noise": True}, "drop it")):
+        with pytest.raises(ValueError, match=message):
+            fit.predict(X[:2], total_count=1, **options)
+    normal = wide_limit.fit(X, LOGIT, num_restarts=1)
+    with pytest.raises(ValueError, match="'offset' must not be given"):
+        normal.predict(X[:2], offset=1.0)
+    with pytest.raises(ValueError, match="needs no surrogate"):
+        normal.surrogate()

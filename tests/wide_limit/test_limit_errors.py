@@ -166,6 +166,41 @@ CASES = [
         lambda: wide_limit.fit(X, Y, network=CNN(1, 1), input_scale=True),
         "input_scale' are fitted, but the CNN has no 'input_scale'",
     ),
+    Case(
+        "fit: words for labels",
+        lambda: wide_limit.fit(X, np.where(Y > 0, "a", "b"), likelihood="bernoulli"),
+        "y must hold real numbers",
+        TypeError,
+    ),
+    Case(
+        "fit: negative labels",
+        lambda: wide_limit.fit(X, np.where(Y > 0, 1, -1), likelihood="bernoulli"),
+        "observations of a bernoulli likelihood must be whole numbers from 0 to 1, but they range from -1",
+    ),
+    Case(
+        "fit: labels that are not whole",
+        lambda: wide_limit.fit(X, Y, likelihood="categorical", num_classes=3),
+        "whole numbers from 0 to 2",
+    ),
+    Case(
+        "fit: labels that leave classes out",
+        lambda: wide_limit.fit(X, 4 * (Y > 0), likelihood="categorical"),
+        "but y holds '0', '4'; pass num_classes",
+    ),
+    Case(
+        "fit: one class",
+        lambda: wide_limit.fit(X, np.zeros(len(X)), likelihood="categorical"),
+        "two at least, but y holds '0'",
+    ),
+    Case(
+        "fit: codes of classes",
+        lambda: wide_limit.fit(X, np.eye(2)[1 * (Y > 0)], likelihood="categorical", num_classes=2),
+        "take argmax",
+    ),
+    Case("fit: unknown likelihood", lambda: wide_limit.fit(X, Y, likelihood="softmax"), "likelihood must be one of"),
+    Case("fit: no trials", lambda: wide_limit.fit(X, Y > 0, likelihood="binomial"), "needs 'total_count'"),
+    Case("fit: classes of numbers", lambda: wide_limit.fit(X, Y, num_classes=2), "'num_classes' must not be given"),
+    Case("fit: an offset of numbers", lambda: wide_limit.fit(X, Y, offset=1.0), "'offset' must not be given"),
     Case("fit: no network", lambda: wide_limit.fit(X, Y, network=[]), "there is no architecture to fit"),
     Case(
         "kernel: depth must be a whole number",
