@@ -178,8 +178,9 @@ def of_codes(table, architecture, options):
     """Sample the network on one-hot codes, the readout integrated out; scale and noise by the limit's evidence."""
     start = time.process_time()
     scale, noise = scales_by_evidence(architecture.kernel(table.x), table.labels)
-    scales = {**architecture.scales, "readout_w_std": scale * architecture.scales["readout_w_std"]}
-    scales["readout_b_std"] = scale * scales["readout_b_std"]
+    scales = {
+        name: scale * value if name.startswith("readout") else value for name, value in architecture.scales.items()
+    }
     sizes = {"architecture": architecture._replace(scales=scales), "width": options.width}
     plain = partial(on_codes, **sizes, num_classes=table.num_classes, noise=noise)
     codes = np.float32(centred_one_hot(table.labels, table.num_classes))

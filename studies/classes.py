@@ -30,7 +30,7 @@ from numpyro_wide.plots import plot_reliability
 
 RIVALS = ("logistic regression", "MLPs", "GP")
 MODELS = (*RIVALS, "limit", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
-DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold", "network, one-hot codes")
+DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold")
 DRAWN = ("MLPs", "limit", "network, microcanonical", "network, cold")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
 

@@ -33,7 +33,7 @@ TINY = {
     "--num-steps 5",
     "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
-    "--most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
+    "'network, one-hot codes' --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
