@@ -13,11 +13,11 @@ import numpyro.distributions as dist
 from numpyro.infer import NUTS
 
 import _chains
+import _common
 from _fashion_baselines import scales_by_evidence
 from _fashion_data import shares_of_largest
 from _sampling import stretch_of
 from numpyro_wide import collapse_readout, fitted_surrogate, repriorise
-from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.diagnostics import project
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
@@ -183,7 +183,7 @@ def of_codes(table, architecture, options):
     }
     sizes = {"architecture": architecture._replace(scales=scales), "width": options.width}
     plain = partial(on_codes, **sizes, num_classes=table.num_classes, noise=noise)
-    codes = np.float32(centred_one_hot(table.labels, table.num_classes))
+    codes = np.float32(_common.centred_codes(table.labels, table.num_classes))
     features = [site_function(plain, "features", x) for x in (table.x, table.x_test)]
 
     def predict(draw):

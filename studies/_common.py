@@ -23,6 +23,11 @@ from numpyro_wide.wide_limit import gp_log_evidence, gp_posterior
 matplotlib.use("Agg")  # figures go to files, where there is no screen, too
 
 
+def centred_codes(labels: Any, num_classes: int) -> np.ndarray:
+    """Return one-hot codes less their mean (n, num_classes), targets for regression on classes (Hron 2022, §4)."""
+    return np.float32(np.eye(num_classes)[labels] - 1 / num_classes)
+
+
 def arguments(doc: str, **options: Any) -> argparse.Namespace:
     """Read the command line, make the folder of ``--output``, and set BLAS up.
 

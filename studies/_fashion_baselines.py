@@ -7,8 +7,8 @@ import optax
 from flax import linen
 
 import _class_rivals
+import _common
 from _fashion_data import NUM_CLASSES, shares_of_largest
-from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit import gp_posterior
 
@@ -24,7 +24,7 @@ def logistic_regression(images):
 def scales_by_evidence(kernel, labels):
     """Find the scales of a kernel (n, n) and of the noise that make codes most probable, by a grid of their ratios."""
     values, vectors = np.linalg.eigh(np.asarray(kernel, float))
-    squares = (vectors.T @ centred_one_hot(labels, int(np.max(labels)) + 1)) ** 2
+    squares = (vectors.T @ _common.centred_codes(labels, int(np.max(labels)) + 1)) ** 2
 
     def evidence(ratio):
         spectrum = np.maximum(values, 0) + ratio
@@ -37,7 +37,7 @@ def scales_by_evidence(kernel, labels):
 
 def infinite_regression(kernel, scale, noise, images):
     """Predict by the infinitely wide network on one-hot codes."""
-    targets = centred_one_hot(images.labels, NUM_CLASSES)
+    targets = _common.centred_codes(images.labels, NUM_CLASSES)
 
     def probabilities(x):
         parts = (scale**2 * kernel(*pair)[0] for pair in ((images.x,), (x, images.x), (x,)))

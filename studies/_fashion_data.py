@@ -38,7 +38,7 @@ def load(folder, num_train, num_test, pool=2):
         parts = [part.reshape(-1, 64) for part in (train.inputs, test.inputs, 16.0 - test.inputs)]
     else:
         train, test = datasets.fashion_mnist(folder)
-        train, test = datasets.subset(train, num_train, seed=0), datasets.subset(test, num_test, seed=0)
+        train, test = datasets.split(train, num_train, 0, seed=0)[0], datasets.split(test, num_test, 0, seed=0)[0]
         # From 8 x 8 to 24 x 24 pixels, in a frame of two.
         enlarged = np.kron(digits.inputs * (255 / 16), np.ones((1, 3, 3)))
         enlarged = np.pad(enlarged, ((0, 0), (2, 2), (2, 2)))

@@ -33,7 +33,7 @@ TABLES = ("boston", "concrete", "airfoil")
 # Of the labels of digits, what is learnt.
 CODES = {
     "parity": lambda labels: np.where(labels % 2, -1.0, 1.0).astype(np.float32),
-    "digits": lambda labels: datasets.centred_one_hot(labels, 10),
+    "digits": lambda labels: _common.centred_codes(labels, 10),
 }
 SETS = ("marathon", *CODES, *TABLES)
 INFINITE = 0

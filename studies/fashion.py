@@ -32,7 +32,6 @@ import _fashion_baselines as baselines
 import _fashion_data
 from _fashion_data import NUM_CLASSES
 from numpyro_wide import collapse_readout, diagnostics, fitted_surrogate, repriorise, surrogate_targets
-from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import SplitHMC, reduced
 from numpyro_wide.readout import site_function
@@ -149,7 +148,7 @@ def of_one_hot(cell, task):
     sizes = {"depth": cell.depth, "width": cell.width, "num_outputs": NUM_CLASSES}
     normal = lambda values: dist.Normal(values, noise).to_event(1)  # noqa: E731
     plain = partial(network, **sizes, likelihood=normal, readout_scale=scale)
-    codes = centred_one_hot(task.images.labels, NUM_CLASSES)
+    codes = _common.centred_codes(task.images.labels, NUM_CLASSES)
 
     def functions(draw):
         known, new = (site_function(plain, "features", x)(draw) for x in (task.images.x, task.elsewhere))

@@ -76,7 +76,7 @@ def rows_of(folder, name, num_train):
         train, test = datasets.split(datasets.diabetes(), num_train, 142, seed=0)
     else:
         train, test = datasets.uci(folder, name)
-        train = datasets.subset(train, num_train, seed=0)
+        train = datasets.split(train, num_train, 0, seed=0)[0]
     return _common.standardised_by(train, test, np.float32)
 
 

@@ -141,10 +141,10 @@ def main(options):
     if min(len(options.widths), len(options.num_train)) < 2:
         raise SystemExit("expected at least two widths and two numbers of images")
     images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-    images = datasets.subset(images, max(options.num_train), seed=0)
+    images = datasets.split(images, max(options.num_train), 0, seed=0)[0]
     pixels = images.inputs.reshape(len(images.targets), -1)
     inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
-    data = inputs, datasets.centred_one_hot(images.targets, 10)
+    data = inputs, _common.centred_codes(images.targets, 10)
 
     # Widths at one number of images, numbers of images at one width, regularisers at both.
     num_train, width = options.num_train[-2], options.widths[-2]

@@ -33,7 +33,7 @@ import _chains
 import _common
 import _fashion_data
 from _sampling import clock, gradient_seconds, stretch_of
-from numpyro_wide import datasets, mcmc, nn, repriorise
+from numpyro_wide import mcmc, nn, repriorise
 from numpyro_wide.diagnostics import effective_sample_size, random_projections, rhat_squared
 from numpyro_wide.readout import site_function
 
@@ -101,7 +101,7 @@ def images_of(pixels, folder, num_train, num_test):
     images = _fashion_data.load(folder, num_train, num_test, pool=28 // pixels)
     side = int(images.x.shape[1] ** 0.5)
     x, x_test = (part.reshape(-1, side, side, 1) for part in (images.x, images.x_test))
-    return x, datasets.centred_one_hot(images.labels, _fashion_data.NUM_CLASSES), x_test
+    return x, _common.centred_codes(images.labels, _fashion_data.NUM_CLASSES), x_test
 
 
 def data_of(cell, options):

@@ -131,10 +131,10 @@ def draw_regression(options):
 def main(options):
     """Run the study."""
     images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-    images = datasets.subset(images, max(options.num_train), seed=0)
+    images = datasets.split(images, max(options.num_train), 0, seed=0)[0]
     pixels = images.inputs.reshape(len(images.targets), -1)
     inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
-    codes = datasets.centred_one_hot(images.targets, 10)
+    codes = _common.centred_codes(images.targets, 10)
     cells = [(options.num_train[0], width) for width in options.widths]
     cells += [(n, options.widths[:2][-1]) for n in options.num_train[1:]]
     found = {cell: slices(*cell, inputs, codes, options) for cell in tqdm(cells, unit="slice")}

@@ -19,7 +19,6 @@ from numpyro.infer import MCMC, NUTS, Predictive
 import _chains
 import _common
 from numpyro_wide import ReadoutPredictive, collapse_readout, nn, repriorise
-from numpyro_wide.datasets import centred_one_hot
 from numpyro_wide.diagnostics import project, projected_ess
 from numpyro_wide.plots import plot_ess_by_width
 
@@ -71,7 +70,7 @@ def predict(model, samples, train, x, labels):
         draws = ReadoutPredictive(model, flat, train)(jax.random.key(1), x)
         mean, variance = draws["mean"], draws["predictive_variance"]
 
-    log_probs = dist.Normal(mean, jnp.sqrt(variance)).log_prob(centred_one_hot(labels, 10)).sum(-1)
+    log_probs = dist.Normal(mean, jnp.sqrt(variance)).log_prob(_common.centred_codes(labels, 10)).sum(-1)
     nll = -float(jnp.mean(jax.nn.logsumexp(log_probs, axis=0) - np.log(len(log_probs))))
     # The probability of a class is how often its target is the largest of the ten predicted ones.
     probs = np.asarray(jax.nn.one_hot(jnp.argmax(draws["y"], -1), 10).mean(0))
@@ -103,7 +102,7 @@ def draw_calibration(test, probs, options):
 def main(options):
     """Run the study."""
     train, test = _common.digits(options.num_train, options.num_test)
-    data = train.inputs, centred_one_hot(train.targets, 10)
+    data = train.inputs, _common.centred_codes(train.targets, 10)
     ess, probs, rows = {}, {}, []
     for width in sorted({*options.other_widths, options.width}):
         # The figure needs less precision than the table.

@@ -37,6 +37,12 @@ def test_all_lists_what_is_exported(name):
     assert all(isinstance(getattr(package, name), type | ModuleType) for name in others)
 
 
+def test_public_names_are_few():
+    assert len(numpyro_wide.__all__) <= 33
+    names = [name for package in PACKAGES[1:] for name in importlib.import_module(package).__all__]
+    assert len(names) <= 130
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(AttributeError, match="module 'numpyro_wide' has no attribute 'repriorize'"):
         numpyro_wide.repriorize  # noqa: B018

@@ -1,8 +1,8 @@
 """Data from local files in the form in which their publishers ship them, and small sets that come with the package.
 
 Nothing is ever downloaded: where a file is missing, the error says what it is called and where it is had. Readers give
-the numbers as they are in the files; :class:`Standardiser` (by the training rows alone), :func:`centred_one_hot` and
-:func:`split` make them ready for a network.
+the numbers as they are in the files; :class:`Standardiser` (by the training rows alone) and :func:`split` make them
+ready for a network.
 """
 
 from numpyro_wide.datasets._cifar import cifar10 as cifar10
@@ -10,9 +10,7 @@ from numpyro_wide.datasets._idx import fashion_mnist as fashion_mnist
 from numpyro_wide.datasets._idx import mnist as mnist
 from numpyro_wide.datasets._preparation import Dataset as Dataset
 from numpyro_wide.datasets._preparation import Standardiser as Standardiser
-from numpyro_wide.datasets._preparation import centred_one_hot as centred_one_hot
 from numpyro_wide.datasets._preparation import split as split
-from numpyro_wide.datasets._preparation import subset as subset
 from numpyro_wide.datasets._tables import csv_table as csv_table
 from numpyro_wide.datasets._tables import diabetes as diabetes
 from numpyro_wide.datasets._tables import digits as digits
@@ -21,7 +19,6 @@ from numpyro_wide.datasets._uci import uci as uci
 
 __all__ = [
     "Standardiser",
-    "centred_one_hot",
     "cifar10",
     "csv_table",
     "diabetes",
@@ -30,6 +27,5 @@ __all__ = [
     "marathon",
     "mnist",
     "split",
-    "subset",
     "uci",
 ]

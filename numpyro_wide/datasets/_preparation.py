@@ -1,4 +1,4 @@
-"""Preparation of raw numbers for a network: subsets, standardised inputs, centred one-hot targets."""
+"""Preparation of raw numbers for a network: splits, standardised inputs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -139,57 +139,6 @@ def _finite(name: str, values: ArrayLike) -> np.ndarray:
             f"{name} must be finite, but {int((~np.isfinite(array)).sum())} of its entries are not; drop or impute."
         )
     return array
-
-
-def centred_one_hot(labels: ArrayLike, num_classes: int) -> np.ndarray:
-    """Make targets for regression on classes: one for the label, less the mean 1 / num_classes (Hron 2022, §4).
-
-    Args:
-        labels: whole numbers from 0 to num_classes − 1, (n,).
-        num_classes: number of classes.
-
-    Returns:
-        Targets (n, num_classes) in float32, whose rows sum to zero.
-
-    Raises:
-        ValueError: for labels that are not whole numbers in that range, or not a vector.
-
-    Example:
-        >>> from numpyro_wide.datasets import centred_one_hot
-        >>> centred_one_hot([1, 3], 4).tolist()
-        [[-0.25, 0.75, -0.25, -0.25], [-0.25, -0.25, -0.25, 0.75]]
-    """
-    num_classes = whole_number("num_classes", num_classes)
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be a vector of whole numbers, but got {labels.dtype} of shape {labels.shape}.")
-    if labels.size and not (labels.min() >= 0 and labels.max() < num_classes):
-        raise ValueError(
-            f"labels must be from 0 to {num_classes - 1}, but they are from {labels.min()} to {labels.max()}."
-        )
-    return (np.arange(num_classes) == labels[:, None]).astype(np.float32) - np.float32(1 / num_classes)
-
-
-def subset(examples: Dataset, num_rows: int, seed: int) -> Dataset:
-    """Draw rows at random without replacement, the same for the same seed on every machine.
-
-    Args:
-        examples: rows to draw from.
-        num_rows: number of rows to draw.
-        seed: seed of the draw. The subset of fewer rows is the beginning of that of more.
-
-    Returns:
-        The rows drawn, in the order drawn.
-
-    Raises:
-        ValueError: if there are not so many rows.
-
-    Example:
-        >>> from numpyro_wide.datasets import marathon, subset
-        >>> subset(marathon(), 3, seed=0).inputs.shape
-        (3, 1)
-    """
-    return split(examples, whole_number("num_rows", num_rows, 0), 0, seed)[0]
 
 
 def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[Dataset, Dataset]:

@@ -305,27 +305,18 @@ def test_standardiser_holds_copies():
     assert fitted([4.0, 8.0]).tolist() == [2, 2]  # a single row
 
 
-def test_centred_one_hot():
-    targets = datasets.centred_one_hot(DIGITS, 10)
-    np.testing.assert_allclose(targets, np.eye(10)[DIGITS] - 0.1, rtol=1e-6)
-    assert targets.dtype == np.float32
-
-
 def test_subsets_by_seed():
     examples = Dataset(np.arange(20)[:, None], np.arange(20))
     train, test = datasets.split(examples, 12, 8, seed=3)
     assert sorted([*train.targets, *test.targets]) == list(range(20))
     np.testing.assert_array_equal(train.inputs[:, 0], train.targets)
-    np.testing.assert_array_equal(datasets.subset(examples, 5, seed=3).targets, train.targets[:5])
-    assert datasets.subset(examples, 5, seed=4).targets.tolist() != train.targets[:5].tolist()
+    np.testing.assert_array_equal(datasets.split(examples, 5, 0, seed=3)[0].targets, train.targets[:5])
+    assert datasets.split(examples, 5, 0, seed=4)[0].targets.tolist() != train.targets[:5].tolist()
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: datasets.centred_one_hot([0, 10], 10), "labels must be from 0 to 9, but they are from 0 to 10"),
-        (lambda: datasets.centred_one_hot([0.0, 1.0], 10), "vector of whole numbers, but got float64"),
-        (lambda: datasets.centred_one_hot([[0, 1]], 10), r"vector of whole numbers, but got int64 of shape \(1, 2\)"),
         (lambda: Standardiser.fit(np.zeros((0, 2))), r"at least one row, but has shape \(0, 2\)"),
         (lambda: Standardiser.fit([1.0, np.nan]), "must be finite, but 1 of its entries are not"),
         (lambda: Standardiser.fit([np.inf, 1.0]), "must be finite, but 1 of its entries are not; drop or impute"),
@@ -335,10 +326,9 @@ def test_subsets_by_seed():
         (lambda: Standardiser.fit(np.eye(3))(np.ones((4, 1))), r"rows of shape \(3,\).*got an array of shape \(4, 1\)"),
         (lambda: Standardiser.fit(np.eye(3)).inverse(1.0), r"rows of shape \(3,\).*got an array of shape \(\)"),
         (lambda: datasets.split(Dataset(np.eye(3), np.ones(4)), 2, 1, 0), "same number of rows, but got 3 and 4"),
-        (lambda: datasets.centred_one_hot([0], 1.5), "num_classes must be a whole number of at least 1, but got 1.5"),
-        (lambda: datasets.subset(datasets.marathon(), -1, 0), "num_rows must be a whole number of at least 0"),
+        (lambda: datasets.split(datasets.marathon(), -1, 0, 0), "num_train must be a whole number of at least 0"),
         (lambda: datasets.split(datasets.marathon(), 2, -1, 0), "num_test must be a whole number of at least 0"),
-        (lambda: datasets.subset(datasets.marathon(), 100, 0), "100 training and 0 test rows were asked for"),
+        (lambda: datasets.split(datasets.marathon(), 100, 0, 0), "100 training and 0 test rows were asked for"),
     ],
 )
 def test_what_preparation_refuses(call, message):
