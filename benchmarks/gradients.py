@@ -52,10 +52,21 @@ def naive(x: np.ndarray, y: np.ndarray, *, depth: int, width: int) -> None:
     numpyro.sample("y", dist.Normal(features @ readout, NOISE_SCALE).to_event(2), obs=y)
 
 
-def potential_gradient(model: Callable, *data: np.ndarray) -> Callable:
-    """Compile a gradient of the model's potential at a prior draw, without arguments."""
-    info = initialize_model(jax.random.key(0), model, model_args=data)
-    compiled = jax.jit(jax.value_and_grad(info.potential_fn))
+def one_layer(x: Array, y: Array | None = None, *, width: int) -> None:
+    """Sample the README's network: one tanh layer, one output."""
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, width]).to_event(2))
+    inputs = jnp.stack([3 * x, jnp.ones_like(x)], axis=1)
+    features = numpyro.deterministic("features", jnp.tanh(inputs @ hidden) / width**0.5)
+    readout = numpyro.sample("readout", dist.Normal(0, 1).expand([width]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ readout, NOISE_SCALE).to_event(1), obs=y)
+
+
+def potential_gradient(model: Callable, *data: np.ndarray | Array, num_chains: int | None = None) -> Callable:
+    """Compile a gradient of the model's potential at a draw, or of a batch of chains, without arguments."""
+    key = jax.random.key(0)
+    info = initialize_model(key if num_chains is None else jax.random.split(key, num_chains), model, model_args=data)
+    gradient = jax.value_and_grad(info.potential_fn)
+    compiled = jax.jit(gradient if num_chains is None else jax.vmap(gradient))
     return partial(compiled, info.param_info.z)
 
 
@@ -85,6 +96,25 @@ def against_plain() -> None:
         ratios = [median_ratio(seconds, name, "plain") for name in ("collapsed", "repriorised")]
         plain = milliseconds(seconds["plain"])
         print(f"| {num_rows} | {width} | {plain} | {ratios[0]:.2f} | {ratios[1]:.2f} | at most {goal} |")
+
+
+def one_layer_against_plain() -> None:
+    """Measure the same for one hidden layer, where the readout is most of the network: two chains by vmap, and one."""
+    print("\n## One gradient, one hidden layer, one output, float32\n")
+    print("| n | width | chains | plain | collapsed / plain | repriorised / plain | repriorised / collapsed | goals |")
+    print("|---|---|---|---|---|---|---|---|")
+    for num_rows, width, goal in [(20, 200, 3), (200, 256, 5.5), (200, 1024, 4)]:
+        x = jnp.linspace(-1, 1, num_rows)
+        models = forms(partial(one_layer, width=width))
+        for num_chains, goals in ((2, f"at most {goal} and 1.25"), (None, "")):
+            seconds = interleaved(
+                {name: potential_gradient(m, x, jnp.sin(4 * x), num_chains=num_chains) for name, m in models.items()}
+            )
+            pairs = ("collapsed", "plain"), ("repriorised", "plain"), ("repriorised", "collapsed")
+            ratios = " | ".join(f"{median_ratio(seconds, *pair):.2f}" for pair in pairs)
+            print(
+                f"| {num_rows} | {width} | {num_chains or 1} | {milliseconds(seconds['plain'])} | {ratios} | {goals} |"
+            )
 
 
 def against_naive() -> None:
@@ -126,5 +156,6 @@ def between_variants() -> None:
 def tables() -> None:
     """Make every table of this file."""
     against_plain()
+    one_layer_against_plain()
     against_naive()
     between_variants()

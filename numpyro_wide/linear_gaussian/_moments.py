@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_wide.linear_gaussian._linalg import cholesky, inverse_lower, solve_lower
+from numpyro_wide.linear_gaussian._linalg import cholesky, inverse_lower, row_sums_of_squares, solve_lower
 
 
 def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple[Array, Array]:
@@ -47,7 +47,7 @@ def function_moments(
         Mean and deviation, (m, k) each, and the variance of each output, (m,).
     """
     weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
-    spread = _row_sums_of_squares(remainder) + variance * _row_sums_of_squares(weights)
+    spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
     deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
     return (weights @ targets, deviation), spread
 
@@ -80,8 +80,3 @@ def _conditioning_weights(features: Array, variance: Array, test: Array) -> tupl
     inverse = inverse_lower(cholesky(features @ features.T, variance))
     weights = ((test @ features.T) @ inverse.T) @ inverse
     return weights, test - weights @ features
-
-
-def _row_sums_of_squares(matrix: Array) -> Array:
-    """Return the sum of squares of each row; as a product, which XLA vectorises on the CPU where it would not a sum."""
-    return jnp.matmul(matrix**2, jnp.ones(matrix.shape[1], matrix.dtype), precision="highest")

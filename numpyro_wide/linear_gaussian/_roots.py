@@ -14,13 +14,15 @@ from jax.lax import stop_gradient
 
 from numpyro_wide.linear_gaussian._linalg import (
     add_diagonal,
-    cholesky,
     diagonal,
     gram_factor,
     inverse_lower,
     relative_factor_tangent,
+    row_sums_of_squares,
     solve_gram,
     solve_lower,
+    square_of_lower,
+    times_transposed,
     transpose,
 )
 from numpyro_wide.linear_gaussian._spectral import posterior_root_functions
@@ -75,17 +77,17 @@ class FeatureRoot(NamedTuple):
         return cls(features, regulariser, gram_factor(features.T, regulariser))
 
     def fit(self, targets: Array) -> tuple[Array, Array]:
-        transposed = transpose(self.features)
-        mean = solve_gram(self.factor, transposed @ targets, self.inverse_factor)
+        by_column = times_transposed(self.features, targets.shape[1])
+        mean = solve_gram(self.factor, by_column(targets), self.inverse_factor)
         residual = targets - self.features @ mean
-        step = solve_gram(self.factor, transposed @ residual - self.regulariser * mean, self.inverse_factor)
+        step = solve_gram(self.factor, by_column(residual) - self.regulariser * mean, self.inverse_factor)
         return _refined(self.features, self.regulariser, mean, residual, step)
 
     def log_det(self) -> Array:
         return 2 * self._half_log_det()
 
     def trace(self) -> Array:
-        return jnp.sum(self.factor**2)
+        return row_sums_of_squares(self.factor).sum()
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         scaled = jnp.sqrt(self.regulariser) * phi
@@ -99,7 +101,7 @@ class FeatureRoot(NamedTuple):
 
     def solve_features(self) -> Array:
         inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
-        return self.features @ (inverse_factor.T @ inverse_factor)
+        return self.features @ square_of_lower(inverse_factor)
 
     def _whitened(self, targets: Array) -> Array:
         return solve_lower(self.factor, self.features.T @ targets)
@@ -131,18 +133,18 @@ class DataCholeskyRoot(NamedTuple):
         return cls(features, regulariser, gram_factor(features, regulariser))
 
     def fit(self, targets: Array) -> tuple[Array, Array]:
-        transposed = transpose(self.features)
+        by_column = times_transposed(self.features, targets.shape[1])
         weights = solve_gram(self.factor, targets, self.inverse_factor)
-        mean = transposed @ weights
+        mean = by_column(weights)
         residual = targets - self.features @ mean
-        step = transposed @ solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor)
+        step = by_column(solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor))
         return _refined(self.features, self.regulariser, mean, residual, step)
 
     def log_det(self) -> Array:
         return 2 * jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
 
     def trace(self) -> Array:
-        return jnp.sum(self.factor**2)
+        return row_sums_of_squares(self.factor).sum()
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         # With a derivative of its own, in which that of the factor has no part.
@@ -159,7 +161,7 @@ class DataCholeskyRoot(NamedTuple):
 
     def solve_features(self) -> Array:
         inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
-        return (inverse_factor.T @ inverse_factor) @ self.features
+        return square_of_lower(inverse_factor) @ self.features
 
 
 class DataRoot(NamedTuple):
@@ -280,7 +282,7 @@ def _andrews_map_jvp(
     features_dot, regulariser_dot, _, targets_dot, phi_dot = tangents
     scale = jnp.sqrt(regulariser)
     scale_dot = regulariser_dot / (2 * scale)
-    factor = cholesky(features @ features.T, regulariser)
+    factor = gram_factor(features, regulariser)
     inverse, shifted = inverse_lower(factor), add_diagonal(factor, scale)
     mean_part, noise_part = inverse @ targets, solve_lower(shifted, features @ phi)
     inner = mean_part - noise_part
