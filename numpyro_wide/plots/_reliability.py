@@ -67,7 +67,7 @@ def plot_reliability(
     edges = np.linspace(0, 1, len(sizes) + 1)
     ax.bar(edges[:-1], sizes / sizes.sum(), np.diff(edges), align="edge", color="0.85", edgecolor="white", zorder=0)
     ax.plot([0, 1], [0, 1], color="0.2", linewidth=1, linestyle="--", zorder=1)
-    style = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, "zorder": 2} | kwargs
+    style: dict[str, Any] = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, "zorder": 2} | kwargs
     ax.errorbar(places, heights, np.stack([heights - low, high - heights]), **style)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="share of rows that are right")
     ax.set_title(f"{100 * level:g} % intervals; bars: share of all rows", fontsize="medium")
