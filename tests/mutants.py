@@ -435,8 +435,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "fitted surrogate: one degree of freedom dropped from the weight of Student's t",
-            "weight = (self.df + 1) /",
-            "weight = self.df /",
+            "weight = (self.df + 1) / (self.df * self.scale**2 + residual**2)",
+            "weight = self.df / (self.df * self.scale**2 + residual**2)",
             "surrogates/test_fitted_surrogate.py::test_student_t_is_the_fixed_point_that_the_docstring_says",
         ),
     ],

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.interpolate import CubicSpline
 from scipy.special import log_ndtr, logsumexp
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
@@ -111,6 +110,8 @@ def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 @lru_cache(1)
 def _tables() -> tuple[np.ndarray, np.ndarray]:
     """Return log(−log F) and its derivative, (shapes, places)."""
+    from scipy.interpolate import CubicSpline  # which NumPyro has not loaded
+
     places = np.arange(round((_HIGHEST - _LOWEST) / _SPACING) + 1) * _SPACING + _LOWEST
     curved = places <= _STRAIGHT
     shapes = np.linspace(0, 1 / np.sqrt(_VARIANCE), _NUM_SHAPES)

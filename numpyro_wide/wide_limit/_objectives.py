@@ -1,4 +1,4 @@
-"""Objectives that scales are fitted by: the log evidence of Gaussian targets, or its variational bound for other likelihoods."""
+"""Objectives of a fit of scales: log evidence of Gaussian targets, or its bound for other likelihoods."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
