@@ -34,7 +34,7 @@ KERNELS = {
 UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
 # One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
 WITH_NUTS = {
-    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split", "split-cut")},
+    **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")},
     **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
     "nuts": NUTS,
 }

@@ -59,8 +59,6 @@ def gradients_of(name, fields):
         return np.round(2.0 / fields["step_size"])
     if name == "microcanonical":  # a whole number of steps with two each, the same for all trajectories
         return 2 * max(1, int(fields["num_grad"][0]) // 2)
-    if name == "split-cut":
-        return np.round(3.0 / fields["step_size"])
     return 2 if name == "microcanonical-unadjusted" else 1
 
 
