@@ -35,6 +35,8 @@ UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
 # One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
 WITH_NUTS = {
     **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")},
+    # Of rotations so small that trajectories are cut from the start.
+    "split-cut": lambda *args, **kw: SplitHMC(*args, **{"step_size": 0.07, "adapt_step_size": False, **kw}),
     **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
     "nuts": NUTS,
 }
