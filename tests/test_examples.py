@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 SMALLER = {
     "wrap_sample_predict.py": {
         "num_samples=1000": "num_samples=40",
-        "num_samples=400": "num_samples=10",
-        "num_samples=100,": "num_samples=10,",
+        "num_samples=8000": "num_samples=40",
+        "num_samples=500": "num_samples=10",
         "num_warmup=300": "num_warmup=10",
         "200": "10",
     },
