@@ -94,6 +94,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     np.testing.assert_array_equal(found, in_one(total))
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_told_by_whom(processes, folder):
     is_held = processes.Event()
     process = processes.Process(target=hold, args=(folder, is_held))
@@ -218,6 +219,7 @@ def test_a_checkpoint_of_something_else_is_told(tmp_path):
         StoredDraws(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch):
     mcmc, write, calls = chains(5), _stored_draws.Writer.write, []
 
@@ -319,6 +321,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk, monkeypatch):
     run = small_disk / "run"
     with pytest.raises(OSError, match=r"no room for all draws: they take \d+ bytes, of which \d+ are free.*fewer"):

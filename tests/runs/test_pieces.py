@@ -78,6 +78,7 @@ def test_pieces_are_the_run_in_one(tmp_path, kernel, options):
         equal(found.get_extra_fields(group_by_chain), {name: fields[name] for name in (*FIELDS,)} | fields)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
     whole = StoredDraws(finished)
     assert pieces(tmp_path, num_samples=10).num_samples == 10
