@@ -22,16 +22,14 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
         logarithms: logarithms of all scales over their medians.
     """
     place, spread = bound.problem.readout, bound.problem.spreads[bound.problem.readout]
-    best: tuple[float, np.ndarray, float] | None = None
+    tried = []
     for step in range(-1, _MOST + 1):
         moved = logarithms.copy()
         moved[place] = np.clip(moved[place] + step * _STEP, -_BOUND * spread, _BOUND * spread)
         score = left_out(bound.gram(moved), bound.observations)
-        posterior = score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2
-        if best is None or posterior > best[0]:
-            best = posterior, moved, score
-    assert best is not None
-    return best[1:]
+        tried.append((score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2, moved, score))
+    _, logarithms, score = max(tried, key=lambda one: one[0])
+    return logarithms, score
 
 
 def left_out(gram: np.ndarray, observations: Observations) -> float:
