@@ -87,7 +87,7 @@ class Network:
 
     def _sample(self, key, *data):
         """Start, warm up and sample: under ``jit`` a single program, for any data of the same shape."""
-        kernel = SplitHMC(self.model)
+        kernel = SplitHMC(self.model, persistence=0.0)  # few draws are stored
         mcmc = MCMC(kernel, **self.lengths, num_chains=2, chain_method="vectorized", progress_bar=False)
         mcmc.run(key, *data)
         return mcmc.get_samples()

@@ -136,7 +136,7 @@ def of_network(cell, fit, first, others, options):
     """Return a row's values for a finite width: the evidence by tempered chains or a bridge, the rest by draws."""
     model = network_of(cell, fit, None if first[1].ndim == 1 else first[1].shape[1])
     found = model_evidence(jax.random.key(0), model, *first, **lengths(options))
-    mcmc = MCMC(SplitHMC(model), **lengths(options), chain_method="vectorized")
+    mcmc = MCMC(SplitHMC(model, persistence=0.0), **lengths(options), chain_method="vectorized")
     mcmc.run(jax.random.key(1), *first)
     draws = mcmc.get_samples(group_by_chain=True)
     chains = [{name: draw[chain] for name, draw in draws.items()} for chain in range(NUM_CHAINS)]

@@ -171,7 +171,7 @@ def sample(cell, task):
         "probs": lambda draw: functions(draw)[1],
         "projections": lambda draw: project({"values": functions(draw)[0][:num_test]}),
     }
-    kernel = reduced(SplitHMC(model), drop=drop, functions=stored)
+    kernel = reduced(SplitHMC(model, persistence=0.0), drop=drop, functions=stored)
     lengths = {"num_warmup": options.num_warmup, "num_samples": options.num_samples, "num_chains": 2}
     mcmc = MCMC(kernel, **lengths, chain_method="sequential", progress_bar=False)
     mcmc.run(jax.random.key(1), images.x, observed, extra_fields=("num_grad",))

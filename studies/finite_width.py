@@ -50,7 +50,7 @@ def run(cell, data, mean, shift, options):
     model = collapse_readout(network, readout="readout", features="features", observed="y")
     lengths = {"num_chains": NUM_CHAINS, "num_warmup": options.num_warmup, "num_samples": options.num_samples}
     evidence = model_evidence(jax.random.key(0), model, *data, **lengths, progress_bar=False)
-    mcmc = MCMC(SplitHMC(model), **lengths, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(SplitHMC(model, persistence=0.0), **lengths, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(1), *data)
     predictive = ReadoutPredictive(model, mcmc.get_samples(), data, batch_size=100)
     differences = np.asarray(predictive(jax.random.key(2), GRID)["mean"]) - mean

@@ -34,7 +34,7 @@ FORMS = {
 }
 KERNELS = {
     "NUTS": partial(NUTS, max_tree_depth=8),
-    "SplitHMC": mcmc.SplitHMC,
+    "SplitHMC": partial(mcmc.SplitHMC, persistence=0.0),  # whole trajectories: an iteration is a draw
     "Langevin": mcmc.UnderdampedLangevin,
     "pCN": mcmc.PreconditionedCrankNicolson,
     "pCN-Langevin": mcmc.PreconditionedCrankNicolsonLangevin,

@@ -40,7 +40,7 @@ from numpyro_wide.readout import site_function
 NOISE_SCALE = 0.1
 FORMS = {"plain": "--", "repriorised": "-"}  # and how they are drawn
 KERNELS = {
-    "SplitHMC": mcmc.SplitHMC,
+    "SplitHMC": partial(mcmc.SplitHMC, persistence=0.0),  # whole trajectories: an iteration is a draw
     "Langevin": partial(mcmc.UnderdampedLangevin, adjusted=False, damping=0.05),
     "NUTS": partial(NUTS, max_tree_depth=7),
 }

@@ -68,7 +68,8 @@ def sample(name, width, train, x_test, options):
         model = repriorise(plain, readout="readout", features="features", targets="labels", surrogate=surrogate)
         drop = (*WEIGHTS, "logits", "readout_base")
     # An iteration of SplitHMC costs about ten gradients.
-    kernel, factor = (UnderdampedLangevin(model), 10) if sampler == "Langevin" else (SplitHMC(model), 1)
+    is_langevin = sampler == "Langevin"
+    kernel, factor = (UnderdampedLangevin(model), 10) if is_langevin else (SplitHMC(model, persistence=0.0), 1)
     logits = site_function(plain, "logits", x_test)
     of_logits = diagnostics.random_projections(jax.random.key(3), ["logits"])
     functions = {
