@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+FELT_ERROR = 0.1  # nats of rounding in a log density that a sampler feels
 # What several errors say in the middle of their sentence.
 IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"

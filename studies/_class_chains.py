@@ -53,19 +53,19 @@ def _microcanonical(model):
     return MicrocanonicalLangevin(model, adjusted=False)
 
 
-def _persistent(model):
-    return SplitHMC(model, persistence="auto")
+def _whole(model):
+    return SplitHMC(model, persistence=0.0)
 
 
 WAYS = {
     "microcanonical": Way(_microcanonical, 10),
     "cold": Way(_microcanonical, 10, is_cold=True),
-    "persistent": Way(_persistent, 4, 0.2),
-    "surrogate": Way(_persistent, 4, 0.2, has_surrogate=True),
-    "whole trajectories": Way(SplitHMC, 1, 0.2),
+    "persistent": Way(SplitHMC, 4, 0.2),
+    "surrogate": Way(SplitHMC, 4, 0.2, has_surrogate=True),
+    "whole trajectories": Way(_whole, 1, 0.2),
     "NUTS": Way(NUTS, 1, 0.2),
 }
-CODES = Way(_persistent, 1, 0.2)
+CODES = Way(SplitHMC, 1, 0.2)
 
 
 class Architecture(NamedTuple):

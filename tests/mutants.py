@@ -323,7 +323,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "rounding of the evidence: no warning",
-            "float(error) < 0.1",
+            "float(error) < FELT_ERROR",
             "float(error) < 1e9",
             "readout/test_lost_noise.py::test_digits_that_are_lost_are_told_before_the_evidence_is_nan",
         ),

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_wide._checks import IN_FLOAT64
-
-_FELT = 0.1  # nats by which a sampler is led astray
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class RunSummary:
             lines.append("function at the inputs: unknown, since not all latent sites are stored")
         else:
             lines += self._function_notes(self.function)
-        if self.evidence_error is not None and self.evidence_error >= _FELT:
+        if self.evidence_error is not None and self.evidence_error >= FELT_ERROR:
             lost = "more than can be told" if np.isinf(self.evidence_error) else f"about {self.evidence_error:.2g} nats"
             lines.append(f"rounding moves the log density by {lost}: run {IN_FLOAT64}")
         parts = {

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.handlers import seed, trace
 
-from numpyro_wide._checks import IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
 from numpyro_wide._programs import digest
 from numpyro_wide._traces import array_leaves, sample_sites
 from numpyro_wide.readout._conjugacy import Conjugacy, check_conjugacy
@@ -203,7 +203,7 @@ def _is_known_one(scale: Any) -> bool:
 
 def _warn_of_rounding(observed: str, error: Array | None) -> None:
     """Warn while the reason can be told: a sampler that starts at NaN, or feels rounding, gives none."""
-    if error is None or not is_known(error) or float(error) < 0.1:
+    if error is None or not is_known(error) or float(error) < FELT_ERROR:
         return
     if float(error) == float("inf"):
         what = (
