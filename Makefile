@@ -37,7 +37,7 @@ demo: $(VENV)/.examples-installed
 test: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(QUICK) $(PYTEST_ARGS)
 
-# As users compile: nothing set.
+# As users compile: with all optimisations.
 test-numerics: $(VENV)/.dev-installed
 	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 

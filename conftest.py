@@ -1,5 +1,6 @@
 """Sets JAX up for the whole suite, and runs the code blocks of README and documentation, each file in one namespace."""
 
+import gc
 import os
 import sys
 from importlib.metadata import version
@@ -8,6 +9,9 @@ from pathlib import Path
 # Workers with two threads of SciPy's BLAS each would wait for one another on two cores. Read at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Positions of source lines, which no test reads, are not written into programs.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 import jax
 import pytest
 from sybil import Sybil
@@ -15,14 +19,20 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 from tests import schedule
 
+# Tracing makes millions of objects: at Python's own thresholds a tenth of the time is spent looking for cycles.
+gc.set_threshold(50_000, 20, 50)
+
 # `make test` compiles quickly: some thousand programs that run once or twice each take three quarters of the time
-# without optimisations. What decides numerics is compiled as users compile, by `make test-numerics`. Without the
-# fusion emitters and without optimisations, code generated in parallel parts has come out wrong, hence one part.
-if os.environ.get("QUICK_COMPILE") == "1" and version("jaxlib").startswith("0.9."):  # others may not know the flags
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ.setdefault("XLA_FLAGS", quick)
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the processes that tests start
-    jax.config.update("jax_disable_most_optimizations", True)
+# without optimisations. What decides numerics is compiled as users compile, by `make test-numerics`. Code is generated
+# in one part: two workers keep two cores busy, and parts generated in parallel have come out wrong where neither fusion
+# emitters nor optimisations were left.
+if version("jaxlib").startswith("0.9."):  # others may not know the flags
+    flags = "--xla_cpu_parallel_codegen_split_count=1"
+    if os.environ.get("QUICK_COMPILE") == "1":
+        flags += " --xla_cpu_use_fusion_emitters=false"
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for the processes that tests start
+        jax.config.update("jax_disable_most_optimizations", True)
+    os.environ.setdefault("XLA_FLAGS", flags)
 
 collect_ignore_glob = ["docs/*.py"]  # they need what builds the documentation, which tests do not
 
@@ -58,3 +68,4 @@ def pytest_runtest_teardown(item, nextitem):
         sys.modules["matplotlib.pyplot"].close("all")
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > (MAX_MAPS if ends_file else 2 * MAX_MAPS):
         jax.clear_caches()
+        gc.collect()

@@ -20,10 +20,16 @@ PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "te
 # whether a chain goes where it should, and not to which digit. Compiled quickly they take half the time.
 LONG = (
     *("tests/diagnostics", "tests/elbo", "tests/estimators", "tests/evidence/test_density.py"),
-    *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py"),
-    *("tests/mcmc/test_protocol.py", "tests/nn", "tests/readout/test_as_it_is_now.py"),
+    *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_protocol.py", "tests/nn"),
+    "tests/readout/test_as_it_is_now.py",
     *("tests/readout/test_handlers.py", "tests/readout/test_log_density.py", "tests/readout/test_one_predictive.py"),
     *("tests/readout/test_random_models.py", "tests/runs", "tests/surrogates/test_fitted_posteriors.py"),
+)
+# Of these rooms the files whose time is that of many compilations: of a test over several cases one in `STRIDE` is
+# compiled as users compile, which is enough to see that XLA's optimisations change nothing, and the others quickly.
+MANY_PROGRAMS = (
+    *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_moves.py", "tests/test_exact_laws.py"),
+    *("tests/wide_limit/test_limit_kernels.py", "tests/wide_limit/test_network_kernels.py"),
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, examples, studies.
 SHOWN = ("docs", "tests/test_examples.py", "tests/test_studies.py")
@@ -43,26 +49,29 @@ def step_of(item: pytest.Item) -> str | None:
     path = item.path.relative_to(ROOT)
     if any(path.is_relative_to(part) for part in SHOWN):
         return "shown"
-    left_out = "long" if any(path.is_relative_to(part) for part in LONG) else "numerics"
+    turn = turn_of(item)
+    is_quick = any(path.is_relative_to(part) for part in LONG) or (str(path) in MANY_PROGRAMS and turn not in (None, 0))
+    left_out = "long" if is_quick else "numerics"
     if item.get_closest_marker("slow") is not None:
         return left_out
     if not any(path.is_relative_to(room) for room in NUMERICS) or any(path.match(name) for name in PLUMBING):
         return None
-    return None if is_sample(item) else left_out
+    return None if turn == 1 else left_out
 
 
-def is_sample(item: pytest.Item) -> bool:
-    """Return whether a case is one of those that ``make test`` takes of a test of numerics.
+def turn_of(item: pytest.Item) -> int | None:
+    """Return which of `STRIDE` groups a case of a test is in; None for a test of one case.
 
-    The places of its parameters in their lists decide, so that a case is in the same step whatever else is selected,
-    and every value of a parameter has its turn in a table of several.
+    ``make test`` takes the group 1 of a test of numerics. The places of its parameters in their lists decide, so that
+    a case is in the same step whatever else is selected, and every value of a parameter has its turn in a table of
+    several.
     """
     callspec = getattr(item, "callspec", None)
     if callspec is None:
-        return False
+        return None
     places = dict(callspec.indices)
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
         for name in names[1:]:  # which has the place of the first
             places.pop(name.strip())
-    return sum(places.values()) % STRIDE == 1
+    return sum(places.values()) % STRIDE
