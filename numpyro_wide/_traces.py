@@ -18,6 +18,8 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import listing
 
 Sites = dict[str, dict]
+# Entry of a site's ``infer``: whether a model that would warn of unusual numbers, were they known, finds them usual.
+IS_USUAL = "numpyro_wide_is_usual"
 # NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
 STACK_LOCK = threading.RLock()
 _GIVEN_TYPES = ("sample", "param", "mutable")

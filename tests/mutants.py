@@ -827,6 +827,28 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "mcmc/test_whitening.py::test_adjusted_trajectories_forget_their_direction_over_twice_their_length",
         ),
     ],
+    "mcmc/_once.py": [
+        (
+            "compiled_once: the first of each thinned group kept",
+            "rest == thinning - 1",
+            "rest == 0",
+            "mcmc/test_compiled_once.py::test_the_draws_are_those_of_the_vectorised_loop",
+        ),
+        (
+            "compiled_once: data are constants of the program",
+            "return TracedProgram(loop, state)(state)",
+            "return jax.jit(loop)(state)",
+            "mcmc/test_compiled_once.py::test_other_data_and_medians_of_the_same_shape_find_the_programs",
+        ),
+    ],
+    "mcmc/_validity.py": [
+        (
+            "start of a chain: parameters that NumPyro refuses let pass",
+            "yield constraint(held[name])",
+            "pass",
+            "mcmc/test_errors.py::test_parameters_that_numpyro_refuses_are_refused",
+        ),
+    ],
     "mcmc/_kernel.py": [
         (
             "chains by rows: all chains on every device",

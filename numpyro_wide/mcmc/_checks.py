@@ -24,13 +24,19 @@ def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTre
 
 def check_start(point: Point) -> None:
     """Refuse a first point without a finite energy and gradient, unless it is being traced."""
-    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
-    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
-    if all(map(is_known, leaves)) and not all(np.all(np.isfinite(leaf)) for leaf in leaves):
+    if not is_good_start(point):
         raise ValueError(
             "The potential energy or its gradient is not finite at the first position; "
             "pass init_params inside the support, or another init_strategy."
         )
+
+
+def is_good_start(point: Point, passes: Array | bool = True) -> bool:
+    """Tell whether energy and gradient are finite at a point that passes, or are being traced."""
+    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
+    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
+    is_finite = not all(map(is_known, leaves)) or all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    return is_finite and (not is_known(passes) or bool(passes))
 
 
 def check_given_start(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:

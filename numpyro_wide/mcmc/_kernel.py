@@ -19,6 +19,7 @@ The steps of the integrators are pure functions, in files of their own; a kernel
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ from numpyro_wide.mcmc._adaptation import (
     init_adaptation,
     update_adaptation,
 )
-from numpyro_wide.mcmc._checks import check_number, check_start
+from numpyro_wide.mcmc._checks import check_number, check_start, is_good_start
 from numpyro_wide.mcmc._errors import Errors
 from numpyro_wide.mcmc._moves import Moves, forget_warnings
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, is_elsewhere, normal_like, select, size_of
@@ -133,17 +134,27 @@ class MetropolisKernel(TargetKernel):
         forget_warnings()
         single = is_prng_key(rng_key)
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
-        rng_key, key_model = split(rng_key)
-        point = self._initial_point(key_model, init_params, model_args, model_kwargs)
-        check_start(point)
-        evaluate = self._evaluator(model_args, model_kwargs)
 
-        def first(point: Point, key: Array) -> KernelState:
-            return self._first_state(point, key, num_warmup, evaluate)
+        def arrive(rng_key: Array) -> tuple[Array, Point, Array | bool]:
+            rng_key, key_model = split(rng_key)
+            return rng_key, *self._initial_point(key_model, init_params, model_args, model_kwargs)
 
-        # One program: compiled one by one, its some thirty operations would take longer than the search among them.
+        def start(rng_key: Array, point: Point) -> KernelState:
+            evaluate = self._evaluator(model_args, model_kwargs)
+            first = partial(self._first_state, num_warmup=num_warmup, evaluate=evaluate)
+            return (first if single else jax.vmap(first))(point, rng_key)
+
+        def begin(rng_key: Array) -> tuple[KernelState, Array | bool]:
+            rng_key, point, passes = arrive(rng_key)
+            return start(rng_key, point), passes
+
         place = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
-        state = jax.jit(first if single else jax.vmap(first), out_shardings=place)(point, rng_key)
+        state, passes = (place is None and self._in_one_program(begin, rng_key)) or (None, False)
+        # What is wrong is told by a run that sees numbers.
+        if state is None or not is_good_start(point_of(state), passes):
+            rng_key, point, _ = arrive(rng_key)
+            check_start(point)
+            state = jax.jit(start, out_shardings=place)(rng_key, point)
         self._sample_fn = self._step
         return state
 
@@ -188,7 +199,7 @@ class MetropolisKernel(TargetKernel):
         """Return the preconditioner to start from, and the boundaries of the windows in which warmup learns it."""
         return None, []
 
-    def _first_state(self, point: Point, rng_key: Array, num_warmup: int, evaluate: Evaluate) -> KernelState:
+    def _first_state(self, point: Point, rng_key: Array, *, num_warmup: int, evaluate: Evaluate) -> KernelState:
         rng_key, key_momentum, key_search = jax.random.split(rng_key, 3)
         r = normal_like(key_momentum, point.z) if self._needs_momentum else None
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))

@@ -11,8 +11,12 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
+from numpyro_wide._checks import is_known, is_tracing
+from numpyro_wide._programs import TracedProgram
 from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
+from numpyro_wide.mcmc._once import run_chains
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
+from numpyro_wide.mcmc._validity import held_by_closures, is_valid
 
 
 class TargetKernel(MCMCKernel):
@@ -20,6 +24,8 @@ class TargetKernel(MCMCKernel):
 
     sample_field = "z"
     _needs_gradient = True
+    # Whether the closures below hold numbers of the trace that they were made in, and serve nowhere else.
+    _is_bound = False
     _potential_fn_gen: Callable[..., Any] | None
     _postprocess_fn: Callable[..., Any] | None
     # MCMC looks at this name to learn whether `init` has run.
@@ -56,7 +62,36 @@ class TargetKernel(MCMCKernel):
         """Return the map from unconstrained to constrained values and deterministic sites."""
         if self._postprocess_fn is None:
             return identity
-        return self._postprocess_fn(*model_args, **(model_kwargs or {}))
+        postprocess = self._postprocess_fn(*model_args, **(model_kwargs or {}))
+        # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
+        return lambda z: TracedProgram(postprocess, z)(z)
+
+    def compiled_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.
+
+        It takes the place of ``chain_method="vectorized"``, whose loop NumPyro compiles at every run, and gives the
+        same draws. A program is looked for by what the model computes now, and found again by another run, another
+        ``MCMC``, and other data of the same shapes; numbers in arrays of JAX's, such as ``jnp.log(2.0)``, are data,
+        and Python's and NumPy's numbers are parts of the program.
+
+        Args:
+            run: the run of a chain, as :class:`numpyro.infer.MCMC` hands it to a ``chain_method``.
+
+        Returns:
+            The run of all chains.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from numpyro.infer import MCMC
+            >>> from numpyro_wide.mcmc import SplitHMC
+            >>> kernel = SplitHMC(potential_fn=lambda x: 0.5 * jnp.sum(x**2))
+            >>> options = {"num_chains": 2, "chain_method": kernel.compiled_once, "progress_bar": False}
+            >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=10, **options)
+            >>> mcmc.run(jax.random.key(0), init_params=jnp.ones((2, 3)))
+            >>> mcmc.get_samples(group_by_chain=True).shape
+            (2, 10, 3)
+        """
+        return lambda start: run_chains(self, run, *start)
 
     def wrap_model(self, wrapper: Callable[..., Any]) -> Self:
         """Return a copy of this kernel for ``wrapper(model)``, as NumPyro's ``Gibbs`` asks for.
@@ -84,9 +119,14 @@ class TargetKernel(MCMCKernel):
         init_params: PyTree,
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,
-    ) -> Point:
-        """Return the first point of a chain, or of a batch of chains for a batch of keys."""
+    ) -> tuple[Point, Array | bool]:
+        """Return the first point of a chain, or of a batch of chains for a batch of keys.
+
+        Returns:
+            The point, and whether NumPyro would let the model pass, had it seen numbers where they are traced.
+        """
         found = None
+        passes: Array | bool = True
         if self._model is not None:
             is_given = init_params is not None
             # NumPyro looks for a first position in any case. Where it is not asked for, one look without a gradient is
@@ -101,9 +141,10 @@ class TargetKernel(MCMCKernel):
                 validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-            found = info.param_info.z
+            self._is_bound = not all(map(is_known, held_by_closures(info.model_trace)))
+            found, passes = info.param_info.z, is_valid(info.model_trace) if is_tracing() else True
             if not is_given:
-                return _as_floats(Point(*info.param_info))
+                return _as_floats(Point(*info.param_info)), passes
         if init_params is None:
             raise ValueError(
                 "A kernel with a potential_fn needs a first position; pass init_params to MCMC.run or init."
@@ -111,7 +152,20 @@ class TargetKernel(MCMCKernel):
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
         check_given_start(init_params, found, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
-        return jax.jit(evaluate if is_prng_key(rng_key) else jax.vmap(evaluate))(_as_floats(init_params))
+        run = evaluate if num_chains is None else jax.vmap(evaluate)
+        return (run if is_tracing() else jax.jit(run))(_as_floats(init_params)), passes
+
+    def _in_one_program(self, begin: Callable[[Array], Any], rng_key: Array) -> Any:
+        """Run what begins with :meth:`_initial_point` as one program, which a model that computes the same finds again.
+
+        Operation by operation, a model of a few lines is some three hundred programs.
+
+        Returns:
+            What ``begin`` returns; None where NumPyro's closures are good for that program alone.
+        """
+        self._is_bound = False
+        program = TracedProgram(begin, rng_key)
+        return None if self._is_bound else program(rng_key)
 
     def _evaluator(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Evaluate:
         """Return the function from a position to its :class:`Point`, one evaluation of the potential."""

@@ -156,13 +156,13 @@ class MicrocanonicalLangevin(MetropolisKernel):
         steps = f"{state.num_grad // GRADIENTS_PER_STEP} steps of {state.step_size:.2e}"
         return f"{steps}, {self._health(state)}"
 
-    def _first_state(self, point: Point, *args: Any) -> KernelState:
+    def _first_state(self, point: Point, *args: Any, **kwargs: Any) -> KernelState:
         if (size := size_of(point.z)) < 2:
             raise ValueError(
                 f"MicrocanonicalLangevin needs at least 2 unconstrained coordinates to turn in, but there is {size}; "
                 "take SplitHMC or NUTS, or sample this site in a block with others."
             )
-        return super()._first_state(point, *args)
+        return super()._first_state(point, *args, **kwargs)
 
     def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Whitening, list[int]]:
         boundaries = whitening_windows(num_warmup) if any(self._learns) else []

@@ -174,8 +174,8 @@ class SplitHMC(MetropolisKernel):
         backwards = jax.tree.map(jnp.negative, velocity)
         return Proposal(end, energy_error, end_velocity, backwards, num_steps)
 
-    def _first_state(self, *args: Any) -> KernelState:
-        state = super()._first_state(*args)
+    def _first_state(self, *args: Any, **kwargs: Any) -> KernelState:
+        state = super()._first_state(*args, **kwargs)
         # Without warmup the step size that is given decides.
         return state._replace(adapt_state=state.adapt_state._replace(is_cut=self._is_long(state.step_size)))
 

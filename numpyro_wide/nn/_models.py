@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_positive, is_known, kind_of, listing, refuse_frames, whole_number
+from numpyro_wide._traces import IS_USUAL
 from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.nn._convolutional import CNN, WideResNet
 from numpyro_wide.nn._fully_connected import FCN, SCALES
@@ -142,7 +143,7 @@ def _bnn(
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    _warn_of_scale(features, readout_scale)
+    is_usual = _warn_of_scale(features, readout_scale)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(
@@ -155,17 +156,24 @@ def _bnn(
             "row is (n,) for a vector of outputs and (n, 1) or (n, k) for a matrix."
         )
     with numpyro.plate("rows", features.shape[0]):
-        numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
+        likelihood = dist.Normal(mean, noise_scale).to_event(len(outputs))
+        numpyro.sample("y", likelihood, obs=y, infer={IS_USUAL: is_usual})
 
 
-def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> None:
+def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> bool | Array:
     """Warn where the prior variance of the output, given these hidden weights, is far from one: a layer without scale.
 
     Only where numbers are known and no plate of samples is around, as at the start of a chain: it costs a sum then.
+
+    Returns:
+        Whether the variance is a usual one, or was known, and told.
     """
     rows = features.rows(0) if isinstance(features, RowFeatures) else features  # of many rows the first block
-    if not is_known(rows) or not is_known(readout_scale) or np.ndim(readout_scale):
-        return
+    if np.ndim(readout_scale):
+        return True
+    if not is_known(rows) or not is_known(readout_scale):
+        traced = jnp.mean(jnp.sum(jnp.square(rows), axis=1)) * jnp.square(readout_scale)
+        return (traced == 0) | ((traced >= LEAST_VARIANCE) & (traced <= LARGEST_VARIANCE))
     # NumPy's: within jit JAX would trace what is done to known numbers, too.
     variance = float(np.mean(np.sum(np.square(np.asarray(rows)), axis=1))) * float(np.asarray(readout_scale)) ** 2
     if variance > LARGEST_VARIANCE or 0 < variance < LEAST_VARIANCE:  # zero is that of inputs at the origin
@@ -177,6 +185,7 @@ def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> N
             UserWarning,
             stacklevel=3,
         )
+    return True
 
 
 def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:

@@ -13,6 +13,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from numpyro_wide._checks import is_known
+from numpyro_wide._programs import TracedProgram
 from numpyro_wide._traces import Sites, abstract_sites, run_model, sample_sites, unwrap
 from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.readout._run import ReadoutRun, ReadoutSites, SiteNames
@@ -84,9 +85,9 @@ def check_conjugacy(model: Callable, names: SiteNames, args: tuple, kwargs: dict
     # In the order of the arguments: where the readout stands, the direction of its change, the key.
     is_moved = jax.tree.unflatten(structure, is_reached(traced.jaxpr, [True, False, False]))
     _refuse_moved(is_moved, names)
-    probe, direction = _at_a_draw(traced, structure, zeros)
+    is_linear, evidence_error = _at_a_draw(traced, structure, zeros)
     # A mean whose derivative depends on where the readout stands is not linear, even if it is right at this point.
-    if is_moved.tangent or not _moves_by_features(probe.tangent, direction, probe.features):
+    if is_moved.tangent or not is_linear:
         raise ValueError(
             f"the mean of observed site {names.observed!r} must be features @ readout plus terms without the readout, "
             f"but a change of {names.readout!r} moves it by something else than {names.features!r} times that change. "
@@ -98,7 +99,7 @@ def check_conjugacy(model: Callable, names: SiteNames, args: tuple, kwargs: dict
         for (kind, name), moves in zip(is_moved.labels, is_moved.others, strict=True)
         if moves and kind == "deterministic"
     )
-    return Conjugacy(moving_sites, probe.evidence_error if _is_noise_given(traced, structure) else None)
+    return Conjugacy(moving_sites, evidence_error if _is_noise_given(traced, structure) else None)
 
 
 def conjugate_sites(model: Callable, readout: str, features: str, args: tuple, kwargs: dict) -> SiteNames | None:
@@ -198,35 +199,55 @@ def _refuse_moved(is_moved: _Probe, names: SiteNames) -> None:
         )
 
 
-def _at_a_draw(traced: ClosedJaxpr, structure: Any, zeros: np.ndarray) -> tuple[_Probe, Array]:
-    """Return the values of a run at a draw of the other sites, and the direction in which the readout moves."""
+def _at_a_draw(traced: ClosedJaxpr, structure: Any, zeros: np.ndarray) -> tuple[bool, Array]:
+    """Return what a run at a draw of the other sites tells, the readout being moved in a random direction.
+
+    Args:
+        traced: program of a probe.
+        structure: of its results.
+        zeros: where the readout stands.
+
+    Returns:
+        Whether the mean moves by features @ direction, and the estimate of the evidence's error.
+    """
     # Wrapped models are checked inside of jit and vmap, too, where the numbers must be known nevertheless.
     with jax.ensure_compile_time_eval():
-        constants_key, direction_key, model_key = jax.random.split(jax.random.key(0), 3)
         # A value that is being traced has no number here; whether the mean is linear does not depend on which it is.
         constants = [
-            constant if is_known(constant) else _random_like(jax.random.fold_in(constants_key, index), constant)
+            constant if is_known(constant) else _random_like(jax.random.fold_in(jax.random.key(0), index), constant)
             for index, constant in enumerate(traced.consts)
         ]
-        direction = jax.random.normal(direction_key, zeros.shape, zeros.dtype)
-        results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, constants))(zeros, direction, model_key)
-    return jax.tree.unflatten(structure, results), direction
 
+        # An argument: what is computed from a constant would be computed here, operation by operation.
+        key = jax.random.key(1)
 
-def _moves_by_features(tangent: Array, direction: Array, features: Array | RowFeatures) -> bool:
-    """Return whether the mean's derivative in a direction is the features times it; True where there is no telling."""
+    def look(at: Array, key: Array) -> tuple[Array, Array]:
+        direction_key, model_key = jax.random.split(key)
+        direction = jax.random.normal(direction_key, at.shape, at.dtype)
+        results = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, constants))(at, direction, model_key)
+        probe: _Probe = jax.tree.unflatten(structure, results)
+        return _moves_by_features(probe.tangent, direction, probe.features), probe.evidence_error
+
+    # One program: compiled one by one, its hundred operations would take several times as long.
+    program = TracedProgram(look, zeros, key)
     with jax.ensure_compile_time_eval():
-        with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
-            error = jnp.abs(tangent - features @ direction)
-            # The typical size of the product's terms: the product itself may be near zero by chance.
-            squares = jnp.square(direction)
-            if isinstance(features, RowFeatures):
-                size = jnp.sqrt(features.map(lambda rows: jnp.square(rows) @ squares))
-            else:
-                size = jnp.sqrt(jnp.square(features) @ squares)
-        tolerance = max(1e-3, 16 * float(jnp.finfo(tangent.dtype).eps))
-        # Of an array over several processes, JAX compares, not NumPy; NaN is for others to complain about.
-        return not bool(jnp.any(error > tolerance * size))
+        is_linear, evidence_error = program(zeros, key)
+        return bool(is_linear), evidence_error
+
+
+def _moves_by_features(tangent: Array, direction: Array, features: Array | RowFeatures) -> Array:
+    """Return whether the mean's derivative in a direction is the features times it; True where there is no telling."""
+    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+        error = jnp.abs(tangent - features @ direction)
+        # The typical size of the product's terms: the product itself may be near zero by chance.
+        squares = jnp.square(direction)
+        if isinstance(features, RowFeatures):
+            size = jnp.sqrt(features.map(lambda rows: jnp.square(rows) @ squares))
+        else:
+            size = jnp.sqrt(jnp.square(features) @ squares)
+    tolerance = max(1e-3, 16 * float(jnp.finfo(tangent.dtype).eps))
+    # NaN is for others to complain about.
+    return ~jnp.any(error > tolerance * size)
 
 
 def _is_noise_given(traced: ClosedJaxpr, structure: Any) -> bool:

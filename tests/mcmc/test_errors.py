@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpyro.util import nested_attrgetter
 
@@ -249,3 +251,14 @@ def test_whole_numbers_of_numpy_are_numbers_of_rotations():
 def test_whole_numbers_are_a_first_position():
     state = SplitHMC(potential_fn=lambda z: square(z[0] - z[1])).init(jax.random.key(0), 0, [1, 2])
     assert [leaf.dtype for leaf in state.z] == [jnp.float32, jnp.float32]
+
+
+def test_parameters_that_numpyro_refuses_are_refused():
+    """Where the density is finite nevertheless, and nobody sees the numbers: those of a program are not known."""
+
+    def model(probs):
+        numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Categorical(probs), obs=jnp.array(0))
+
+    with pytest.raises(ValueError, match="Categorical.* got invalid probs"):
+        SplitHMC(model).init(KEY, 0, None, (jnp.array([0.7, 0.7]),), {})

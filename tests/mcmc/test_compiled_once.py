@@ -1,0 +1,89 @@
+"""Chains whose programs are kept: the draws of NumPyro's own loop, and nothing compiled by runs that come after."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC
+
+from numpyro_wide import collapse_readout
+from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
+from tests.compilations import compilations
+
+KEY = jax.random.key(0)
+X = np.linspace(-1, 1, 8, dtype="f")[:, None]
+Y = np.sin(3 * X[:, 0])
+NOISE = 0.3
+
+
+def network(median):
+    """A model with the median of a scale in its closure, and a noise among its globals."""
+
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(jnp.log(median), 0.3))
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 4]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(scale * x @ hidden))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, NOISE).to_event(1), obs=y)
+
+    return collapse_readout(model, readout="w", features="features", observed="y")
+
+
+def chains(model, kind=SplitHMC, once=True, **options):
+    kernel = kind(model)
+    method = kernel.compiled_once if once else "vectorized"
+    options = {"num_warmup": 25, "num_samples": 12, "num_chains": 2, "progress_bar": False} | options
+    return MCMC(kernel, chain_method=method, **options)
+
+
+def draws(mcmc, y=Y, **options):
+    mcmc.run(KEY, X, y, **options)
+    return jax.device_get((mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)))
+
+
+@pytest.mark.parametrize("kind", [SplitHMC, MicrocanonicalLangevin])
+def test_the_draws_are_those_of_the_vectorised_loop(kind):
+    fields = {"extra_fields": ("num_grad", "~z.hidden", "adapt_state.reach")}
+    found, expected = (draws(chains(network(2.0), kind, once, thinning=5), **fields) for once in (True, False))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), found, expected)
+
+
+def test_warmup_and_a_run_that_goes_on():
+    both = []
+    for once in (True, False):
+        mcmc = chains(network(2.0), once=once)
+        mcmc.warmup(KEY, X, Y, collect_warmup=True)
+        of_warmup = mcmc.get_samples()["hidden"]
+        both.append((of_warmup, draws(mcmc)[0]["hidden"], np.asarray(mcmc.last_state.i)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3), *both)
+
+
+def test_other_data_and_medians_of_the_same_shape_find_the_programs():
+    first = draws(chains(network(jnp.float32(2.0))))[0]
+    with compilations() as compiled:
+        second = draws(chains(network(jnp.float32(2.0))))[0]
+        third = draws(chains(network(jnp.float32(3.0))), -2 * Y)[0]
+    assert compiled == []
+    np.testing.assert_array_equal(second["hidden"], first["hidden"])
+    assert np.median(third["scale"]) > 1.1 * np.median(first["scale"])
+
+
+def test_the_second_run_of_numpyros_loop_compiles_that_alone():
+    mcmc = chains(network(jnp.float32(2.0)), once=False)
+    draws(mcmc)
+    with compilations() as compiled:
+        draws(mcmc)
+    assert compiled == ["jit(_fori_collect_loop)"]
+
+
+def test_a_global_that_has_changed_is_followed(monkeypatch):
+    mcmc = chains(network(jnp.float32(2.0)))
+    before = draws(mcmc, extra_fields=("potential_energy",))[1]["potential_energy"]
+    monkeypatch.setitem(globals(), "NOISE", 3.0)
+    after = draws(mcmc, extra_fields=("potential_energy",))[1]["potential_energy"]
+    expected = draws(chains(network(2.0), once=False), extra_fields=("potential_energy",))[1]["potential_energy"]
+    assert np.abs(after - before).min() > 0.01
+    np.testing.assert_allclose(after, expected, rtol=2e-3, atol=2e-3)
