@@ -54,7 +54,9 @@ nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-nb_execution_excludepatterns = ["notebooks/*"]  # shown with the outputs that it holds; the tests run it
+# Pages without code need no kernel, and would race for one record of the cache. The notebook is shown with the outputs
+# that it holds; the tests run it.
+nb_execution_excludepatterns = ["notebooks/*", *pages.without_code()]
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
 # Pages run a program once or twice: most of their time is compilation, shortened as `make test` does (conftest.py).
 if metadata.version("jaxlib").startswith("0.9."):

@@ -16,7 +16,8 @@ from sphinxcontrib.bibtex.plugin import register_plugin as register_reference_st
 from sphinxcontrib.bibtex.style.referencing import BracketStyle
 from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferenceStyle
 
-BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
+HERE = Path(__file__).parent
+BIBLIOGRAPHY = HERE / "references.bib"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
 AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)", re.MULTILINE)
@@ -44,6 +45,12 @@ def read(text: str) -> nbformat.NotebookNode:
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"  # the same in every build
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "source_map": lines})
+
+
+def without_code() -> list[str]:
+    """Return patterns of the pages that have no ``python`` block, each with its folder, for ``PurePath.match``."""
+    found = [path for path in HERE.rglob("*.md") if "_build" not in path.parts and not BLOCK.search(path.read_text())]
+    return [path.relative_to(HERE.parent).as_posix() for path in found]
 
 
 def offer_notebook(app, docname, source):

@@ -65,7 +65,7 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
     r"""Compute $\hat R^2$ of every dimension (Hron 2022, eq. 6): all variance over the mean variance within a chain.
 
-    1 where the chains agree; the variances are those of the draws at hand, without a correction for their number
+    1 where the chains agree; the variances are those of the given draws, without a correction for their number
     (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$ (ArviZ's
     ``rhat(method="identity")``) is related to it by
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.

@@ -75,7 +75,7 @@ def quasi_kl(
         The divergence, of the batch shape of q.
 
     Raises:
-        TypeError: if q or p is no distribution, or ``rng_key`` no PRNG key.
+        TypeError: if q or p is not a distribution, or ``rng_key`` not a PRNG key.
         ValueError: if the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
 
     Example:

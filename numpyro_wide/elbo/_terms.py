@@ -174,7 +174,7 @@ def run_monitored(
         A :class:`~numpyro_wide.elbo.MonitoredRun`: the fit and its history.
 
     Raises:
-        TypeError: if ``rng_key`` is no PRNG key, or ``num_steps`` or ``every`` no number.
+        TypeError: if ``rng_key`` is not a PRNG key, or ``num_steps`` or ``every`` not a number.
         ValueError: if they are not positive whole numbers, or ``every`` does not divide ``num_steps``.
 
     Example:

@@ -68,8 +68,8 @@ def bnn(
 
     Raises:
         TypeError: if ``features_net`` is neither a module nor a function, a function is to run in blocks or have
-            scales, ``scales`` is no dictionary, or a scale or the noise is neither a prior nor real numbers; when the
-            model runs, if ``x`` or ``y`` does not hold real numbers.
+            scales, ``scales`` is not a dictionary, or a scale or the noise is neither a prior nor real numbers; when
+            the model runs, if ``x`` or ``y`` does not hold real numbers.
         ValueError: for a number of outputs or a block size below 1, noise or ``readout_scale`` that are not positive
             and finite, priors of numbers that may be negative, or scales that the module does not have; when the model
             runs, if ``x`` or ``y`` is not finite, the features are not a matrix with a row for each of the inputs',
