@@ -96,3 +96,4 @@ def setup(app):
     app.connect("source-read", pages.offer_notebook)
     app.connect("source-read", pages.list_names)
     app.connect("doctree-resolved", pages.link_figures)
+    app.connect("doctree-resolved", pages.mark_tables)

@@ -20,10 +20,11 @@ HERE = Path(__file__).parent
 BIBLIOGRAPHY = HERE / "references.bib"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
-AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)", re.MULTILINE)
+AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)(\n   :members:)?", re.MULTILINE)
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$", re.MULTILINE | re.DOTALL
 )
+NUMBERS = re.compile(r"[-−+]?\d")  # what a cell begins with in a table of numbers
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -71,17 +72,28 @@ def link_figures(app, doctree, docname):
             image.replace_self(nodes.reference("", "", image.deepcopy(), refuri=target))
 
 
+def mark_tables(app, doctree, docname):
+    """Give tables of words a class, by which narrow windows show their cells one below the other."""
+    for table in doctree.findall(nodes.table):
+        rows = [row.children for body in table.findall(nodes.tbody) for row in body.children]
+        numbers = [NUMBERS.match(entry.astext()) is not None for row in rows for entry in row[1:]]
+        if 2 * sum(numbers) < len(numbers):
+            table["classes"].append("words")
+
+
 def list_names(app, docname, source):
     """Put a table of its names, with the first line of each, under the title of a page of the API."""
     if not docname.startswith("api/"):
         return
     listed = []
-    for kind, target in AUTODOC.findall(source[0]):
-        public = getattr(import_module(target), "__all__", ()) if kind == "module" else ()
-        listed += [f"{target}.{name}" for name in public] or [target]
+    for kind, target, members in AUTODOC.findall(source[0]):
+        if kind == "module":
+            listed += [f"{target}.{name}" for name in getattr(import_module(target), "__all__", ()) if members]
+        else:
+            listed.append(target)
     if len(listed) > 1:
         title, _, rest = source[0].partition("\n")
-        entries = "\n".join(f"   ~{name}" for name in listed)
+        entries = "\n".join(f"   ~{name}" for name in dict.fromkeys(listed))
         table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{entries}\n```\n"
         source[0] = f"{title}\n\n{table}\n{rest}"
 

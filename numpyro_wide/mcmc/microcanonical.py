@@ -39,7 +39,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
     decorrelates over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
 
     The adjusted sampler (Robnik, Cohn-Gordon, Seljak 2025, MAMS) starts each draw with a fresh direction, follows it
-    for about the length $L$, where it would decorrelate over twice that length, and accepts with the energy error
+    for about the length $L$, half the length over which it would decorrelate, and accepts with the energy error
     (:eq:`isokinetic-error`): it leaves the posterior exactly invariant. The unadjusted one (Robnik et al. 2023, MCLMC)
     takes every finite step and keeps its direction from draw to draw. Its bias is set by ``bias_tolerance``: warmup
     brings the mean square of the energy error per dimension to what that allows (:eq:`bias`), by default to 5e-4, as in

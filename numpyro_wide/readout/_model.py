@@ -18,7 +18,7 @@ Draws: TypeAlias = dict[str, Array]
 
 
 class ReadoutModel(ABC):
-    """A NumPyro model with a readout that is repriorised or integrated out; whoever works with draws of it asks it.
+    """A NumPyro model whose readout is repriorised or integrated out.
 
     Attributes:
         fn: the unwrapped model.

@@ -191,7 +191,7 @@ def repriorise(
     regulariser: Regulariser = None,
     variant: str = "auto",
 ) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
-    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, eq. 3).
+    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
     The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
     (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that

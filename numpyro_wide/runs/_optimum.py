@@ -40,7 +40,7 @@ def init_to_optimum(
     progress_bar: bool = True,
     **model_kwargs: Any,
 ) -> dict[str, Array]:
-    """Find starts for the chains of any kernel: each where Adam gets from a start of its own.
+    """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
     For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
     no answer: at the optimum itself the noise of a network that can fit every row goes to zero, and predictions from

@@ -38,7 +38,7 @@ def fitted_surrogate(
     num_nodes: int | None = None,
     seed: int = 0,
 ) -> Surrogate:
-    r"""Fit Gaussian targets and noise to a likelihood at the wide limit, to repriorise a readout by.
+    r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
     Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
     $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The map by which it

@@ -25,7 +25,7 @@ def mean_kernel(
     samples: Mapping[str, ArrayLike] | None = None,
     **model_kwargs: Any,
 ) -> np.ndarray:
-    r"""Average $\Psi \Psi^\top$ over draws: what :func:`fitted_surrogate` takes for the wide limit's kernel.
+    r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
 
     As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
     kernel of the network's Gaussian process. Any model of any architecture will do here; for a fully connected network

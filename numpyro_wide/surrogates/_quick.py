@@ -20,7 +20,7 @@ def surrogate_targets(
     contrasts: bool = False,
     noise_scale: ArrayLike | None = None,
 ) -> Surrogate:
-    r"""Take Gaussian targets and noise for observations of classes or counts, to repriorise a readout by.
+    r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
 
     The repriorisation map is a bijection, whatever targets and noise it is built from: the posterior stays exact
     (Hron 2022, App. F), and a good choice makes $\phi$ close to N(0, I). This one takes the likelihood of the function
