@@ -146,9 +146,9 @@ class Moves:
             Fault(
                 is_judged & (moves <= STILL * draws),
                 *("stands still", "stand still", moves, "moved"),
-                "Its draws are not of the posterior, whatever their acceptance. Run in float64 "
-                "(jax.config.update('jax_enable_x64', True)), start elsewhere (init_params, init_strategy), or warm up "
-                "longer.",
+                "Its draws are not of the posterior, whatever their acceptance. Standardise inputs and targets, run in "
+                "float64 (jax.config.update('jax_enable_x64', True)), start elsewhere (init_params, init_strategy), or "
+                "warm up longer.",
             ),
             Fault(
                 is_judged & (moves <= HARDLY * draws),

@@ -77,7 +77,8 @@ def bnn(
 
     Warns:
         UserWarning: when the model runs on numbers, as at the start of a chain, if the variance of its output under the
-            prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs.
+            prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs; or if the mean
+            square of ``y`` is above 1e3 times that and the noise's, as with targets that are not standardised.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -142,7 +143,7 @@ def _bnn(
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    _warn_of_scale(features, readout_scale)
+    _warn_of_scale(features, readout_scale, noise_scale, y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(
@@ -158,8 +159,10 @@ def _bnn(
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
 
 
-def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> None:
-    """Warn where the prior variance of the output, given these hidden weights, is far from one: a layer without scale.
+def _warn_of_scale(
+    features: Array | RowFeatures, readout_scale: ArrayLike, noise_scale: ArrayLike, y: Array | None
+) -> None:
+    """Warn where the prior variance of the output, given these hidden weights, is far from one, or from the targets'.
 
     Only where numbers are known and no plate of samples is around, as at the start of a chain: it costs a sum then.
     """
@@ -177,6 +180,17 @@ def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> N
             UserWarning,
             stacklevel=3,
         )
+    elif y is not None and is_known(y) and is_known(noise_scale):
+        size = float(np.mean(np.square(np.asarray(y, float))))
+        expected = max(variance, float(np.mean(np.square(np.asarray(noise_scale)))))
+        if size > LARGEST_VARIANCE * expected > 0:
+            warnings.warn(
+                f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
+                "expect a priori: the posterior will be hard to sample. Standardise the targets "
+                "(datasets.Standardiser), or give their size as readout_scale and noise.",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
