@@ -53,7 +53,7 @@ get_cache(nb_execution_cache_path).list_cache_records()  # there before two proc
 nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # of one cell, on a busy machine
 # Pages without code need no kernel, and would race for one record of the cache. The notebook is shown with the outputs
 # that it holds; the tests run it.
 nb_execution_excludepatterns = ["notebooks/*", *pages.without_code()]
