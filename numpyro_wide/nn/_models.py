@@ -78,7 +78,8 @@ def bnn(
     Warns:
         UserWarning: when the model runs on numbers, as at the start of a chain, if the variance of its output under the
             prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs; or if the mean
-            square of ``y`` is above 1e3 times that and the noise's, as with targets that are not standardised.
+            square of ``y`` is above 1e3 times that and the noise's, where no scale is latent, as with targets that are
+            not standardised.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -143,7 +144,8 @@ def _bnn(
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    _warn_of_scale(features, readout_scale, noise_scale, y)
+    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw of them tells little
+    _warn_of_scale(features, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(

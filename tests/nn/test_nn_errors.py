@@ -456,3 +456,4 @@ def test_targets_far_from_the_prior_are_warned_of(size, noise, is_far):
     with pytest.warns(UserWarning, match=message) if is_far else nullcontext():
         run(model, X, targets)
     jax.eval_shape(lambda y: run(model, X, y)["features"]["value"], targets)  # numbers that are not known
+    run(bnn(FCN(1, 200), None, noise, scales={"w_std": dist.LogNormal(0, 1)}), X, targets)  # scales that are latent
