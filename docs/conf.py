@@ -53,8 +53,10 @@ get_cache(nb_execution_cache_path).list_cache_records()  # there before two proc
 nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
-nb_execution_excludepatterns = ["notebooks/*"]  # shown with the outputs that it holds; the tests run it
+nb_execution_timeout = 900  # of one cell, on a busy machine
+# Pages without code need no kernel, and would race for one record of the cache. The notebook is shown with the outputs
+# that it holds; the tests run it.
+nb_execution_excludepatterns = ["notebooks/*", *pages.without_code()]
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
 # Pages run a program once or twice: most of their time is compilation, shortened as `make test` does (conftest.py).
 if metadata.version("jaxlib").startswith("0.9."):
@@ -94,3 +96,4 @@ def setup(app):
     app.connect("source-read", pages.offer_notebook)
     app.connect("source-read", pages.list_names)
     app.connect("doctree-resolved", pages.link_figures)
+    app.connect("doctree-resolved", pages.mark_tables)

@@ -16,13 +16,15 @@ from sphinxcontrib.bibtex.plugin import register_plugin as register_reference_st
 from sphinxcontrib.bibtex.style.referencing import BracketStyle
 from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferenceStyle
 
-BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
+HERE = Path(__file__).parent
+BIBLIOGRAPHY = HERE / "references.bib"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
-AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)", re.MULTILINE)
+AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)(\n   :members:)?", re.MULTILINE)
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$", re.MULTILINE | re.DOTALL
 )
+NUMBERS = re.compile(r"[-−+]?\d")  # what a cell begins with in a table of numbers
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -46,6 +48,12 @@ def read(text: str) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "source_map": lines})
 
 
+def without_code() -> list[str]:
+    """Return patterns of the pages that have no ``python`` block, each with its folder, for ``PurePath.match``."""
+    found = [path for path in HERE.rglob("*.md") if "_build" not in path.parts and not BLOCK.search(path.read_text())]
+    return [path.relative_to(HERE.parent).as_posix() for path in found]
+
+
 def offer_notebook(app, docname, source):
     """Put a link to the executed notebook under the title of a page that has code."""
     if os.fspath(app.env.doc2path(docname)).endswith(".md") and BLOCK.search(source[0]):
@@ -64,17 +72,28 @@ def link_figures(app, doctree, docname):
             image.replace_self(nodes.reference("", "", image.deepcopy(), refuri=target))
 
 
+def mark_tables(app, doctree, docname):
+    """Give tables of words a class, by which narrow windows show their cells one below the other."""
+    for table in doctree.findall(nodes.table):
+        rows = [row.children for body in table.findall(nodes.tbody) for row in body.children]
+        numbers = [NUMBERS.match(entry.astext()) is not None for row in rows for entry in row[1:]]
+        if 2 * sum(numbers) < len(numbers):
+            table["classes"].append("words")
+
+
 def list_names(app, docname, source):
     """Put a table of its names, with the first line of each, under the title of a page of the API."""
     if not docname.startswith("api/"):
         return
     listed = []
-    for kind, target in AUTODOC.findall(source[0]):
-        public = getattr(import_module(target), "__all__", ()) if kind == "module" else ()
-        listed += [f"{target}.{name}" for name in public] or [target]
+    for kind, target, members in AUTODOC.findall(source[0]):
+        if kind == "module":
+            listed += [f"{target}.{name}" for name in getattr(import_module(target), "__all__", ()) if members]
+        else:
+            listed.append(target)
     if len(listed) > 1:
         title, _, rest = source[0].partition("\n")
-        entries = "\n".join(f"   ~{name}" for name in listed)
+        entries = "\n".join(f"   ~{name}" for name in dict.fromkeys(listed))
         table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{entries}\n```\n"
         source[0] = f"{title}\n\n{table}\n{rest}"
 

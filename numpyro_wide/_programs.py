@@ -70,7 +70,7 @@ class TracedProgram:
         text = _Text()
         self.digest = _hash(text(jaxpr))
         # What the text gives by name alone, such as a callback, may do something else. A tracer belongs to a trace that
-        # goes on.
+        # continues.
         is_shared = not text.is_partial and all(map(is_known, self.constants))
         self._program = _compiled(self.digest if is_shared else None, jaxpr)
 
@@ -183,7 +183,7 @@ def complete_digest(function: Callable, *args: Any) -> str | None:
 
     Returns:
         The digest; None of a program that is written by names alone in places, such as one with a callback, or with
-        constants whose numbers are not known, such as those of a trace that goes on.
+        constants whose numbers are not known, such as those of a trace that continues.
     """
     program, text = jax.make_jaxpr(function)(*jax.tree.map(_abstract, args)), _Text()
     written = text(program)

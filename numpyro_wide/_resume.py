@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file of plain arrays, written at once or not at all, which no other run goes on from."""
+"""Checkpoints of a run: one file of plain arrays, written at once or not at all, from which no other run continues."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def _version(name: str) -> str | None:
 
 
 def refuse_another_run(place: str, stored: str, own: str, *, kind: str, programs: Collection[str]) -> None:
-    """Refuse to go on with a run that is not this one.
+    """Refuse to continue with a run that is not this one.
 
     Args:
         place: what holds the state of a run, in words, such as "the checkpoint run.npz".
@@ -157,7 +157,7 @@ def refuse_another_run(place: str, stored: str, own: str, *, kind: str, programs
         )
         return
     raise ValueError(
-        f"{place} is of a run with another {differing[0]}; pass the same one to go on with it, or another {kind} to "
+        f"{place} is of a run with another {differing[0]}; pass the same one to continue with it, or another {kind} to "
         "start anew."
     )
 

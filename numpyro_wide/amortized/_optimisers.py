@@ -10,7 +10,7 @@ def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
     """Return the optimiser as one of ``numpyro.optim``.
 
     Raises:
-        TypeError: if it is no optimiser, or one that needs a loss without noise.
+        TypeError: if it is not an optimiser, or one that needs a loss without noise.
     """
     if isinstance(optim, Minimize):
         raise TypeError("Minimize needs a loss that is not random; pass a stochastic optimiser, such as optim.Adam.")

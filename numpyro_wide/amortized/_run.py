@@ -81,7 +81,7 @@ class Run:
             state: state before the first step.
 
         Returns:
-            The state to go on from, and the losses of the steps that are done.
+            The state to continue from, and the losses of the steps that are done.
         """
         losses = np.zeros(0, jnp.zeros(0).dtype)
         if self.options.held_out and state.held_out is None:
@@ -103,7 +103,7 @@ class Run:
         """Take the steps that are left.
 
         Args:
-            state: state to go on from.
+            state: state to continue from.
             losses: losses of the steps that are done, (done,).
         """
         if self.options.progress_bar or self.options.intervals != (None, None):

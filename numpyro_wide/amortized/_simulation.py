@@ -204,7 +204,7 @@ def check_params(
         The sites of the run, by name.
 
     Raises:
-        TypeError: if ``params`` is no dictionary.
+        TypeError: if ``params`` is not a dictionary.
         ValueError: if it lacks a param or mutable site.
     """
     if not isinstance(params, Mapping):

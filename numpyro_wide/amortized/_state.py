@@ -49,7 +49,7 @@ class AmortizedRunResult(NamedTuple):
 
     Attributes:
         params: values of the guide's param and mutable sites: the last ones, or the best ones on held-out simulations.
-        state: last state, from which training can go on.
+        state: last state, from which training can continue.
         losses: loss of each step in nats, NaN where the step was skipped, (steps,).
     """
 

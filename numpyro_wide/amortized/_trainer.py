@@ -49,7 +49,7 @@ class AmortizedForwardKL(SimulatorAndGuide):
         batch_size: number of simulations in each step.
 
     Raises:
-        TypeError: if ``optim`` is no optimiser, ``observed`` not made of names, or model or guide not callable.
+        TypeError: if ``optim`` is not an optimiser, ``observed`` not made of names, or model or guide not callable.
         ValueError: if ``batch_size`` is not positive or ``observed`` empty; from :meth:`init` on, if the model does not
             simulate (it observes, has factors, param sites, subsampled plates or scaled densities), lacks an observed
             site, or if the guide scores anything but latents of the model in the model's shapes.
@@ -104,7 +104,7 @@ class AmortizedForwardKL(SimulatorAndGuide):
             The state.
 
         Raises:
-            TypeError: if ``rng_key`` is no PRNG key.
+            TypeError: if ``rng_key`` is not a PRNG key.
             ValueError: if model and guide are not as the class asks.
         """
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
@@ -186,9 +186,9 @@ class AmortizedForwardKL(SimulatorAndGuide):
     ) -> AmortizedRunResult:
         """Train, in compiled loops.
 
-        What is trained does not depend, to the last bit, on how it is cut into runs: ``run`` with ``init_state`` goes
-        on as one longer run would have, and a run with a ``checkpoint`` that was interrupted is resumed by the same
-        call.
+        What is trained does not depend, to the last bit, on how it is cut into runs: ``run`` with ``init_state``
+        continues as one longer run would have, and a run with a ``checkpoint`` that was interrupted is resumed by the
+        same call.
 
         Args:
             rng_key: a PRNG key; without effect if ``init_state`` is given.
@@ -198,7 +198,7 @@ class AmortizedForwardKL(SimulatorAndGuide):
             progress_bar: whether to show a bar with the first loss and the average of the latest ones.
             stable_update: whether to skip steps whose loss or gradient is not finite; they are counted in the state's
                 ``num_skipped``.
-            init_state: state to go on from, that of an earlier run.
+            init_state: state to continue from, that of an earlier run.
             init_params: values to start param and mutable sites from, instead of the guide's own, by name.
             held_out: number of simulations that are set apart; their loss is kept in ``state.held_out``, and the
                 parameters that are returned are those where it was smallest.

@@ -58,7 +58,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
         p-values (...), one for each scalar component, at least 1/1001. Of several, divide the level by their number.
 
     Raises:
-        TypeError: if the ranks are no real numbers.
+        TypeError: if the ranks are not real numbers.
         ValueError: for no ranks, or ranks that are not whole numbers in 0, ..., num_draws.
 
     Example:

@@ -32,7 +32,7 @@ class Coverage(NamedTuple):
 def expected_coverage(
     simulations: Simulations, *, region: str = "central", rng_key: Array | None = None
 ) -> dict[str, Coverage]:
-    """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, eq. 7).
+    """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, equation 7).
 
     Central intervals run between order statistics of the draws, and highest-density regions are where the density
     under test exceeds that of a draw, so that the coverage of the exact posterior is the nominal one for any number

@@ -32,7 +32,7 @@ class Standardiser:
         scale: positive numbers that are divided by, of the shape of a row, or one number.
 
     Raises:
-        TypeError: if they are no real numbers.
+        TypeError: if they are not real numbers.
         ValueError: if they are not finite, ``scale`` is not positive, or the shapes differ.
 
     Example:
@@ -70,7 +70,7 @@ class Standardiser:
             The standardiser.
 
         Raises:
-            TypeError: if they are no real numbers.
+            TypeError: if they are not real numbers.
             ValueError: without rows, or if they hold NaN or infinity.
         """
         values = _finite("train", train)
@@ -92,7 +92,7 @@ class Standardiser:
             The rows without units, in float32.
 
         Raises:
-            TypeError: if they are no real numbers.
+            TypeError: if they are not real numbers.
             ValueError: if their shape is not that of the training rows.
         """
         return ((self._rows(values) - self.loc) / self.scale).astype(np.float32)
@@ -107,7 +107,7 @@ class Standardiser:
             The rows in their units, in float64.
 
         Raises:
-            TypeError: if they are no real numbers.
+            TypeError: if they are not real numbers.
             ValueError: if their shape is not that of the training rows.
         """
         return self._rows(values) * self.scale + self.loc
@@ -154,7 +154,7 @@ def split(examples: Dataset, num_train: int, num_test: int, seed: int) -> tuple[
         Training and test rows.
 
     Raises:
-        TypeError: if the examples are no :class:`Dataset`, such as a pair of arrays.
+        TypeError: if the examples are not a :class:`Dataset`, such as a pair of arrays.
         ValueError: if there are fewer rows than asked for, a number is negative, or inputs and targets have
             different numbers of rows.
 

@@ -30,7 +30,7 @@ def uci(folder: Folder, name: str, split: int = 0) -> tuple[Dataset, Dataset]:
     Raises:
         FileNotFoundError: if the folder has no such set; the sets that it has are listed.
         ValueError: if there is no such split, or the file does not hold these arrays, finite and of shapes that fit.
-        TypeError: if ``split`` is no number.
+        TypeError: if ``split`` is not a number.
 
     Example:
         >>> import tempfile

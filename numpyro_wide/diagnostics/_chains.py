@@ -10,7 +10,7 @@ _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
-    r"""Estimate the effective sample size of every dimension (Hron 2022, eq. 7; Mathematics, :eq:`ess`).
+    r"""Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
 
     With $M$ chains of $S$ draws and the autocorrelations $\hat\rho_k$ about the mean of all chains,
 
@@ -63,9 +63,9 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 
 
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
-    r"""Compute $\hat R^2$ of every dimension (Hron 2022, eq. 6): all variance over the mean variance within a chain.
+    r"""Compute $\hat R^2$ of every dimension (Hron 2022, equation 6): all variance over the mean within chains.
 
-    1 where the chains agree; the variances are those of the draws at hand, without a correction for their number
+    1 where the chains agree; the variances are those of the given draws, without a correction for their number
     (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$ (ArviZ's
     ``rhat(method="identity")``) is related to it by
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
@@ -95,7 +95,7 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
 
 def autocorrelation(draws: ArrayLike, *, max_lag: int | None = None) -> np.ndarray:
-    r"""Estimate the autocorrelations $\hat\rho_k$ of every dimension, pooled over chains (Hron 2022, above eq. 7).
+    r"""Estimate the autocorrelations $\hat\rho_k$ of every dimension, pooled over chains (Hron 2022, above equation 7).
 
     Products of deviations from the mean of all chains, averaged over the $M (S - k)$ pairs at lag $k$ and divided by
     the variance of all draws.

@@ -35,9 +35,9 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     r"""Compute how far confidence is from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
     $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over bins of equal width of the largest
-    probability, [b/B, (b+1)/B), the last of which holds 1 as well. Of a mixture of predictions, by draws of a
-    posterior say, the probabilities are those averaged over the draws. The error is in [0, 1] and, with n inputs,
-    that of perfectly calibrated predictions is of order $1/\sqrt n$ and not 0.
+    probability, [b/B, (b+1)/B), the last of which holds 1 as well. Of a mixture of predictions, such as
+    by draws of a posterior, the probabilities are those averaged over the draws. The error is in [0, 1] and, with n
+    inputs, that of perfectly calibrated predictions is of order $1/\sqrt n$ and not 0.
 
     The two arrays are told apart by their types, probabilities being real and labels whole, so that either may come
     first: labels first, as in the other scores, or probabilities first, which is this function's older order.
@@ -51,8 +51,8 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
         The error, of the leading shape (...).
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins. Under
-            jit, where numbers are not known, the error is NaN for a label that is no class.
+        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
+            Under jit, where numbers are not known, the error is NaN for a label that is not a class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,8 +82,8 @@ def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
         $-\frac1n \sum_i \log p_i(y_i)$, of the leading shape (...).
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, or labels are no classes. Under jit, where numbers
-            are not known, the score is NaN for a label that is no class.
+        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes. Under jit, where
+            numbers are not known, the score is NaN for a label that is not a class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,8 +106,8 @@ def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
         The fraction, of the leading shape (...).
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, or labels are no classes. Under jit, where numbers
-            are not known, the score is NaN for a label that is no class.
+        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes. Under jit, where
+            numbers are not known, the score is NaN for a label that is not a class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -131,7 +131,7 @@ def predictive_entropy(probs: ArrayLike) -> Array:
         $-\sum_c p_c \log p_c$, between 0 and log(classes), (..., n).
 
     Raises:
-        ValueError: if there are no classes or rows are no probabilities.
+        ValueError: if there are no classes or rows are not probabilities.
 
     Example:
         >>> import jax.numpy as jnp
@@ -154,10 +154,10 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         ``"accuracy"``, ``"negative_log_likelihood"`` in nats, and ``"expected_calibration_error"``; and each with
         ``_se``, its standard error over rows, which are taken to be independent: binomial for the first, by the delta
         method for the last, with bins and signs of their gaps as they are, which is too small where predictions are
-        calibrated. From a single row only the binomial one is to be had; the others are NaN.
+        calibrated. From a single row only the binomial one is defined; the others are NaN.
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins.
+        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
 
     Example:
         >>> import numpy as np
@@ -196,7 +196,7 @@ def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: i
         The bins.
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, or there are no bins.
+        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
     """
     num_bins = whole_number("num_bins", num_bins)
     return _binned(*_mixture(order, labels, probs), num_bins)
@@ -267,7 +267,7 @@ def _checked_probs(probs: ArrayLike) -> Array:
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
             f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
-            "stack 1 - p and p where only one probability is at hand."
+            "stack 1 - p and p where there is only one probability."
         )
     # Rows from a softmax, and averages of such, sum to one up to rounding.
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):

@@ -101,7 +101,7 @@ class FinishedRun:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the latent sites whose draws are neither stored nor to be had from those that are."""
+        """Names of the latent sites whose draws are neither stored nor computed from those that are."""
         restored = {form.readout for form in self.wrapped}
         expected = [*self._sampled, *(name for name in self.sites.latent if name not in restored)]
         present = {*self.stored, *(base_name(name) for name in self.stored if base_name(name) in self._bases)}

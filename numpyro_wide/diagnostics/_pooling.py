@@ -68,7 +68,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
     posterior's, and its spread is no posterior's either. A chain that has not settled belongs to neither.
 
     $\hat R$ is the classical one, of the means and of the logarithms of the variances; over entries of y that is taken
-    which nine tenths are below. Chains of few independent draws, fewer than some fifty, look unsettled by chance.
+    which nine tenths are below. Chains of few independent draws, fewer than about fifty, look unsettled by chance.
 
     Args:
         y: observations at the rows that are predicted, (n,), or (n, k) for k outputs.

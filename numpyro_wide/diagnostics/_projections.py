@@ -89,7 +89,7 @@ def projected_ess(
         rng_key: a PRNG key.
         num_projections: number of random unit directions.
         method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or the name of a method of ArviZ's
-            ``ess``, "bulk" or "mean" say.
+            ``ess``, such as "bulk" or "mean".
 
     Returns:
         "mean", "min" and "max" of the effective sample size over the projections.
@@ -121,12 +121,12 @@ def function_ess(
     method: str = "bulk",
     batch_size: int = 1,
 ) -> dict[str, float]:
-    """Estimate the effective sample size of random projections of function values, at test inputs say (Hron 2022, §4).
+    """Estimate the effective sample size of random projections of a function at test inputs (Hron 2022, §4).
 
     It counts effective draws of the function that is given, at the inputs that it holds. There are two kinds:
 
     - of the *mean function*, the readout integrated out, by :func:`readout_function`: how fast the hidden weights'
-      prediction forgets itself. It is the one to compare kernels by, and the one that :func:`summary` takes.
+      prediction decorrelates. It is the one to compare kernels by, and the one that :func:`summary` takes.
     - of *function values with a readout*, by :func:`site_function`. Readouts that
       :class:`~numpyro_wide.ReadoutPredictive` puts back are independent given the rest: their spread hides how the
       hidden weights move, and any frequent draw looks new.
@@ -141,7 +141,7 @@ def function_ess(
         rng_key: a PRNG key, for the directions.
         num_projections: number of random unit directions.
         method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or the name of a method of ArviZ's
-            ``ess``, "bulk" or "mean" say.
+            ``ess``, such as "bulk" or "mean".
         batch_size: number of draws whose function values are computed at once.
 
     Returns:

@@ -79,7 +79,7 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
 
     The second term is a sum over pairs of draws. It is also an integral, which a step of half the smallest deviation
     gives to float64's precision; that is taken where it has fewer points than there are pairs for each draw. With 2000
-    draws that share the noise, it is some thirty times as fast. Memory stays bounded: entries go by blocks.
+    draws that share the noise, it is about thirty times as fast. Memory stays bounded: entries go by blocks.
 
     Args:
         y: observations, (n,), or (n, k) for k outputs.
@@ -169,7 +169,7 @@ def regression_scores(
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs; and
         each with ``_se``, its standard error over rows, which are taken to be independent: by the delta method for the
-        first, binomial for the last (of one output). From a single row only the binomial one is to be had; the
+        first, binomial for the last (of one output). From a single row only the binomial one is defined; the
         others are NaN.
 
     Raises:
@@ -241,7 +241,7 @@ def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.nda
     if mean.shape != y.shape and (mean.shape[1:] != y.shape or not len(mean)):
         raise ValueError(
             f"mean must have the shape of y, {y.shape}, or an axis of draws before it, {_shape_with_draws(y)}, but has "
-            f"{mean.shape}; if its axis of draws is another, use np.moveaxis, and if y has outputs in the place of "
+            f"{mean.shape}; if its axis of draws is another, use np.moveaxis, and if y has outputs instead of "
             "rows, its transpose."
         )
     if variance.shape != mean.shape:

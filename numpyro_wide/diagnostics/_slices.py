@@ -46,7 +46,7 @@ def posterior_slice(
     batch_size: int = 1,
     **model_kwargs: Any,
 ) -> PosteriorSlice:
-    r"""Compute the log posterior on the two-dimensional slice through three settings of the weights, say three modes.
+    r"""Compute the log posterior on the two-dimensional slice through three settings of the weights.
 
     Directions are interpolated spherically, so that points between two draws of a high-dimensional Gaussian are as far
     from the origin as they are, and norms linearly (Hron 2022, Fig. 5). The slice's coordinates are angles
@@ -102,7 +102,7 @@ def posterior_slice(
 
 
 def _coordinates(model: Callable, point: Draw, args: tuple, kwargs: dict[str, Any]) -> dict[str, Array]:
-    """Return unconstrained values of the latent sites at these weights, φ in the place of a repriorised readout."""
+    """Return unconstrained values of the latent sites at these weights, φ instead of a repriorised readout."""
     values = {}
     latent = latent_sites(run_model(model, args, kwargs, values=point))
     maps = base_transforms(latent)

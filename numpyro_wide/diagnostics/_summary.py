@@ -41,7 +41,7 @@ def summary(
     small noise was sampled in single precision.
 
     Args:
-        mcmc: an MCMC after its run, or what :func:`~numpyro_wide.runs.run_in_pieces` gave.
+        mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the model that it was fitted on, observations included.
         model_kwargs: keyword arguments of the model that it was fitted on.
@@ -53,7 +53,7 @@ def summary(
         A :class:`RunSummary`, to print, with all numbers in its fields.
 
     Raises:
-        TypeError: if ``mcmc`` is no MCMC, the model not callable, or ``rng_key`` no PRNG key.
+        TypeError: if ``mcmc`` is not an MCMC, the model not callable, or ``rng_key`` not a PRNG key.
         ValueError: if levels are not between 0 and 1, or nothing is observed with these arguments.
 
     Example:

@@ -36,20 +36,20 @@ def to_arviz(
     posterior holds the weights, and none of the base sites, features and factors that are there
     for the sampler. A readout that was integrated out is drawn anew, exactly, given each draw of the rest. The
     log-likelihood is by observation and from the unwrapped model, so that ``arviz.loo`` is right: a marginal over
-    the readout has no pointwise parts. Observations are the entries of the batch, those of plates say. Where rows are
-    in the event instead, as after ``.to_event``, each entry along the event's first axis is one.
+    the readout has no pointwise parts. Observations are the entries of the batch, such as those of plates. Where rows
+    are in the event instead, as after ``.to_event``, each entry along the event's first axis is one.
 
     Groups: posterior, sample_stats (all ``extra_fields`` of the run under ArviZ's names, fields that are trees leaf by
     leaf), log_likelihood, observed_data, and on request posterior_predictive and predictions. Dimensions are named
     after the plates of the model, and a "/" in a name becomes a ".", since ArviZ 1.x allows none.
 
-    The model is looked at anew in every call; a second one that computes the same, of data and draws of the same
+    The model is read anew in every call; a second one that computes the same, of data and draws of the same
     shapes, compiles nothing. Of a run in pieces, the draws stay on disk and are read a block at a time; what is in
     memory is what is computed: a readout a draw where it was integrated out, and a number for each observation and
     draw.
 
     Args:
-        mcmc: an MCMC after its run, or what :func:`~numpyro_wide.runs.run_in_pieces` gave.
+        mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the model that it was fitted on, observations included.
         model_kwargs: keyword arguments of the model that it was fitted on.
@@ -70,8 +70,8 @@ def to_arviz(
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
 
     Raises:
-        TypeError: if ``mcmc`` is no MCMC, the model not callable, ``rng_key`` no PRNG key, or ``predictions`` neither a
-            tuple nor a dictionary.
+        TypeError: if ``mcmc`` is not an MCMC, the model not callable, ``rng_key`` not a PRNG key, or ``predictions``
+            neither a tuple nor a dictionary.
         ValueError: if a site that is named does not exist, ``dims`` do not fit it, observations are missing, or draws
             that were not stored are needed: with :func:`reduced`, turn ``log_likelihood`` off.
 

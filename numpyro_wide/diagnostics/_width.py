@@ -46,7 +46,7 @@ def wide_enough(
     :func:`~numpyro_wide.wide_limit_draws` does, from their prior by the evidence of each draw, and the report is the
     mean over eight of these draws of what weights are like given each.
 
-    The models are looked at anew in every call: what a global, a closure or an object among the arguments holds may
+    The models are read anew in every call: what a global, a closure or an object among the arguments holds may
     change in between. A second call that computes the same from data of the same shapes compiles nothing.
 
     Args:
@@ -56,8 +56,8 @@ def wide_enough(
         num_draws: number of draws, at least 100, for a tail to be seen.
         batch_size: number of draws that are evaluated at once.
         hyperparameters: latent sites that are learnt at any width, a name or several; for
-            :func:`~numpyro_wide.nn.bnn`, "noise_base" and "w_std_base", say. Weights are looked at by a quarter as many
-            draws, at least 100, given each of eight draws of them.
+            :func:`~numpyro_wide.nn.bnn`, such as "noise_base" and "w_std_base". Weights are looked at by a quarter as
+            many draws, at least 100, given each of eight draws of them.
         **model_kwargs: keyword arguments of the models.
 
     Returns:
@@ -65,7 +65,8 @@ def wide_enough(
         single model is "model".
 
     Raises:
-        TypeError: if the key is none, a model is not callable, such as a kernel, or hyperparameters are no names.
+        TypeError: if ``rng_key`` is not a PRNG key, a model is not callable, such as a kernel, or hyperparameters are
+            not names.
         ValueError: if a model observes nothing with these arguments or has no such hyperparameters, ``num_draws`` is
             too small, or no draw has a finite weight.
 

@@ -64,7 +64,7 @@ class ImproperLogUniform(dist.Distribution):
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:
-    r"""Evaluate the KL of N(loc, scale²) from the improper prior $C/|w|$, without its constant (Hron 2018, Prop. 2).
+    r"""Evaluate the KL of N(loc, scale²) from the prior $C/|w|$, without its constant (Hron 2018, Proposition 2).
 
     It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
     $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, 1 at u

@@ -51,7 +51,7 @@ def quasi_kl(
     rng_key: Array | None = None,
     num_samples: int = 1000,
 ) -> Array:
-    r"""Compute the quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, eq. 9; Mathematics, :eq:`qkl`).
+    r"""Compute the quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9; :eq:`qkl`).
 
     Here q is the density of Q with respect to the natural measure of its support S and p the Lebesgue
     density of P. Where Q has a Lebesgue density this is the KL divergence. Otherwise it is the limit of
@@ -75,7 +75,7 @@ def quasi_kl(
         The divergence, of the batch shape of q.
 
     Raises:
-        TypeError: if q or p is no distribution, or ``rng_key`` no PRNG key.
+        TypeError: if q or p is not a distribution, or ``rng_key`` not a PRNG key.
         ValueError: if the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
 
     Example:

@@ -33,7 +33,7 @@ class _Temper(Messenger):
 
 
 class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
-    r"""NumPyro's mean-field ELBO with the KL divergence tempered (Huix 2022, equation 6, and η of section 3).
+    r"""NumPyro's mean-field ELBO with the KL divergence tempered (Huix 2022, equation 6 and section 3).
 
     .. math:: \mathrm{ELBO}_\eta = \sum_{i=1}^p E_q \log L(y_i|x_i, w) - \eta\,\mathrm{KL}(q\|P_0),
               \qquad \eta = \tau\,p/N

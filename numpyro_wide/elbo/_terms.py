@@ -174,7 +174,7 @@ def run_monitored(
         A :class:`~numpyro_wide.elbo.MonitoredRun`: the fit and its history.
 
     Raises:
-        TypeError: if ``rng_key`` is no PRNG key, or ``num_steps`` or ``every`` no number.
+        TypeError: if ``rng_key`` is not a PRNG key, or ``num_steps`` or ``every`` not a number.
         ValueError: if they are not positive whole numbers, or ``every`` does not divide ``num_steps``.
 
     Example:
@@ -214,7 +214,7 @@ def run_monitored(
 
 
 def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, float]:
-    """Warn where a fitted guide has hardly left its prior.
+    """Warn if a fitted guide has barely left its prior.
 
     Such a guide keeps a bounded KL while its weights grow in number, so the divergence is counted in nats per
     weight. In repriorised coordinates a guide on its prior is no fault: there N(0, I) is the wide

@@ -25,7 +25,7 @@ class TraceQKL(ELBO):
 
     with the divergence of Mathematics, :eq:`qkl`. It is the loss for guides that live on points, lines or
     planes, such as ``AutoDropout``, and equals the mean-field ELBO for guides that have a density. Site by
-    site it uses the closed forms of :func:`~numpyro_wide.quasi_kl`, and the draw at hand where
+    site it uses the closed forms of :func:`~numpyro_wide.quasi_kl`, and the current draw where
     there is none. Its gradient follows the draws, so a discrete parameter such as a dropout rate needs a
     relaxed draw. As with any mean-field ELBO, the parents of a site in the model must not depend on it in
     the guide.

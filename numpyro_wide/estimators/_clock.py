@@ -21,7 +21,7 @@ class _Compilations(threading.local):
         self.intervals: list[tuple[float, float]] = []
 
     def add(self, seconds: float) -> None:
-        """Add an interval that ends now, in the place of those that it holds."""
+        """Add an interval that ends now, instead of those that it holds."""
         end = time.perf_counter()
         while self.intervals and self.intervals[-1][0] >= end - seconds:
             self.intervals.pop()

@@ -48,7 +48,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     Attributes:
         report_: what was decided, and from which numbers; ``str(report_)`` is a page of text.
         method_: what predicts: "limit", "weighted" or "chains".
-        fit_: what :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` gave, for standardised inputs and targets.
+        fit_: result of :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`, for standardised inputs and targets.
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
         model_args_: arguments that it was fitted with; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.

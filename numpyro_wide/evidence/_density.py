@@ -132,7 +132,7 @@ class _RefusesImproper(Messenger):
         if fn.support.is_discrete:
             raise ValueError(
                 f"latent site {name!r} is discrete, and the evidence is an integral; sum it out in the model, by a "
-                "mixture distribution say."
+                "mixture distribution, for example."
             )
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
             raise ValueError(

@@ -46,7 +46,7 @@ def model_evidence(
     "stepping-stone"
         The same between neighbours on the path $r w^\beta$, $\beta$ from 0 to 1 (:eq:`path`), whose ends are r and the
         posterior; each temperature is chosen by the draws of the one before, for neighbours to overlap (:eq:`ladder`).
-        The path starts at the prior, in the place of a Gaussian, since the weights of its draws are then bounded if the
+        The path starts at the prior, instead of a Gaussian, since the weights of its draws are then bounded if the
         likelihood is, whatever the tails of the prior; in wide coordinates the prior *is* N(0, I).
 
     "auto" takes the second where draws of r alone reach the posterior, as near the wide limit: it has one temperature
@@ -56,12 +56,12 @@ def model_evidence(
     sites is the value of another one, chains rarely reach either end, and the error that is told is too small, by a
     factor of two or three in Neal's: give such sites ``LocScaleReparam(0)``, by which it is right.
 
-    The model is looked at anew at each call; where it computes the same, of data of the same shapes, a second call
-    compiles nothing. Not to be called under ``jit``: it decides by numbers how to go on.
+    The model is read anew at each call; where it computes the same, of data of the same shapes, a second call
+    compiles nothing. Not to be called under ``jit``: it decides by numbers how to continue.
 
     Args:
         rng_key: a PRNG key.
-        model: what :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise` gave, or any model whose
+        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`, or any model whose
             latent sites are continuous, with priors that can be drawn from.
         *model_args: positional arguments of the model, observations included.
         method: the way to the evidence: "auto", "bridge" or "stepping-stone".
@@ -77,7 +77,7 @@ def model_evidence(
         The log evidence in nats, its standard error, the method, and by what to trust them.
 
     Raises:
-        TypeError: if the key is none, the model not callable, or a number no number.
+        TypeError: if ``rng_key`` is not a PRNG key, the model not callable, or a number not a number.
         ValueError: for an unknown method, too few draws or chains; if the model observes nothing, has no latent site,
             or one that is discrete, improper, scaled, masked, or inside of a scan; if a plate is subsampled, or the
             density is nowhere finite.
@@ -100,7 +100,7 @@ def model_evidence(
     sizes = _checked_sizes(num_chains, num_warmup, num_samples, batch_size)
     if is_tracing():
         raise ValueError(
-            "model_evidence decides by numbers how to go on, and cannot be traced by jit, vmap or grad; call it "
+            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad; call it "
             "outside of them."
         )
     check_model(model, rng_key, model_args, model_kwargs)

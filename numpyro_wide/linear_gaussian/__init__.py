@@ -1,4 +1,4 @@
-r"""The conjugate Gaussian readout: arrays in, arrays out, nothing of NumPyro.
+r"""The conjugate Gaussian readout: arrays in, arrays out, without NumPyro.
 
 The model behind every function here is, for features $\Psi$ of shape (n, d) and targets $Y$ of shape (n, k),
 

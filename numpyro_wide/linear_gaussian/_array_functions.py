@@ -30,7 +30,7 @@ def readout_map(
         phi: $\phi$, shape (d,) or (d, k).
         noise_scale: $\sigma$, positive; broadcasts against ``targets``.
         regulariser: $\lambda$, positive; broadcasts against ``targets``. ``noise_scale ** 2`` by default. In the
-            precision at hand a $\lambda$ below $\epsilon \|\Psi\|_F^2$ would drown in the Gram matrix's rounding, so
+            current precision a $\lambda$ below $\epsilon \|\Psi\|_F^2$ would drown in the Gram matrix's rounding, so
             that a larger one takes its place: the map stays a bijection with the log-determinant returned.
         variant: "feature" (Cholesky of a (d, d) matrix), "data" (eigenvectors of an (n, n) matrix),
             "data-cholesky" (Cholesky of an (n, n) matrix), or "auto": "feature" if d ≤ n, else "data-cholesky".
@@ -131,8 +131,8 @@ def log_evidence(
 
     $\log N(Y; \Psi\,\text{loc}, \Psi \operatorname{diag}(\text{scale}^2) \Psi^\top + \sigma^2 I)$, summed over the
     columns of $Y$ (Hron 2022, eq. 5, whose exponent lacks its minus sign; Mathematics, :eq:`evidence`). The derivative
-    is in closed form (:eq:`gradient`), from the factor at hand; it costs one inverse of the smaller Gram matrix and
-    works in forward and reverse mode.
+    is in closed form (:eq:`gradient`), from the factor that is computed anyway; it costs one inverse of the smaller
+    Gram matrix and works in forward and reverse mode.
 
     The quadratic form is evaluated as $\|Y - \Psi \mu\|^2 / \sigma^2 + \|\mu\|^2$ at the posterior mean $\mu$, its
     minimum, where errors of $\mu$ enter squared: differences between neighbouring states keep their digits in

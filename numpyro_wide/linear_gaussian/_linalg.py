@@ -160,7 +160,7 @@ def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array
 
 
 def solve_gram(factor: Array, columns: Array, inverse: Array | None = None) -> Array:
-    """Solve with the matrix that a lower Cholesky factor is of; by products, if the factor's inverse is at hand."""
+    """Solve with the matrix that a lower Cholesky factor is of; by products, if the factor's inverse is known."""
     if inverse is not None:
         return inverse.T @ (inverse @ columns)
     return solve_lower(factor, solve_lower(factor, columns), transpose=True)

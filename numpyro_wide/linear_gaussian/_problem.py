@@ -93,7 +93,7 @@ class ReadoutProblem:
             The problem.
 
         Raises:
-            TypeError: for what is no array of real numbers.
+            TypeError: for what is not an array of real numbers.
             ValueError: if shapes do not fit, a scale is not positive, or the variant is unknown.
         """
         check_variant(variant)
@@ -142,7 +142,7 @@ class ReadoutProblem:
         """Return the same problem for other targets.
 
         Args:
-            targets: $Y$, of the shape of those at hand.
+            targets: $Y$, of the shape of the present ones.
 
         Returns:
             The problem with these targets.
@@ -200,7 +200,7 @@ class ReadoutProblem:
         r"""Return a draw of the readout from its posterior given the features, for $\phi \sim N(0, I)$.
 
         :meth:`map` at $\lambda = \sigma^2$, without its lower limit on $\lambda$: where the noise is below what the
-        precision at hand can resolve, the draw is NaN rather than one from a model with more noise.
+        current precision can resolve, the draw is NaN rather than one from a model with more noise.
 
         Args:
             phi: standard normal numbers, (d,) or (d, k).

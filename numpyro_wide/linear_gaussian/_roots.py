@@ -64,7 +64,7 @@ class FeatureRoot(NamedTuple):
         features: $\Psi$, (n, d).
         regulariser: $\lambda$, scalar.
         factor: $L$, (d, d).
-        inverse_factor: $L^{-1}$, (d, d), where it is at hand.
+        inverse_factor: $L^{-1}$, (d, d), where it is known.
     """
 
     features: Array
@@ -120,7 +120,7 @@ class DataCholeskyRoot(NamedTuple):
         features: $\Psi$, (n, d).
         regulariser: $\lambda$, scalar.
         factor: $L$, (n, n).
-        inverse_factor: $L^{-1}$, (n, n), where it is at hand.
+        inverse_factor: $L^{-1}$, (n, n), where it is known.
     """
 
     features: Array

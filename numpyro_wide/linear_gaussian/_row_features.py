@@ -23,7 +23,7 @@ from numpyro_wide._blocks import in_row_blocks, take_rows
 class RowFeatures:
     r"""Features $\Psi$ as a function of blocks of inputs, with all that the function reads from outside as arrays.
 
-    So the features can be passed through ``jax.jit``, ``jax.vmap`` and ``jax.grad`` in the place of their numbers.
+    So the features can be passed through ``jax.jit``, ``jax.vmap`` and ``jax.grad`` instead of their numbers.
     Arithmetic with them gives those numbers, all at once; ``features @ readout`` takes them a block at a time.
 
     Attributes:

@@ -34,7 +34,7 @@ class StepSizeRule(Protocol):
         """Return what is known after one more step of warmup, whose error is the step's or, hidden, rounding's."""
 
     def step_size(self, learnt: Any, is_last: Array) -> Array:
-        """Return the step size to go on with; the last one stays."""
+        """Return the step size to continue with; the last one stays."""
 
     def takes(
         self, is_drawn: Array, energy_error: Array, rounding: Rounding, is_adapting: Array, num_dimensions: int

@@ -76,7 +76,7 @@ class EnergyRule(NamedTuple):
         return select(is_hidden, hidden, seen)
 
     def step_size(self, matching: Matching, is_last: Array) -> Array:
-        """Return the step size to go on with."""
+        """Return the step size to continue with."""
         return matching.step_size
 
     def takes(

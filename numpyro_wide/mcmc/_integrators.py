@@ -90,7 +90,7 @@ def kick_share(index: int | Array, num_steps: int | Array) -> Array:
 
 
 def rotation_share(index: int | Array, num_steps: int | Array) -> Array:
-    """Return the length of a rotation, the last of which has the index ``num_steps`` − 1; they add up likewise."""
+    """Return the length of a rotation, the last of which has the index ``num_steps`` − 1; they add up as well."""
     from_end = jnp.minimum(index, num_steps - 1 - index)
     return jnp.where(num_steps <= 2, 1.0, jnp.where(from_end == 0, _FIRST_ROTATION, 1.0) * _unit(num_steps))
 

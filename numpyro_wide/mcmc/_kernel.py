@@ -72,7 +72,7 @@ class MetropolisKernel(TargetKernel):
 
     Raises:
         ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
     """
 
     _needs_momentum = False

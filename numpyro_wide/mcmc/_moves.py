@@ -76,7 +76,7 @@ class Moves:
         num_capped: number of steps after warmup whose trajectory ended at the largest number of steps.
         num_draws: number of steps after warmup.
         first_step_size: step size with which the chain began.
-        step_size: step size with which it goes on.
+        step_size: step size with which it continues.
         run: random number by which a run is told apart from others.
     """
 
@@ -103,7 +103,7 @@ class Moves:
             moved: whether it led elsewhere.
             is_capped: whether its trajectory was to be longer than it may.
             num_draws: number of steps after warmup, this one included.
-            step_size: step size with which the chain goes on.
+            step_size: step size with which the chain continues.
         """
         num_moves = self.num_moves + jnp.asarray(moved & (num_draws > 0), self.num_moves.dtype)
         num_capped = self.num_capped + jnp.asarray(is_capped & (num_draws > 0), self.num_capped.dtype)
@@ -146,9 +146,9 @@ class Moves:
             Fault(
                 is_judged & (moves <= STILL * draws),
                 *("stands still", "stand still", moves, "moved"),
-                "Its draws are not of the posterior, whatever their acceptance. Run in float64 "
-                "(jax.config.update('jax_enable_x64', True)), start elsewhere (init_params, init_strategy), or warm up "
-                "longer.",
+                "Its draws are not of the posterior, whatever their acceptance. Standardise inputs and targets, run in "
+                "float64 (jax.config.update('jax_enable_x64', True)), start elsewhere (init_params, init_strategy), or "
+                "warm up longer.",
             ),
             Fault(
                 is_judged & (moves <= HARDLY * draws),

@@ -1,4 +1,4 @@
-"""The reference: a Gaussian N(m, C), C of low rank plus identity, in the place of N(0, I) that warmup learns.
+"""The reference: a Gaussian N(m, C), C of low rank plus identity, that warmup learns instead of N(0, I).
 
 Every leaf of a position is read as a matrix: its last axis holds the units of a layer and the axes before it what
 feeds them. Units are exchangeable under the prior and, for all that warmup can see, under the posterior: their stiff
@@ -78,7 +78,7 @@ class Draw(Protocol):
 class Reference(NamedTuple):
     r"""A Gaussian N(m, C), C of low rank plus identity, with the running sums from which the next one is fitted.
 
-    What :class:`SplitHMC` takes in the place of N(0, I), learnt in windows of draws: the directions that one window
+    What :class:`SplitHMC` takes instead of N(0, I), learnt in windows of draws: the directions that one window
     finds are those along which the next one measures. It can be fitted to the draws of any chain as well.
 
     Attributes:

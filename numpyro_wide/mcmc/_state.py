@@ -111,8 +111,8 @@ class Proposal(NamedTuple):
     Attributes:
         point: point to go to.
         energy_error: −log of the acceptance ratio.
-        r_accepted: momentum to go on with if the point is taken.
-        r_rejected: momentum to go on with if it is not.
+        r_accepted: momentum to continue with if the point is taken.
+        r_rejected: momentum to continue with if it is not.
         num_grad: number of evaluations that it took.
         square_error: mean square of the energy errors of the integrator's steps; None if there was one step.
     """

@@ -37,7 +37,7 @@ def update_averaging(averaging: Averaging, accept_error: Array) -> Averaging:
 
 
 def averaged_step_size(averaging: Averaging, is_last: Array, max_step_size: float | None) -> Array:
-    """Return the step size to go on with: the iterates explore; their average is what warmup leaves behind."""
+    """Return the step size to continue with: the iterates explore; their average is what warmup leaves behind."""
     return from_real_line(jnp.where(is_last, averaging[1], averaging[0]), max_step_size)
 
 
@@ -93,7 +93,7 @@ class AcceptanceRule(NamedTuple):
         return update_averaging(averaging, jnp.where(is_hidden, -LIFT, target - lesson.accept_prob))
 
     def step_size(self, averaging: Averaging, is_last: Array) -> Array:
-        """Return the step size to go on with."""
+        """Return the step size to continue with."""
         return averaged_step_size(averaging, is_last, self.max_step_size)
 
     def takes(

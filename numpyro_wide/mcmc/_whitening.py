@@ -1,6 +1,6 @@
 """The preconditioner of the microcanonical kernel: a diagonal mass, and the length over which momenta forget.
 
-With an isotropic posterior in d dimensions, of radius √d, a momentum should forget itself over a length of about that
+With an isotropic posterior in d dimensions, of radius √d, a momentum should decorrelate over a length of about that
 radius; in these units over 1. Elsewhere the autocorrelation of the draws tells.
 """
 

@@ -59,7 +59,7 @@ class UnderdampedLangevin(MetropolisKernel):
         ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number is out of its range, an
             unadjusted sampler is given a ``target_accept_prob``, or, when the chain starts, ``inverse_mass_matrix``
             does not fit the position.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight

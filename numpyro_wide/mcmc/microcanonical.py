@@ -22,10 +22,10 @@ from numpyro_wide.mcmc._state import KernelState, Move, Proposal
 from numpyro_wide.mcmc._step_size import steps_along
 from numpyro_wide.mcmc._whitening import LENGTH_PER_AUTOCORRELATION, Whitening, whitening_windows
 
-# An adjusted trajectory has the length L, and its direction forgets itself over so many. Robnik et al. 2025 have 1.25;
+# An adjusted trajectory has the length L, and its direction decorrelates over so many. Robnik et al. 2025 have 1.25;
 # less than 2 costs effective draws of means near N(0, I), more those of variances on ill-conditioned Gaussians.
 ADJUSTED_FORGETTING = 2.0
-# An adjusted draw starts afresh, and may go on until it is nearly independent: on N(0, I) for about a quarter turn.
+# An adjusted draw starts afresh, and may continue until it is nearly independent: on N(0, I) for about a quarter turn.
 ADJUSTED_LENGTH_PER_AUTOCORRELATION = 0.6
 
 
@@ -35,11 +35,11 @@ class MicrocanonicalLangevin(MetropolisKernel):
     The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
     left of it (Mathematics, :eq:`isokinetic`). The dynamics keep the posterior times the uniform law of directions. A
     step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with two gradients, and moves every coordinate by
-    about ``step_size``; before it the direction is renewed in part (:eq:`isokinetic-refresh`), so that it forgets
-    itself over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
+    about ``step_size``; before it the direction is renewed in part (:eq:`isokinetic-refresh`), so that it
+    decorrelates over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
 
     The adjusted sampler (Robnik, Cohn-Gordon, Seljak 2025, MAMS) starts each draw with a fresh direction, follows it
-    for about the length $L$, over twice of which it would forget itself, and accepts with the energy error
+    for about the length $L$, half the length over which it would decorrelate, and accepts with the energy error
     (:eq:`isokinetic-error`): it leaves the posterior exactly invariant. The unadjusted one (Robnik et al. 2023, MCLMC)
     takes every finite step and keeps its direction from draw to draw. Its bias is set by ``bias_tolerance``: warmup
     brings the mean square of the energy error per dimension to what that allows (:eq:`bias`), by default to 5e-4, as in
@@ -83,7 +83,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
             ``trajectory`` is neither word, or an unadjusted sampler is given a ``target_accept_prob``; when the chain
             starts, if there are fewer than 2 coordinates, whose sphere is no more than two points, or
             ``inverse_mass_matrix`` does not fit.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,

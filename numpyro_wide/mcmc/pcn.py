@@ -38,7 +38,7 @@ class PreconditionedCrankNicolson(MetropolisKernel):
 
     Raises:
         ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make

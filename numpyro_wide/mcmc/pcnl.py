@@ -43,7 +43,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
 
     Raises:
         ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make

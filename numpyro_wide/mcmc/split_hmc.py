@@ -41,9 +41,9 @@ class SplitHMC(MetropolisKernel):
 
     With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it the step size
     tells how many rotations $N$ a whole one takes. If they are more than 24, a draw is from then on a tenth of one, and
-    keeps nine tenths of the velocity, $\rho = 0.9$, so that it goes on for about ``trajectory_angle``; else
+    keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues for about ``trajectory_angle``; else
     trajectories stay whole and keep nothing. The reason is what a gradient buys. A whole trajectory makes a draw that
-    is independent in everything, $1 / N$ a gradient. What the data inform, the mean function, forgets itself earlier:
+    is independent in everything, $1 / N$ a gradient. What the data inform, the mean function, decorrelates earlier:
     of it frequent draws have $f$ effective ones a gradient, 0.05 to 0.08 measured, and of the weights a share $c$ of
     $1 / N$, about a half, since rejections turn the velocity round. The criterion is the geometric mean of the two.
     That of parts, $\sqrt{f c / N}$, is the larger one if $N > 1 / (f c)$, which is 25 to 40: below, trajectories stay
@@ -83,7 +83,7 @@ class SplitHMC(MetropolisKernel):
     Raises:
         ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number of rotations is not a whole
             one of at least 1, or another number is out of its range.
-        TypeError: if what should be a function or a number is none.
+        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Beskos, Pinski, Sanz-Serna, Stuart 2011, Hybrid Monte Carlo on Hilbert spaces. Shahbaba, Lan,

@@ -57,7 +57,7 @@ def Categorical(  # noqa: N802
         NumPyro's categorical distribution with these logits, of batch shape (...).
 
     Raises:
-        ValueError: for a single number in the place of an array.
+        ValueError: for a single number instead of an array.
 
     Example:
         >>> import jax.numpy as jnp

@@ -33,7 +33,7 @@ class CNN(linen.Module):
             without parameters of its own.
 
     Raises:
-        TypeError: when it is run, for a scale that is no number.
+        TypeError: when it is run, for a scale that is not a number.
         ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
 
     Example:
@@ -100,7 +100,7 @@ class WideResNet(linen.Module):
             pixels are not correlated; "flatten" gives the readout the units of all pixels.
 
     Raises:
-        TypeError: when it is run, for a scale that is no number.
+        TypeError: when it is run, for a scale that is not a number.
         ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
 
     Example:
@@ -168,7 +168,7 @@ def check_network(network: CNN | WideResNet, x: Array) -> None:
     """Refuse a network whose attributes are out of range, and inputs that are not images.
 
     Raises:
-        TypeError: for a scale that is no number.
+        TypeError: for a scale that is not a number.
         ValueError: for inputs that are not images, unknown options, or numbers out of range.
     """
     if isinstance(network, CNN):

@@ -24,7 +24,7 @@ class FCN(linen.Module):
 
     All scales may be learnt: numbers that are traced, such as sites of the model; :func:`bnn` makes sites of them.
     There are no biases by default, so that every function is zero at the origin, and with "erf" odd, at any width: give
-    ``b_std``, 0.5 say, where the targets are not like that.
+    ``b_std``, such as 0.5, where the targets are not like that.
 
     Attributes:
         depth: number of hidden layers, 0 for a linear model.

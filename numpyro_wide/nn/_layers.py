@@ -32,7 +32,7 @@ class NTKDense(linen.Module):
         b_std: $\sigma_b$, a number.
 
     Raises:
-        TypeError: when it is run, for a scale that is no number.
+        TypeError: when it is run, for a scale that is not a number.
         ValueError: when it is run, for scales below 0 or not finite, or a number of outputs below 1.
 
     Example:
@@ -70,7 +70,7 @@ class NTKConv(linen.Module):
         b_std: $\sigma_b$, a number; without it there is no bias parameter.
 
     Raises:
-        TypeError: when it is run, for a scale that is no number.
+        TypeError: when it is run, for a scale that is not a number.
         ValueError: when it is run, for inputs that are not images, an unknown padding, scales below 0 or not finite, or
             a number of channels below 1.
 

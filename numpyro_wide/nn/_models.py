@@ -1,6 +1,5 @@
 """Whole Bayesian networks as NumPyro models, in one line."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,19 +11,16 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_finite, check_positive, is_known, kind_of, listing, refuse_frames, whole_number
+from numpyro_wide._checks import check_finite, check_positive, kind_of, listing, refuse_frames, whole_number
 from numpyro_wide._traces import IS_USUAL
-from numpyro_wide.linear_gaussian.internal import RowFeatures
 from numpyro_wide.nn._convolutional import CNN, WideResNet
 from numpyro_wide.nn._fully_connected import FCN, SCALES
 from numpyro_wide.nn._latent_scales import check_prior, scale_site
 from numpyro_wide.nn._noise import NoiseNetwork
+from numpyro_wide.nn._prior_size import warn_of_prior_size
 from numpyro_wide.nn._random import is_module, random_network
 from numpyro_wide.nn._row_blocks import by_row_blocks
 from numpyro_wide.nn._scales import check_real, check_scale
-
-# Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
-LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
 def bnn(
@@ -69,8 +65,8 @@ def bnn(
 
     Raises:
         TypeError: if ``features_net`` is neither a module nor a function, a function is to run in blocks or have
-            scales, ``scales`` is no dictionary, or a scale or the noise is neither a prior nor real numbers; when the
-            model runs, if ``x`` or ``y`` does not hold real numbers.
+            scales, ``scales`` is not a dictionary, or a scale or the noise is neither a prior nor real numbers; when
+            the model runs, if ``x`` or ``y`` does not hold real numbers.
         ValueError: for a number of outputs or a block size below 1, noise or ``readout_scale`` that are not positive
             and finite, priors of numbers that may be negative, or scales that the module does not have; when the model
             runs, if ``x`` or ``y`` is not finite, the features are not a matrix with a row for each of the inputs',
@@ -78,7 +74,9 @@ def bnn(
 
     Warns:
         UserWarning: when the model runs on numbers, as at the start of a chain, if the variance of its output under the
-            prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs.
+            prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs; or if the mean
+            square of ``y`` is above 1e3 times that and the noise's, where no scale is latent, as with targets that are
+            not standardised.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -143,7 +141,8 @@ def _bnn(
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    is_usual = _warn_of_scale(features, readout_scale)
+    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw of them tells little
+    is_usual = warn_of_prior_size(features, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(
@@ -158,34 +157,6 @@ def _bnn(
     with numpyro.plate("rows", features.shape[0]):
         likelihood = dist.Normal(mean, noise_scale).to_event(len(outputs))
         numpyro.sample("y", likelihood, obs=y, infer={IS_USUAL: is_usual})
-
-
-def _warn_of_scale(features: Array | RowFeatures, readout_scale: ArrayLike) -> bool | Array:
-    """Warn where the prior variance of the output, given these hidden weights, is far from one: a layer without scale.
-
-    Only where numbers are known and no plate of samples is around, as at the start of a chain: it costs a sum then.
-
-    Returns:
-        Whether the variance is a usual one, or was known, and told.
-    """
-    rows = features.rows(0) if isinstance(features, RowFeatures) else features  # of many rows the first block
-    if np.ndim(readout_scale):
-        return True
-    if not is_known(rows) or not is_known(readout_scale):
-        traced = jnp.mean(jnp.sum(jnp.square(rows), axis=1)) * jnp.square(readout_scale)
-        return (traced == 0) | ((traced >= LEAST_VARIANCE) & (traced <= LARGEST_VARIANCE))
-    # NumPy's: within jit JAX would trace what is done to known numbers, too.
-    variance = float(np.mean(np.sum(np.square(np.asarray(rows)), axis=1))) * float(np.asarray(readout_scale)) ** 2
-    if variance > LARGEST_VARIANCE or 0 < variance < LEAST_VARIANCE:  # zero is that of inputs at the origin
-        warnings.warn(
-            f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
-            "standardised targets: the posterior will be hard to sample, and may predict worse than a line. Scale "
-            "every layer by 1/sqrt(inputs), as nn.NTKDense does and flax.linen.Dense does not, and the features by "
-            "1/sqrt(width); standardise the inputs.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return True
 
 
 def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:

@@ -26,7 +26,7 @@ class NoiseNetwork:
     The standard deviation of row i is $\sigma_i = \ell\, e^{\tau g(x_i)}$: a level $\ell$ and an amplitude
     $\tau \geq 0$, both latent, and a small network $g$ with hidden units of its own and a prior variance of about one
     for standardised inputs. Given these the likelihood is Normal, so the readout of the network of the mean is
-    integrated out exactly as ever (Mathematics, :eq:`rows`, :eq:`learnt-noise`). An amplitude of zero is constant
+    integrated out exactly as usual (Mathematics, :eq:`rows`, :eq:`learnt-noise`). An amplitude of zero is constant
     noise, and the prior reaches there: where the noise is constant, little is lost.
 
     In a model it is a function of the inputs, ``NoiseNetwork(0.1)(x)``, that samples "noise_level_base" and

@@ -17,7 +17,7 @@ def plot_ess_by_width(
     ax: Any = None,
     ylabel: str = "effective sample size per gradient",
 ) -> Any:
-    """Draw effective sample size against layer width: mean, and a band from least to largest (Hron 2022, Fig. 7, 11).
+    """Draw effective sample size against layer width, mean and range, as in Figures 7 and 11 of Hron 2022.
 
     Args:
         ess: effective sample sizes by label and width: the sizes over projections, an array, or their "mean", "min"
@@ -52,7 +52,7 @@ def plot_ess_by_width(
 def plot_rhat_by_steps(
     draws: Mapping[str, ArrayLike], *, thinning: int = 1, num_points: int = 25, ax: Any = None
 ) -> Any:
-    r"""Draw $\hat R^2 - 1$ of the first steps by their number: mean, and a band to the largest (Hron 2022, Fig. 9).
+    r"""Draw $\hat R^2 - 1$ of the first steps by their number: mean, and a band to the largest (Hron 2022, Figure 9).
 
     Args:
         draws: draws by label, (chain, draw, ...), such as :func:`~numpyro_wide.diagnostics.project` gives.

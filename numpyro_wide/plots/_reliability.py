@@ -43,7 +43,7 @@ def plot_reliability(
         The axes.
 
     Raises:
-        ValueError: if shapes do not fit, rows are no probabilities, labels are no classes, there are no bins, or the
+        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, there are no bins, or the
             level is out of range.
 
     Example:

@@ -14,7 +14,7 @@ def plot_posterior_slice(
     """Draw a slice as contours of the log posterior below its highest value on the slice.
 
     Args:
-        slice_: what :func:`~numpyro_wide.diagnostics.posterior_slice` gave.
+        slice_: result of :func:`~numpyro_wide.diagnostics.posterior_slice`.
         depth: lowest level in nats, below which everything looks alike; by default the slice's lowest. Give the slices
             to be compared the same one.
         ax: matplotlib axes, or None for a new figure.

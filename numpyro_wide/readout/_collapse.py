@@ -112,8 +112,8 @@ def collapse_readout(
     and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
     argument. Where the observed site is not observed, the wrapped model is the unwrapped model.
 
-    Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model hold no
-    readout, and ``Predictive``, which would draw it from its prior, is refused. With
+    Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model do not
+    contain the readout, and ``Predictive``, which would draw it from its prior, is refused. With
     ``{**draws, readout: predictive.readout(key)}`` they are draws of the plain model, for ``Predictive``,
     ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint marginal can give.
 
@@ -131,7 +131,7 @@ def collapse_readout(
     Args:
         fn: the model. Without it, ``collapse_readout`` gives a decorator.
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
-        features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
+        features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         observed: name of the observed site, of shape (n,) or (n, k), with a Normal distribution.
         variant: "feature" works with d × d matrices, "data" and "data-cholesky" with n × n ones, through eigenvectors
             and Cholesky factors; "auto" takes the smaller.
@@ -141,7 +141,7 @@ def collapse_readout(
 
     Warns:
         UserWarning: when a program of the model is first run, if its noise is given, not drawn, and so small
-            that the log density is NaN in the precision at hand.
+            that the log density is NaN in the current precision.
 
     Raises:
         TypeError: if ``fn`` is not callable, or a name is not a string.
@@ -174,7 +174,7 @@ def collapse_readout(
 
 
 class _Marginalise(ReadoutSites):
-    """Handler that puts the marginal in the place of the observed site's Normal."""
+    """Handler that replaces the observed site's Normal by the marginal."""
 
     def __init__(self, names: SiteNames, variant: str, hidden: frozenset[str]):
         super().__init__(names, hidden=hidden)

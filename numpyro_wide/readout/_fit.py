@@ -33,7 +33,7 @@ class Fit:
         names: names of the sites.
         is_integrated: whether the readout can be integrated out.
         num_draws: number of draws.
-        shapes: the run with these arguments, shapes in the place of numbers; None if it cannot.
+        shapes: the run with these arguments, shapes instead of numbers; None if it cannot.
 
     Raises:
         TypeError: if the model cannot be called with these arguments.
@@ -62,7 +62,7 @@ class Fit:
         self._snapshot.settle()
 
     def refuse_change(self, *, thoroughly: bool = False) -> None:
-        """Refuse to go on with a model that has changed.
+        """Refuse to continue with a model that has changed.
 
         Args:
             thoroughly: whether to trace the model as well, which takes milliseconds and sees more than its code names.
@@ -99,7 +99,7 @@ class Fit:
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
 
     def _run(self) -> ReadoutRun:
-        """Return the run with the arguments of the fit, shapes in the place of numbers."""
+        """Return the run with the arguments of the fit, shapes instead of numbers."""
 
         def run(values: Mapping[str, Any]) -> ReadoutRun:
             found = self.model.run(self.names, values, self.args, self.kwargs)

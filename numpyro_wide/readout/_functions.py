@@ -69,8 +69,8 @@ def readout_function(
     """Return the mean of a wrapped model's function, the readout integrated out, as a function of the hidden weights.
 
     Args:
-        model: what :func:`~numpyro_wide.collapse_readout` gave, or :func:`~numpyro_wide.repriorise` for a model with a
-            Normal likelihood.
+        model: result of :func:`~numpyro_wide.collapse_readout`, or of :func:`~numpyro_wide.repriorise` for a model with
+            a Normal likelihood.
         model_args: arguments that the model is fitted with, observations included.
         *test_args: arguments at which to evaluate it, without observations.
         model_kwargs: keyword arguments that the model is fitted with.

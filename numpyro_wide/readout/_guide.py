@@ -32,7 +32,7 @@ def guide_draws(
 
     Args:
         rng_key: a PRNG key.
-        model: what :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout` gave, or a model that
+        model: result of :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout`, or a model that
             uses :class:`~numpyro_wide.ReprioriseReadout`.
         guide: an autoguide or a guide function.
         params: the guide's fitted parameters, ``svi.run(...).params``.
@@ -44,7 +44,7 @@ def guide_draws(
         Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
 
     Raises:
-        TypeError: if ``rng_key`` is no PRNG key, ``params`` no dictionary, or ``num_samples`` no number.
+        TypeError: if ``rng_key`` is not a PRNG key, ``params`` not a dictionary, or ``num_samples`` not a number.
         ValueError: if ``params`` lacks one of the guide's, ``num_samples`` is not a positive whole number, or no
             readout is repriorised in the run, as without targets.
 

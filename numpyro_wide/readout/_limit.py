@@ -72,7 +72,7 @@ def wide_limit_draws(
 
     Args:
         rng_key: a PRNG key.
-        repriorised_model: what :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout` gave, or a
+        repriorised_model: result of :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout`, or a
             model that uses :class:`~numpyro_wide.ReprioriseReadout`.
         num_samples: number of draws.
         *model_args: arguments of the model, targets included.
@@ -85,7 +85,7 @@ def wide_limit_draws(
         of their weights.
 
     Raises:
-        TypeError: if ``rng_key`` is no PRNG key, or ``num_samples`` no number.
+        TypeError: if ``rng_key`` is not a PRNG key, or ``num_samples`` not a number.
         ValueError: if that is not a positive whole number, or no readout is repriorised in the run, as without targets.
 
     Warns:
@@ -127,7 +127,7 @@ def _pareto_shape(log_weights: Array) -> float | None:
     if shape > 0.7:
         warnings.warn(
             f"the Pareto shape of the draws' weights is {shape:.2f}, above 0.7: few draws of the prior carry them. "
-            "Narrow the priors of noise and scales, around those of wide_limit.fit say, widen the network, or sample.",
+            "Narrow the priors of noise and scales (wide_limit.fit finds where), widen the network, or sample.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -185,7 +185,7 @@ def log_weight(sites: Sites) -> Array:
         if site["is_observed"]:
             total += jnp.sum(
                 log_prob if site["scale"] is None else site["scale"] * log_prob
-            )  # a scale for each row, say
+            )  # for example, a scale for each row
         elif name in bases:
             total += jnp.sum(log_prob) - jnp.sum(dist.Normal(0.0, 1.0).log_prob(site["value"]))
     return total  # other latent sites were drawn from their prior
@@ -210,7 +210,7 @@ class StandardNormalBase(Messenger):
     Args:
         is_exact: whether the images of the base sites are to be draws of the readout's posterior given the features;
             with a regulariser other than the noise variance those of N(0, I) are not.
-        rng_key: a PRNG key for the base sites, in the place of the sites' own.
+        rng_key: a PRNG key for the base sites, instead of the sites' own.
     """
 
     def __init__(self, is_exact: bool = False, rng_key: Array | None = None):

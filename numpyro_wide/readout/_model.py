@@ -18,7 +18,7 @@ Draws: TypeAlias = dict[str, Array]
 
 
 class ReadoutModel(ABC):
-    """A NumPyro model with a readout that is repriorised or integrated out; whoever works with draws of it asks it.
+    """A NumPyro model whose readout is repriorised or integrated out.
 
     Attributes:
         fn: the unwrapped model.
@@ -129,7 +129,7 @@ def check_options(fn: Any, variant: str, **names: Any) -> None:
     """Check the arguments of a handler that wraps a model: a model, a known variant, names.
 
     Raises:
-        TypeError: if ``fn`` is given and not callable, or a name is no string.
+        TypeError: if ``fn`` is given and not callable, or a name is not a string.
         ValueError: for an unknown variant.
     """
     if fn is not None and not callable(fn):

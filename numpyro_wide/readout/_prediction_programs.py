@@ -64,7 +64,7 @@ class Quantities(NamedTuple):
         log_densities: log densities of observations, row by row.
         joint_log_densities: log density of all observations together.
         log_evidences: log evidence of the fit's observations; None where the readout is not integrated out.
-        posteriors: the readout's posterior, where it is found by sums over blocks of rows; None likewise.
+        posteriors: the readout's posterior, where it is found by sums over blocks of rows; None as well.
         is_integrated: whether the readout is integrated out.
     """
 
@@ -251,7 +251,7 @@ class _Runs(NamedTuple):
         return [self.model.run(self.names, {**self.params, **draw}, *call) for call in self.calls]
 
     def shapes(self, draws: Draws) -> list[ReadoutRun]:
-        """Return the runs with shapes in the place of numbers."""
+        """Return the runs with shapes instead of numbers."""
         # What is to be checked of shapes is checked once, outside of the map over draws.
         first = {name: values[0] for name, values in draws.items()}
         return [
@@ -278,7 +278,7 @@ def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
 
     Args:
         site: name of the observed site.
-        is_observed: whether the arguments at hand hold observations.
+        is_observed: whether the arguments hold observations.
         is_wanted: whether they should.
 
     Raises:

@@ -135,7 +135,7 @@ class PredictionRuns:
 
 
 def kept_draws(what: str, is_finite: Array, on_nonfinite: str, *, stacklevel: int = 3) -> np.ndarray | None:
-    """Return which draws to go on with; refuse the others, or leave them out in so many words.
+    """Return which draws to continue with; refuse the others, or leave them out in so many words.
 
     Args:
         what: name of what is computed by draw, for messages.

@@ -36,7 +36,7 @@ class ReadoutPredictive:
     ``{**draws, <readout>: predictive.readout(key)}`` can be used wherever samples of the unwrapped model can.
 
     Args:
-        model: what :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise` gave.
+        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`.
         draws: draws of all its latent sites, each with a leading axis for the draws. A repriorised model's may hold its
             base site, the readout, or both. Memory-mapped ones, as of :func:`~numpyro_wide.runs.run_in_pieces`, are
             read in blocks; results are NumPy arrays then.
@@ -157,7 +157,8 @@ class ReadoutPredictive:
             (draws, m, k); "noise_scale", the noise's standard deviation at every entry; "predictive_variance", that of
             an observation, noise included; and under the observed site's name draws with noise. All have the same
             shape. Where the readout is not integrated out: "mean" and "predictive_variance" of the observed
-            distribution at each draw; for classes "probs", (draws, m, classes), or of a one (draws, m); and draws.
+            distribution at each draw; for classes "probs", (draws, m, classes), or of a Bernoulli (draws, m); and
+            draws.
 
         Raises:
             ValueError: if there are observations among the arguments, the inputs give features that do not fit those of

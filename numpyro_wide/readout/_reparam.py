@@ -24,7 +24,7 @@ from numpyro_wide.readout._surroundings import active_plates, refuse_given_value
 
 
 class ReadoutTransform(Transform):
-    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, eq. 3; :eq:`map`).
+    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, equation 3).
 
     Args:
         problem: the readout's features, targets, noise, regulariser and prior.

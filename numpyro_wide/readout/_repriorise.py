@@ -191,7 +191,7 @@ def repriorise(
     regulariser: Regulariser = None,
     variant: str = "auto",
 ) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
-    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, eq. 3).
+    r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
     The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
     (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that
@@ -200,7 +200,7 @@ def repriorise(
 
     Warning:
         Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
-        computes the readout from the inputs at hand; on other inputs than it was fitted on that is another readout.
+        computes the readout from the inputs it is given; on other inputs than it was fitted on that is another readout.
         Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
         that is given the first without the second, and no targets, refuses to run.
 
@@ -214,14 +214,14 @@ def repriorise(
     Args:
         fn: the model. Without it, ``repriorise`` gives a decorator.
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
-        features: name of the site, ``numpyro.deterministic`` say, that holds what the readout multiplies, (n, d).
+        features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
         noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
             the name of an argument or of a site that precedes the readout. Beside targets (n, k) a vector is by output;
             that of a site in a plate of n rows, such as of :class:`~numpyro_wide.nn.NoiseNetwork`, is by row.
         surrogate: instead of a noise scale where the likelihood is not Gaussian: what
             :func:`~numpyro_wide.fitted_surrogate` gave for the observations; or a function from the argument that
-            ``targets`` names, labels say, to targets and a noise scale, such as
+            ``targets`` names, such as labels, to targets and a noise scale, such as
             ``functools.partial(surrogate_targets, likelihood="categorical", num_classes=10)``.
         regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
             scale; its square by default.
@@ -252,7 +252,7 @@ def repriorise(
     check_options(fn, variant, readout=readout, features=features, targets=targets)
     if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
         raise TypeError(
-            "surrogate must be a function of the observations, or what fitted_surrogate gave for them, but got a "
+            "surrogate must be a function of the observations, or the result of fitted_surrogate for them, but got a "
             f"{type(surrogate).__name__}."
         )
     if noise_scale is None and surrogate is None:

@@ -309,7 +309,7 @@ def read_run(
     """Run a model at values of its other sites and parameters, the readout at its prior mean, and read it.
 
     Raises:
-        StoppedRunError: in the place of the model's own ``ValueError`` after its features.
+        StoppedRunError: instead of the model's own ``ValueError`` after its features.
     """
     sites = ReadoutSites(names)
     try:

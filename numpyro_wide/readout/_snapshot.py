@@ -68,7 +68,7 @@ class _Content(str):
 
 def _places(roots: tuple) -> Iterator[tuple[str, Any]]:
     """Yield the values that the code of functions names, and those that these name, with where they stand."""
-    # A stack in the place of recursion: objects may be nested deeper than Python's frames go.
+    # A stack instead of recursion: objects may be nested deeper than Python's frames go.
     waiting: list[tuple[str, Any, int]] = [("", root, 0) for root in reversed(roots)]
     known: set[int] = set()  # objects refer to one another in circles
     count = 0

@@ -12,7 +12,7 @@ from numpyro_wide._traces import STACK_LOCK
 
 
 def active_plates() -> list[numpyro.plate]:
-    """Return the plates that the code at hand stands in."""
+    """Return the plates around the calling code."""
     return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 

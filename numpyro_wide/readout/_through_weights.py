@@ -45,7 +45,7 @@ def observed_site(sites: Sites) -> str:
 
 
 def weights_at(model: ReadoutModel, values: Draws, fitted_on: tuple[tuple, dict]) -> Draws:
-    """Return one draw of the plain model, of one that may hold the base site in the place of the readout."""
+    """Return one draw of the plain model, of one that may hold the base site instead of the readout."""
     if model.readout in values:
         return values
     args, kwargs = fitted_on

@@ -71,7 +71,7 @@ class ArrayFile:
         self._make(capacity, copy)
 
     def _make(self, capacity: int, fill: Any) -> None:
-        """Write a file of its own and put it in the place of this one, which stays as it is if the disk is full."""
+        """Write a new file and replace this one by it; this one stays as it is if the disk is full."""
         shape = (self.shape[0], capacity, *self.shape[1:])
         header = {"descr": np.lib.format.dtype_to_descr(self._stored), "fortran_order": False, "shape": shape}
         unfinished = self.path.with_suffix(".unfinished")
@@ -167,7 +167,7 @@ def no_room(error: OSError, path: Path, what: str) -> OSError:
     why = os.strerror(error.errno) if error.errno else str(error)
     return OSError(
         error.errno,
-        f"no room for {what} ({why}); make room there and call again, which goes on from the last piece, or ask for "
+        f"no room for {what} ({why}); make room there and call again, which continues after the last piece, or ask for "
         "fewer draws, thin them, or store functions of them (numpyro_wide.mcmc.reduced)",
         str(path),
     )

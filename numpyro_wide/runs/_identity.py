@@ -62,8 +62,8 @@ def identify(mcmc: MCMC, call: Call) -> Identity:
         call: the arguments of the run.
 
     Raises:
-        TypeError: if what is to be stored is no array of numbers.
-        ValueError: if positions are no dictionary of sites.
+        TypeError: if what is to be stored is not an array of numbers.
+        ValueError: if positions are not a dictionary of sites.
     """
     # NumPyro's kernels may be initialised once for vectorised chains, and MCMC does that to its own.
     sampler = copy.deepcopy(mcmc.sampler)
@@ -78,7 +78,7 @@ def identify(mcmc: MCMC, call: Call) -> Identity:
     num_bytes = mcmc.num_chains * _bytes_of_sites(sites) + _bytes_of_fields(sampler, state, call.extra_fields)
 
     def step(state: Any) -> Any:
-        # Data are known, as in MCMC: models may look at them to know how many groups there are, say.
+        # Data are known, as in MCMC: models may look at them for example to know how many groups there are.
         return sampler.sample(state, call.args, call.kwargs)
 
     arrays, rest = partition((call.args, call.kwargs))

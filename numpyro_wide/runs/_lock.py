@@ -32,7 +32,7 @@ def sole_use(folder: Path) -> Iterator[None]:
     except Timeout:
         raise RuntimeError(
             f"the folder {folder} is in use by {_holder(folder)}. Two runs in one folder would write over one another: "
-            "wait for that one or end it, or pass another folder. StoredDraws reads the draws while it goes on."
+            "wait for that one or end it, or pass another folder. StoredDraws reads the draws while the run continues."
         ) from None
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

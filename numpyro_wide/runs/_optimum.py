@@ -40,7 +40,7 @@ def init_to_optimum(
     progress_bar: bool = True,
     **model_kwargs: Any,
 ) -> dict[str, Array]:
-    """Find starts for the chains of any kernel: each where Adam gets from a start of its own.
+    """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
     For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
     no answer: at the optimum itself the noise of a network that can fit every row goes to zero, and predictions from
@@ -70,7 +70,7 @@ def init_to_optimum(
         ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, gives one
             another shape than it has, is another word, or is "scales" for a model without any; or a chain's potential
             energy is finite nowhere.
-        TypeError: if ``rng_key`` is no PRNG key.
+        TypeError: if ``rng_key`` is not a PRNG key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -185,7 +185,7 @@ def _descend(
     if lost.size:
         raise ValueError(
             f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
-            "sites' supports, and of the noise one that the precision at hand can tell from none "
+            "sites' supports, and of the noise one that the current precision can tell from none "
             "(jax.config.update('jax_enable_x64', True) for a smaller one)."
         )
     return states[2]

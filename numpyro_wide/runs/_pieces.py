@@ -1,4 +1,4 @@
-"""Long runs in pieces, each written to disk as it is done, that go on where they were stopped."""
+"""Long runs in pieces, each written to disk as it is done, that continue where they were stopped."""
 
 import os
 from pathlib import Path
@@ -31,12 +31,13 @@ def run_in_pieces(
 
     ``mcmc.num_samples`` draws at a time are written to ``folder``, with the state after them: memory does not grow with
     the number of draws. A process that is killed, at whatever moment, loses the piece that it was at; called again with
-    the same arguments, this goes on from there, and ends with the same draws, bit for bit, as a run that was never
+    the same arguments, this continues from there, and ends with the same draws, bit for bit, as a run that was never
     stopped. Warmup is done once, and its end is the first state that is written. Called with a larger ``num_samples``,
-    a finished run goes on.
+    a finished run continues.
 
-    One process at a time runs in a folder; a second one is refused. What is there already is read through, and goes on
-    only if it is what was written. Room on the disk is taken before it is used: where there is none, nothing is lost.
+    One process at a time runs in a folder; a second one is refused. What is there already is read through; the run
+    continues only if it is what was written. Room on the disk is taken before it is used: where there is none, nothing
+    is lost.
 
     Args:
         mcmc: the chains; its ``num_samples`` is the size of a piece, and its warmup, chains and chain method those of
@@ -55,11 +56,12 @@ def run_in_pieces(
         The draws, memory-mapped, to be read as an ``MCMC`` after its run.
 
     Raises:
-        TypeError: if ``mcmc`` is no ``MCMC``, ``rng_key`` no PRNG key, or a site or an extra field no array of numbers.
-        ValueError: if ``num_samples`` is no multiple of the piece's size, the positions are no dictionary of sites, a
-            file of the folder is damaged, or the folder holds a run of another model, kernel, key or data.
+        TypeError: if ``mcmc`` is not an ``MCMC``, ``rng_key`` not a PRNG key, or a site or an extra field not an array
+            of numbers.
+        ValueError: if ``num_samples`` is no multiple of the piece's size, the positions are not a dictionary of sites,
+            a file of the folder is damaged, or the folder holds a run of another model, kernel, key or data.
         RuntimeError: if another process runs in the folder.
-        OSError: if the disk is full; once there is room, the same call goes on from the last piece.
+        OSError: if the disk is full; once there is room, the same call continues from the last piece.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, tempfile, numpyro.distributions as dist
@@ -91,7 +93,7 @@ def run_in_pieces(
         try:
             run.go_on(total, bar)
         finally:
-            # However it ends, by Ctrl-C say: its next run, of other data perhaps, would be without warmup.
+            # However it ends, for example by Ctrl-C: its next run, of other data perhaps, would be without warmup.
             mcmc.post_warmup_state = None
     return StoredDraws(folder, mcmc.sampler)
 
@@ -165,7 +167,7 @@ class _Run:
     def _next_piece(self) -> dict[str, dict[str, Any]]:
         """Draw the next piece: draws (chain, draw, ...) by site, and extra fields."""
         mcmc, call, shown = self.mcmc, self.call, self.mcmc.progress_bar
-        # NumPyro goes on from this state without warmup. The bar of the whole run takes the place of one a piece.
+        # NumPyro continues from this state without warmup. The bar of the whole run takes the place of one a piece.
         mcmc.post_warmup_state, mcmc.progress_bar = self.state, False
         try:
             # A kernel with a potential function asks for a position before it looks at the state.

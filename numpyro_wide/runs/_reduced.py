@@ -1,4 +1,4 @@
-"""Kernels that store projections and function values of the weights in the place of the weights."""
+"""Kernels that store projections and function values of the weights instead of the weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self

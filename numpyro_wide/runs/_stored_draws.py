@@ -72,7 +72,7 @@ class StoredDraws:
     Each file is read through once, when its draws are first asked for, and refused if they are not those that were
     written. While several chains have fewer draws than were asked for, read them with ``group_by_chain=True``: to put
     chains end to end copies them into memory until the run is done. :func:`~numpyro_wide.diagnostics.to_arviz` takes
-    this object in the place of an ``MCMC``, and :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads
+    this object instead of an ``MCMC``, and :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads
     in blocks.
 
     Args:

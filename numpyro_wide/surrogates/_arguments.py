@@ -82,7 +82,7 @@ def checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
     Raises:
         ValueError: if it is not (n, n), symmetric, finite and positive semidefinite, up to single precision's rounding.
     """
-    as_floats(kernel, names=("kernel",))  # refuses what is no array of numbers
+    as_floats(kernel, names=("kernel",))  # refuses what is not an array of numbers
     matrix = np.asarray(kernel, float)
     if matrix.shape != (num_rows, num_rows):
         raise ValueError(

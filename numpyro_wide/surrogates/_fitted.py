@@ -38,7 +38,7 @@ def fitted_surrogate(
     num_nodes: int | None = None,
     seed: int = 0,
 ) -> Surrogate:
-    r"""Fit Gaussian targets and noise to a likelihood at the wide limit, to repriorise a readout by.
+    r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
     Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
     $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The map by which it
@@ -55,11 +55,11 @@ def fitted_surrogate(
     - "categorical": softmax of $k$ logits, all with one weight a row, so that they share a factorisation;
     - what the model holds: a function of function values, of the shape of the observations, to a NumPyro distribution,
       such as ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
-      function values a row, (n, k), logits say, and each row has one weight. Where the log density is not concave its
-      curvature counts as zero; what a ``mask`` hides has no weight;
+      function values a row, (n, k), such as logits, and each row has one weight. Where the log density is not concave
+      its curvature counts as zero; what a ``mask`` hides has no weight;
     - a function $\log p(y \mid f)$ of one observation and its function value, with derivatives by JAX too.
 
-    A latent dispersion, scale or degrees of freedom must be given as a number: its mean in a pilot run, say. A
+    A latent dispersion, scale or degrees of freedom must be given as a number: for example its mean in a pilot run. A
     surrogate that is stale, since the chain moves that number or the scales of the network, is never wrong, but slower:
     fit it again with the pilot's numbers and :func:`mean_kernel` of its draws.
 
@@ -83,7 +83,7 @@ def fitted_surrogate(
         concentration: concentration $r$ of a negative binomial: its variance is $\mu + \mu^2 / r$ for a mean of $\mu$.
         df: degrees of freedom $\nu$ of Student's t.
         scale: scale $s$ of Student's t.
-        offset: what the function values have besides ``features @ readout``, the log of an exposure say; broadcasts
+        offset: what the function values have besides ``features @ readout``, such as the log of an exposure; broadcasts
             against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
             to ``features @ readout``, not here.
         num_nodes: number of nodes of a quadrature where a row has one function value, and of normal draws where it has

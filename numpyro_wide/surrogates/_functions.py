@@ -78,7 +78,7 @@ def takes_function_values_alone(function: Callable) -> bool:
     if not positional or len(needed) > 2 or keywords:
         raise ValueError(
             "likelihood must be a function of function values to a NumPyro distribution, lambda f: "
-            "dist.Bernoulli(logits=f) say, or of an observation and its function value to the log density, but it "
+            "such as dist.Bernoulli(logits=f), or of an observation and its function value to the log density, but it "
             f"takes ({', '.join(map(str, parameters))}); give the others by a lambda or functools.partial."
         )
     return len(needed) != 2
@@ -160,7 +160,7 @@ def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, .
     """Return the observations in the type that the distribution takes.
 
     Raises:
-        ValueError: if it is no distribution, has another shape, or cannot give the observations.
+        ValueError: if it is not a distribution, has another shape, or cannot give the observations.
     """
     if not isinstance(distribution, dist.Distribution):
         raise ValueError(

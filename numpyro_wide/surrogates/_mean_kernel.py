@@ -25,7 +25,7 @@ def mean_kernel(
     samples: Mapping[str, ArrayLike] | None = None,
     **model_kwargs: Any,
 ) -> np.ndarray:
-    r"""Average $\Psi \Psi^\top$ over draws: what :func:`fitted_surrogate` takes for the wide limit's kernel.
+    r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
 
     As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
     kernel of the network's Gaussian process. Any model of any architecture will do here; for a fully connected network
@@ -33,15 +33,15 @@ def mean_kernel(
 
     Args:
         rng_key: a PRNG key.
-        model: the model, repriorised or collapsed or neither, as it is now: what it takes from outside, a global say,
-            may change between calls.
+        model: the model, repriorised or collapsed or neither, as it is now: what it takes from outside, such as a
+            global, may change between calls.
         features: name of the site that holds what the readout multiplies, (n, d).
         *model_args: arguments of the model; observations do not matter.
         num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
             are more.
         readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
             not 1. Of variances that differ over outputs the mean is taken.
-        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take in the place of the
+        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take instead of the
             prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
         **model_kwargs: keyword arguments of the model.
 
@@ -49,7 +49,7 @@ def mean_kernel(
         kernel (n, n), in double precision, NumPy's.
 
     Raises:
-        TypeError: if the key is none, or under jit, where numbers are not known.
+        TypeError: if ``rng_key`` is not a PRNG key, or under jit, where numbers are not known.
         ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
             not Normal, a plate is subsampled, or the samples do not all have as many draws.
 

@@ -72,7 +72,7 @@ class Observations:
 
     @classmethod
     def new(cls, shape: tuple[int, ...], likelihood: str, given: dict[str, Any]) -> "Observations":
-        """Return observations that are not known yet, in the place of whose values there are zeros.
+        """Return observations that are not known yet, with zeros for their values.
 
         Args:
             shape: (m,) or (m, k).

@@ -20,7 +20,7 @@ def surrogate_targets(
     contrasts: bool = False,
     noise_scale: ArrayLike | None = None,
 ) -> Surrogate:
-    r"""Take Gaussian targets and noise for observations of classes or counts, to repriorise a readout by.
+    r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
 
     The repriorisation map is a bijection, whatever targets and noise it is built from: the posterior stays exact
     (Hron 2022, App. F), and a good choice makes $\phi$ close to N(0, I). This one takes the likelihood of the function
@@ -46,7 +46,7 @@ def surrogate_targets(
     Args:
         observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).
         likelihood: name of the likelihood, whose logits or log rates must be ``features @ readout`` up to terms without
-            the readout, which it is well to subtract from the targets if they are known.
+            the readout, which should be subtracted from the targets if they are known.
         num_classes: number of classes $k$ of a categorical.
         contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
             :func:`~numpyro_wide.surrogates.class_contrasts`.
@@ -58,7 +58,7 @@ def surrogate_targets(
         the observations; a number for the noise scale, and for counts one each.
 
     Raises:
-        TypeError: for observations or a noise scale that are no real numbers.
+        TypeError: for observations or a noise scale that are not real numbers.
         ValueError: for an unknown likelihood, without ``num_classes`` where it is needed, for observations that the
             likelihood cannot give, or a noise scale that is not positive or does not fit.
 

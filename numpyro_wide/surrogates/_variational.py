@@ -230,7 +230,7 @@ class VariationalFit(NamedTuple):
         return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
 
     def _towards(self, state: State, step: float) -> State:
-        """Move a share of the way to the posterior given the weights at hand, and to the weights at its moments."""
+        """Move a share of the way to the posterior given the current weights, and to the weights at its moments."""
         # Weights that rows share among several function values swing to and fro if they go all the way.
         share = step if state.matrices is None else step / 2
         weights = (1 - share) * state.weights + share * state.curvature

@@ -27,7 +27,7 @@ def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
     from numpyro_wide.nn.internal import activation_function  # with flax, which is not loaded with the package
 
     function = activation_function(activation)
-    # JAX's functions in the place of their names: a kink's series converges slowly.
+    # JAX's functions instead of their names: a kink's series converges slowly.
     known = (jax.nn.relu, "relu"), (jax.lax.erf, "erf"), (jax.scipy.special.erf, "erf")
     name = activation if isinstance(activation, str) else next((n for f, n in known if f is function), "")
     return ClosedForm(DUALS[name]) if name in DUALS else HermiteSeries(function)
@@ -51,7 +51,7 @@ def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
         f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively, most where "
         "inputs are equal: its terms fall off slowly for an activation with kinks, and for a smooth one where the "
         "variance of its units is large. Scale inputs and weights down, take an activation with a closed form ('erf', "
-        "'gelu', 'identity', 'relu'), or go on if that will do.",
+        "'gelu', 'identity', 'relu'), or continue if that is accurate enough.",
         UserWarning,
         stacklevel=stacklevel,
     )

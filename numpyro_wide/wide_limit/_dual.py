@@ -76,7 +76,7 @@ def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
 
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
-    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, eqs. 6 and 7, halved).
+    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved).
 
     E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
     its derivative there is set to the mean of the two sides, 0.

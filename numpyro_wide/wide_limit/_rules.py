@@ -25,7 +25,7 @@ _RULES: dict[type, Rule] = {}
 
 
 def register_kernel(module_type: type, rule: Rule) -> None:
-    r"""Give :func:`kernel` a rule for a network of one's own.
+    r"""Register the rule by which :func:`kernel` handles a network of your own.
 
     A rule follows the network's forward pass: it begins with ``inputs.vectors()`` or ``inputs.images()``, and every
     layer is a method of the kernels, ``dense``, ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``.

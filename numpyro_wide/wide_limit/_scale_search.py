@@ -11,7 +11,7 @@ from numpyro_wide.wide_limit._objectives import Bound, Objective
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
 _BOUND = 4.0  # of the logarithms, in standard deviations a priori
-_TRIED = 15  # steps of each start, of which the best goes on
+_TRIED = 15  # steps of each start, of which the best continues
 _NOT_FINITE = 1e12  # what the optimiser is told where the evidence is not a number
 
 

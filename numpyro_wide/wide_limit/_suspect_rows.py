@@ -36,7 +36,7 @@ def warn_of_far_rows(found: "WideLimitFit") -> None:
                 f"{len(rows)} of {len(residuals)} rows, row {row} with the target {target[row]:.4g} the farthest, lie "
                 f"up to {distance[row]:.2g} from what the other rows predict, and hold most of the sum of squared "
                 f"residuals: the fitted noise, {found.noise_scale:.2g}, and the scales are decided by them. Correct or "
-                "drop them if they are mistakes; otherwise transform the targets, to their logarithms say, or take a "
+                "drop them if they are mistakes; otherwise transform the targets (take logarithms), or use a "
                 "likelihood with heavy tails.",
                 UserWarning,
                 stacklevel=3,  # whoever calls fit

@@ -1,4 +1,4 @@
-"""Kernel matrices tile by tile: in memory, or in files that a later call goes on from."""
+"""Kernel matrices tile by tile: in memory, or in files from which a later call continues."""
 
 import json
 import os

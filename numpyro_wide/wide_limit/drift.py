@@ -25,7 +25,7 @@ class KernelDrift(NamedTuple):
 
 
 def kernel_drift(kernel: ArrayLike, kernel0: ArrayLike) -> Array:
-    """Return the largest change of a kernel over all pairs of inputs, sup ‖K − K₀‖ (McNamara 2025, Prop. 13).
+    """Return the largest change of a kernel over all pairs of inputs, sup ‖K − K₀‖ (McNamara 2025, Proposition 13).
 
     Args:
         kernel: kernel matrix (n1, n2), or (n1, n2, k, k) with several outputs, over which the norm is Frobenius'.

@@ -25,7 +25,7 @@ def empirical_ntk(
     block_size: int | None = None,
     average_outputs: bool = False,
 ) -> Array:
-    """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian in the parameters (McNamara 2025, eq. 4).
+    """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian (McNamara 2025, equation 4).
 
     In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel` as the width grows,
     with an error of order 1/√width (Jacot 2018, Theorem 1), times the identity between outputs.

@@ -109,7 +109,7 @@ def fit(
     log-normal prior of every scale, within four of its standard deviations, by SciPy's L-BFGS-B, in double precision
     whatever JAX is set to. The prior keeps scales from the ends where the network is a step function or a constant; its
     medians are the scales of :class:`~numpyro_wide.nn.FCN`, ``b_std`` 0.5, and a noise of 0.3 times the targets' root
-    mean square. A few starts are tried on some of the rows, and the best one goes on with all of them.
+    mean square. A few starts are tried on some of the rows, and the best one continues with all of them.
 
     Of another likelihood it is the variational bound on the log evidence that the largest Gaussian gives (Mathematics,
     :eq:`bound-slope`), with function values of the size of the observations a priori, of 10 for the logits of classes
@@ -141,7 +141,7 @@ def fit(
             exposure, or of the mean count.
         network: network whose ``w_std``, ``b_std`` and ``readout_w_std`` are fitted, a :class:`~numpyro_wide.nn.CNN`,
             :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN` or one of a registered kernel, or
-            several to compare, in the place of ``activation`` and ``depth``; what else it holds stays.
+            several to compare, instead of ``activation`` and ``depth``; what else it holds stays.
         activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare.
         depth: number of hidden layers, at least 1, or several to compare.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or

@@ -96,7 +96,7 @@ class WideLimitFit:
             the shape of the targets. Mean and variance of an observation, each in the shape of the targets, of others.
 
         Raises:
-            TypeError: for inputs that are no real numbers.
+            TypeError: for inputs that are not real numbers.
             ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
                 infinities; for parameters that are missing, or not the likelihood's.
         """

@@ -90,7 +90,7 @@ class NetworkKernel:
     def to_disk(
         self, path: Any, x1: ArrayLike, x2: ArrayLike | None = None, *, progress_bar: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Write both kernels to a folder, a row of blocks at a time, and go on where an earlier call was cut off.
+        """Write both kernels to a folder, a row of blocks at a time, and continue where an earlier call was cut off.
 
         Args:
             path: folder, made if it is missing; its files are ``nngp.npy``, ``ntk.npy`` and ``progress.npz``.

@@ -158,7 +158,7 @@ def fit_random_features(
         The posterior, a :class:`RandomFeatures`.
 
     Raises:
-        TypeError: for data that are no real numbers, a ``fit`` of another kind, or under a transformation of JAX.
+        TypeError: for data that are not real numbers, a ``fit`` of another kind, or under a transformation of JAX.
         ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; a fit of other columns or
             outputs, or of networks that are not fully connected; numbers that are not positive and whole.
         FloatingPointError: if the noise is lost in rounding.
@@ -210,7 +210,7 @@ def fit_random_features(
 def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     """Refuse scales that are not those of a fully connected network on such data."""
     if not isinstance(fit, WideLimitFit):
-        raise TypeError(f"fit must be what wide_limit.fit gave, but is {kind_of(fit)}.")
+        raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:
         raise ValueError(
             "fit must be of fully connected networks, by activation and depth, but is of a network; fit without it, or "

@@ -1,6 +1,7 @@
 """What networks, models of networks and their scales refuse, and what users are told."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -446,3 +447,13 @@ def test_a_prior_far_from_the_targets_is_warned_of(factor):
     run(bnn(Unscaled(factor * variance**-0.5), None, NOISE), X)  # one, which is nothing to warn of
     run(bnn(FCN(1, 9), None, NOISE), np.zeros((3, 2)))  # zero at the origin, whatever the scales
     jax.eval_shape(lambda x: run(model, x)["y"]["value"], X)  # numbers that are not known
+
+
+@pytest.mark.parametrize(("size", "noise", "is_far"), [(100.0, 0.1, True), (100.0, 20.0, False), (1.0, 1e-3, False)])
+def test_targets_far_from_the_prior_are_warned_of(size, noise, is_far):
+    model, targets = bnn(FCN(1, 200, b_std=0.5), None, noise), size * np.ones(len(X), "f")
+    message = "mean square of the targets is 1e.04, far above .* Standardise the targets"
+    with pytest.warns(UserWarning, match=message) if is_far else nullcontext():
+        run(model, X, targets)
+    jax.eval_shape(lambda y: run(model, X, y)["features"]["value"], targets)  # numbers that are not known
+    run(bnn(FCN(1, 200), None, noise, scales={"w_std": dist.LogNormal(0, 1)}), X, targets)  # scales that are latent

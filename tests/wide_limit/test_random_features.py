@@ -111,7 +111,7 @@ def test_outputs_share_scales_and_architectures_are_compared():
     [
         (lambda: fit_random_features(X[:, 0], Y), ValueError, r"x must be \(n, d_in\) .* got \(300,\)"),
         (lambda: fit_random_features(X, Y[1:]), ValueError, r"same rows, but got \(300, 2\) and \(299,\)"),
-        (lambda: fit_random_features(X, Y, fit=3), TypeError, "fit must be what wide_limit.fit gave, but is an int"),
+        (lambda: fit_random_features(X, Y, fit=3), TypeError, "fit must be the result of wide_limit.fit, but is"),
         (lambda: fit_random_features(X[:, :1], Y, fit=scales()), ValueError, r"fit must be of inputs .* \(2,\)"),
         (lambda: fit_random_features(X, Y, fit=scales(), width=0), ValueError, "width must be a whole number"),
         (lambda: fit_random_features(np.array([["a"]]), Y), TypeError, "x must hold real numbers"),
