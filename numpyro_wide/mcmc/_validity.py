@@ -1,4 +1,4 @@
-"""Conditions under which nothing is to be said of a model, computed within a compiled program.
+"""Validity of a model, computed within a compiled program: whether there is something to say of it.
 
 NumPyro refuses parameters of distributions that are outside of where they may be, and models of ours warn of unusual
 numbers, if numbers are known. In a program they are not: there the condition is computed with the rest, and who finds
