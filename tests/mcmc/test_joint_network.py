@@ -62,8 +62,8 @@ PROBLEM = JointProblem(draw, PLAIN.redraw_data, to_position, to_latents, lambda 
 class WithReference(SplitHMC):
     """Works in the coordinates of a skew Gaussian, as after a warmup."""
 
-    def _first_state(self, point, *args):
-        state = super()._first_state(point, *args)
+    def _first_state(self, point, *args, **kwargs):
+        state = super()._first_state(point, *args, **kwargs)
         basis = jnp.array([[0.6, 0.8], [0.8, -0.6]])
         maps = (
             LeafMap(basis, jnp.array([0.4, -0.2]), jnp.array([0.5, 1.3])),
