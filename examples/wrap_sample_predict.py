@@ -49,8 +49,7 @@ for i, (name, (hidden, gradients, seconds)) in enumerate(runs.items()):
         ess = projected_ess({what: draws}, jax.random.key(2))["mean"]
         rhat = numpyro.diagnostics.split_gelman_rubin(mean).max()
         print(f"{name:21s} {what:14s} ESS/s {ess / seconds:4.0f}, ESS/gradient {ess / gradients:.4f}, R-hat {rhat:.3f}")
-        bars = right.bar(i + 0.4 * j, ess / seconds, 0.4, color=f"C{j}", label=None if i else what)
-        right.bar_label(bars, fmt="%.0f")
+        right.bar_label(right.bar(i + 0.4 * j, ess / seconds, 0.4, color=f"C{j}", label="_" if i else what), fmt="%.0f")
     left.fill_between(x_new, *jnp.percentile(mean, jnp.r_[5.0, 95.0], axis=(0, 1)), alpha=0.3)
 left.plot(x, y, "ko")
 left.set(title="90 % bands of the mean function: all four coincide", xlabel="input x", ylabel="output y")

@@ -175,7 +175,7 @@ CASES = [
 @pytest.mark.parametrize(("kernel", "target", "x64"), CASES)
 def test_targets_of_peers(kernel, target, x64):
     one_gradient = kernel in ("langevin", "pcn", "pcnl", "unadjusted")
-    num_warmup, num_samples = (3000, 20000) if one_gradient else (400, 1000)
+    num_warmup, num_samples = (400, 1000) if not one_gradient else (3000, 20000) if target in FAR else (1500, 8000)
     with enable_x64(x64):
         model, args, truths = TARGETS[target]()
         mcmc = MCMC(
