@@ -27,14 +27,14 @@ def bnn(x, y=None, width=200):
 x = jnp.linspace(-1, 1, 20)
 y, other, key = jax.block_until_ready((jnp.sin(4 * x), jnp.cos(4 * x), jax.random.key(0)))
 model = collapse_readout(bnn, readout="readout", features="features", observed="y")
-kernel = {"NUTS": NUTS, "SplitHMC": SplitHMC}[sys.argv[1]](model)
 lengths = dict(zip(("num_warmup", "num_samples"), map(int, sys.argv[3:])))
-method = kernel.compiled_once if sys.argv[2] == "kept" else "vectorized"
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda name, seconds, **kwargs: compiled.append(seconds) if name.endswith("backend_compile_duration") else None
 )
 for targets in (y, other)[: 1 if sys.argv[2] == "first" else 2]:
+    kernel = {"NUTS": NUTS, "SplitHMC": SplitHMC}[sys.argv[1]](model)
+    method = kernel.compiled_once if sys.argv[2] == "kept" else "vectorized"
     mcmc = MCMC(kernel, num_chains=2, chain_method=method, progress_bar=False, **lengths)
     compiled.clear()
     seconds, cpu = time.perf_counter(), time.process_time()

@@ -216,6 +216,7 @@ def _matrix(features: Array, x: Array) -> Array:
     if jnp.ndim(features) != 2 or features.shape[0] != jnp.shape(x)[0]:
         raise ValueError(
             f"features_net must give a matrix (n, d) with a row for each of the {jnp.shape(x)[0]} inputs, but gave "
-            f"shape {jnp.shape(features)}."
+            f"shape {jnp.shape(features)}; leave out a module's last layer, which bnn adds as the readout, and pass a "
+            "single input x as x[None]."
         )
     return features
