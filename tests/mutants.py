@@ -841,14 +841,6 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "mcmc/test_compiled_once.py::test_other_data_and_medians_of_the_same_shape_find_the_programs",
         ),
     ],
-    "mcmc/_validity.py": [
-        (
-            "start of a chain: parameters that NumPyro refuses let pass",
-            "yield constraint(held[name])",
-            "pass",
-            "mcmc/test_errors.py::test_parameters_that_numpyro_refuses_are_refused",
-        ),
-    ],
     "mcmc/_kernel.py": [
         (
             "chains by rows: all chains on every device",
