@@ -99,7 +99,7 @@ def on_other_data() -> None:
         "SplitHMC, `compiled_once`": ("SplitHMC", "kept"),
     }
     processes: dict[str, list[Process]] = {name: [] for name in cases}
-    for _ in range(3):
+    for _ in range(NUM_ROUNDS):
         for name, (kernel, runs) in cases.items():
             processes[name].append(measured(kernel, (200, 200), runs))
     for name, found in processes.items():

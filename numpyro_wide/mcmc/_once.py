@@ -1,4 +1,4 @@
-"""Chains as one program that is compiled once, in the place of NumPyro's loop, which is compiled at every run."""
+"""Chains as one program that is compiled once, instead of NumPyro's loop, which is compiled at every run."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         run: what NumPyro hands to a ``chain_method``: its run of one chain, a ``functools.partial`` that holds the
             arguments of the model and what is to be collected.
         rng_key: keys, one a chain.
-        state: state of the chains to go on from, or None.
+        state: state of the chains to continue from, or None.
         init_params: first positions, or None.
 
     Returns:
