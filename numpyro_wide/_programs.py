@@ -182,11 +182,12 @@ def complete_digest(function: Callable, *args: Any) -> str | None:
         *args: arrays of the shapes and types that it is called with.
 
     Returns:
-        The digest; None of a program that is written by names alone in places, such as one with a callback, or with
-        constants whose numbers are not known, such as those of a trace that continues.
+        The digest, results' structure included; None of a program that is written by names alone in places, such as
+        one with a callback, or with constants whose numbers are not known, such as those of a trace that continues.
     """
-    program, text = jax.make_jaxpr(function)(*jax.tree.map(_abstract, args)), _Text()
-    written = text(program)
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*jax.tree.map(_abstract, args))
+    text = _Text()
+    written = f"{text(program)} {jax.tree.structure(shapes)}"
     return _hash(written) if all(map(is_known, program.consts)) and not text.is_partial else None
 
 

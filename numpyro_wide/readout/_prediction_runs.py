@@ -1,6 +1,7 @@
 """Runs of the programs behind predictions: compiled once for some shapes, a block of draws at a time."""
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,28 @@ from tqdm.auto import tqdm
 
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known, refuse_frames
-from numpyro_wide._programs import TracedProgram, partition, run_compiled
+from numpyro_wide._programs import TracedProgram, combine, complete_digest, partition, run_compiled
 from numpyro_wide.linear_gaussian.internal import BlockedPosterior, RowFeatures
 from numpyro_wide.readout._fit import Fit, refuse_mismatch, refuse_other_columns
 from numpyro_wide.readout._model import Draws
 from numpyro_wide.readout._prediction_programs import Quantity, Setting
-from numpyro_wide.readout._run import StoppedRunError
+from numpyro_wide.readout._run import ReadoutRun, StoppedRunError
 
 CHOICES = ("raise", "drop")
 _NUM_NAMED = 20
 _MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
+# Settings of JAX, besides the types of the arrays, that a trace depends on.
+_CONFIGURED = (
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
+
+# Traces of all objects, by what they compute and what their models do.
+_TRACED: OrderedDict[tuple[Callable, str], TracedProgram] = OrderedDict()
+_MOST_TRACED = 32
 
 
 class PredictionRuns:
@@ -115,9 +128,42 @@ class PredictionRuns:
         key = quantity.body, setting, structure, shapes, getattr(jax.config, "jax_default_matmul_precision", None)
         if key not in self._programs:
             self.fit.refuse_change(thoroughly=True)
-            model = self.fit.model
-            self._programs[key] = TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
+            self._programs[key] = self._traced(quantity, setting, arrays)
         return self._programs[key](*arrays)
+
+    def _traced(self, quantity: Quantity, setting: Setting, arrays: tuple) -> TracedProgram:
+        """Trace a program, unless one was traced for an earlier object whose model does the same."""
+        model, read = self.fit.model, self._read(setting, arrays)
+        # In words: arguments of the model, which it has read by now, may change, and their hashes with them.
+        leaves, structure = jax.tree.flatten(arrays)
+        shapes = [(np.shape(leaf), jnp.result_type(leaf), getattr(leaf, "weak_type", False)) for leaf in leaves]
+        configured = [getattr(jax.config, name, None) for name in _CONFIGURED]
+        described = str((read, model.variant, setting[:-1], structure, shapes, configured))
+        if read is not None and (quantity.body, described) in _TRACED:
+            return _TRACED[quantity.body, described]
+        found = TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
+        if read is not None:
+            _TRACED[quantity.body, described] = found
+            while len(_TRACED) > _MOST_TRACED:
+                _TRACED.popitem(last=False)
+        return found
+
+    def _read(self, setting: Setting, arrays: tuple) -> str | None:
+        """Digest the model's runs, which are all that a program knows of it and quicker to trace than the program.
+
+        Returns:
+            The digest; None if it does not tell all: a readout that is not integrated out has other programs, and
+            features by blocks are a function.
+        """
+        if self.fit.shapes is None or isinstance(self.fit.shapes.features, RowFeatures):
+            return None
+        model, (_, draws, params, data, _) = self.fit.model, arrays
+
+        def runs(draw: Draws, params: dict, data: list) -> list[ReadoutRun]:
+            calls = [call for call in combine(data, setting.rest) if call]
+            return [model.run(setting.names, {**params, **draw}, *call) for call in calls]
+
+        return complete_digest(runs, {name: values[0] for name, values in draws.items()}, params, data)
 
     def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
         """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 import types
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +18,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
+from numpyro_wide._programs import TracedProgram
+from numpyro_wide.readout import _prediction_runs
 from tests.compilations import compilations
 
 SITES = {"readout": "w", "features": "features"}
@@ -84,6 +87,50 @@ def test_a_model_made_anew_finds_its_program():
     with compilations() as compiled:
         second = wide_limit_draws(KEY, make(), 5, X, -Y)
     assert compiled == [] and not np.allclose(first["w"], second["w"])
+
+
+@pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+def test_new_predictives_share_a_trace_where_the_model_does_the_same(form, monkeypatch):
+    shifts = {"first": np.linspace(0, 1, 8, dtype="f"), "second": np.linspace(1, 0, 8, dtype="f")}
+
+    def shifted(x, y=None):
+        body(x, y, WIDTH, NOISE + shifts["first"][: len(x)])
+
+    wrapped = {
+        "collapsed": collapse_readout(shifted, observed="y", **SITES),
+        "repriorised": repriorise(shifted, targets="y", noise_scale=0.3, **SITES),
+    }[form]
+    draws = {"hidden": jax.random.normal(KEY, (5, 1, 4))}
+    draws |= {"w_base": jnp.zeros((5, 4))} if form == "repriorised" else {}
+    traced = []
+
+    class Counted(TracedProgram):
+        def __init__(self, *args):
+            traced.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(_prediction_runs, "TracedProgram", Counted)
+
+    def predictions():
+        return np.asarray(ReadoutPredictive(wrapped, draws, (X, Y))(KEY, X[:3])["y"])
+
+    def known_anew():
+        monkeypatch.setattr(_prediction_runs, "_TRACED", OrderedDict())
+        return predictions()
+
+    before = known_anew()
+    np.testing.assert_array_equal(predictions(), before)
+    assert len(traced) == 1
+    for change in (
+        lambda: monkeypatch.setitem(globals(), "NOISE", 0.6),
+        lambda: monkeypatch.setitem(globals(), "link", lambda values: values + 1.0),
+        lambda: monkeypatch.setitem(shifts, "first", shifts["second"]),
+    ):
+        change()
+        after = predictions()
+        assert np.abs(after - before).max() > 1e-3
+        np.testing.assert_array_equal(known_anew(), after)
+        before = after
 
 
 def test_the_check_is_made_for_every_program(monkeypatch):
