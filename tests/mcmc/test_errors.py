@@ -257,8 +257,8 @@ def test_parameters_that_numpyro_refuses_are_refused():
     """Where the density is finite nevertheless, and nobody sees the numbers: those of a program are not known."""
 
     def model(probs):
-        numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
-        numpyro.sample("y", dist.Categorical(probs), obs=jnp.array(0))
+        rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Categorical(probs * (rate / rate)), obs=jnp.array(0))
 
     with pytest.raises(ValueError, match="Categorical.* got invalid probs"):
         SplitHMC(model).init(KEY, 0, None, (jnp.array([0.7, 0.7]),), {})
