@@ -120,7 +120,7 @@ def check_levels(name: str, levels: float | Sequence[float]) -> None:
     """Refuse a level, or one of several, that is not a probability between 0 and 1."""
     listed = levels if isinstance(levels, Sequence) else (levels,)
     if not all(0 < level < 1 for level in listed):
-        example = "" if listed is levels else ", such as 0.9"
+        example = "" if listed is levels else ", such as 0.9 for 90 %"
         raise ValueError(f"{name} must lie between 0 and 1{example}, but got {levels}.")
 
 

@@ -1347,14 +1347,14 @@ MUTANTS = [
 ]
 
 
-def run(copy: Path, *tests: str) -> tuple[int, str]:
+def run(copy: Path, *tests: str, patience: float | None) -> tuple[int, str]:
     """Run tests in a copy of the tree up to the first that fails, and return pytest's status and what it printed."""
     options = ("-x", "-p", "no:xdist", "-p", "no:cacheprovider")
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
     # Nothing compiled by Python is kept: of two faults of one length, put in within a second, it would know one.
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     finished = subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=patience, check=False
     )
     return finished.returncode, finished.stdout[-2000:] + finished.stderr[-2000:]
 
@@ -1371,7 +1371,7 @@ def try_out(mutant: Mutant, copy: Path) -> str | None:
         return f"the text {mutant.old!r} must occur once, but occurs {text.count(mutant.old)} times"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        status, printed = run(copy, mutant.test)
+        status, printed = run(copy, mutant.test, patience=PATIENCE)
     except subprocess.TimeoutExpired:
         return f"the test was not through after {PATIENCE} seconds"
     finally:
@@ -1399,7 +1399,7 @@ def main(only: str = "") -> None:
         for number in range(2):
             copies.put(Path(shutil.copytree(ROOT, f"{folder}/{number}", ignore=shutil.ignore_patterns(*NOT_COPIED))))
         # What fails without a fault tells nothing of one.
-        status, printed = run(Path(folder) / "0", *sorted({mutant.test for mutant in chosen}))
+        status, printed = run(Path(folder) / "0", *sorted({mutant.test for mutant in chosen}), patience=None)
         if status:
             sys.exit(f"tests fail without any fault:\n{printed}")
         for mutant, wrong in zip(chosen, pool.map(tried, chosen), strict=True):

@@ -66,7 +66,7 @@ def choose(
     scales = ", ".join(f"{name} {np.round(value, 3)}" for name, value in best.scales.items())
     report.add(
         "Infinitely wide network",
-        "held out: log probability of a label left out, in three folds",
+        "held out: log probability of a label left out, in three folds; the largest is chosen",
         str(best),
         f"scales {scales}",
         f"chosen on {len(some)} rows; predictions from {len(known)} of {len(x)}",

@@ -123,6 +123,7 @@ def decide(
             "Decision",
             f"log density of the limit, less one nat in all for each of its {num_scales} scales, minus that of draws: "
             f"{gain}",
+            "the limit is better by more than two standard errors" if is_worse else "the limit is not clearly better",
         )
         found = limit if is_worse and request.method == "auto" else found
     if found is limit and is_by_row:

@@ -109,6 +109,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 'noise="by_row" needs a finite network, but method is "limit", which has one noise for all rows; take '
                 'method="chains" or "auto".'
             )
+        _refuse_words(y)
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         inputs, targets = validate_data(self, X, y, **given)
         targets = np.asarray(targets, float)
@@ -197,7 +198,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         """
         if np.ndim(level):
             raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
-        check_levels("level", (level,))
+        check_levels("level", level)
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -263,3 +264,16 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if not deviation:
             values = values + self._by_target.loc.reshape(1, -1)
         return values if self._by_target.loc.ndim else values[:, 0]
+
+
+def _refuse_words(y: ArrayLike) -> None:
+    """Refuse labels that are words; numbers in text are read by scikit-learn."""
+    for target in np.ravel(np.asarray(y)):
+        if not isinstance(target, str):
+            return
+        try:
+            float(target)
+        except ValueError as error:
+            raise ValueError(
+                f"y must hold numbers, but holds {str(target)!r}; for classes use WideBNNClassifier."
+            ) from error

@@ -85,7 +85,11 @@ def _compared(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -
         if other.table[0]["log_marginal"] > max(row["log_marginal"] for row in table[:-1]):
             best = other
     table.sort(key=lambda row: -row["log_marginal"])
-    report.add("Infinitely wide network", str(replace(best, table=table)))
+    report.add(
+        "Infinitely wide network",
+        "log evidence at the fitted scales; log marginal: scales integrated out, the largest is chosen",
+        str(replace(best, table=table)),
+    )
     return best
 
 

@@ -33,6 +33,7 @@ REFUSED = [
     (WideBNNRegressor(), X, _with(Y, 3, np.nan), "Input y contains NaN"),
     (WideBNNRegressor(), X, _with(Y, 3, np.inf), "Input y contains infinity"),
     (WideBNNRegressor(), X[:1], Y[:1], "1 sample"),
+    (WideBNNRegressor(), X, LABELS.astype(str).astype(object) + "th", "holds .*th.; for classes use WideBNNClassifier"),
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
     (WideBNNClassifier(), X, np.zeros(24), "y must hold two classes at least"),
     (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
@@ -61,8 +62,8 @@ def fitted():
 def test_what_cannot_be_predicted_is_refused(fitted):
     with pytest.raises(ValueError, match="standard deviations or covariances, not both"):
         fitted.predict(X, return_std=True, return_cov=True)
-    with pytest.raises(ValueError, match="level"):
-        fitted.predict_interval(X, 1.5)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1, such as 0.9 for 90 %, but got 90"):
+        fitted.predict_interval(X, 90)
     with pytest.raises(ValueError, match=r"y must have the shape \(24,\), as the targets of the fit had"):
         fitted.log_density(X, np.column_stack([Y, Y]))
     with pytest.raises(ValueError, match="n_samples must be a whole number of at least 1, but got 0"):

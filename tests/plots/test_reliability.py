@@ -76,7 +76,7 @@ def test_draws_are_averaged_and_the_style_is_the_user_s():
 
 
 def test_what_is_no_prediction_is_refused():
-    with pytest.raises(ValueError, match="level must lie between 0 and 1, such as 0.9, but got 1.0"):
+    with pytest.raises(ValueError, match="level must lie between 0 and 1, such as 0.9 for 90 %, but got 1.0"):
         plot_reliability(LABELS, PROBS, level=1.0)
     with pytest.raises(ValueError, match=r"the order is plot_reliability\(labels, probs\)"):
         plot_reliability(PROBS, LABELS)
