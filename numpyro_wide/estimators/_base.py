@@ -36,12 +36,14 @@ class WideBNN(BaseEstimator):
         time_budget: float | None = None,
         num_chains: int = 4,
         random_state: Any = None,
+        progress_bar: bool = False,
     ):
         self.hidden = hidden
         self.method = method
         self.time_budget = time_budget
         self.num_chains = num_chains
         self.random_state = random_state
+        self.progress_bar = progress_bar
 
     def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
         """Return depth and width, None where they are to be found, the seconds of the budget, and a generator."""

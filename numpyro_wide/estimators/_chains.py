@@ -64,13 +64,15 @@ def run_chains(
         return None
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
-    form = {"num_chains": num_chains, "progress_bar": False, "jit_model_args": True}
+    form = {"num_chains": num_chains, "progress_bar": clock.progress_bar, "jit_model_args": True}
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=1, chain_method="vectorized", **form)
+    clock.begin("warmup of the chains")
     before = clock.working
     mcmc.warmup(run_key, *args, init_params=start)
     jax.block_until_ready(mcmc.last_state)
     per_step = max((clock.working - before) / num_warmup, 1e-7)
     num_samples = _rounded(min(max(int(_SAMPLES_SHARE * clock.left / per_step), FEWEST_STEPS), _NUM_SAMPLES))
+    clock.begin("samples of the chains")
     mcmc.num_samples, mcmc.thinning = num_samples, max(1, num_samples // _NUM_KEPT)
     mcmc.run(mcmc.last_state.rng_key, *args, extra_fields=("accept_prob", "num_grad"))
     report.add(
@@ -131,9 +133,10 @@ def _start(model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hol
     """Return positions for the chains, and the seconds that a step of Adam took for all of them."""
     num_rows = len(args[-1])
     num_steps = int(np.clip(0.1 * clock.left / (num_chains * (1e-4 + SECONDS_A_ROW * num_rows)), 20, _NUM_ADAM))
+    clock.begin("Adam, for starts of the chains")
     before = clock.working
     options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_steps, "hold": hold}
-    start = init_to_optimum(key, model, *args, progress_bar=False, **options)
+    start = init_to_optimum(key, model, *args, progress_bar=clock.progress_bar, **options)
     return start, (clock.working - before) / num_steps
 
 

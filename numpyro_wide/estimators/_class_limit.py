@@ -50,6 +50,7 @@ def choose(
         random: generator of the choice of rows.
         report: report, to which a section is added.
     """
+    clock.begin("scales of the infinitely wide network")
     rows = random.permutation(len(x))
     payable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
     some = _of_every_class(labels, rows, max(_FEWEST, int(payable * _COMPARED)))

@@ -174,6 +174,7 @@ def sample(network: ClassNetwork, num_chains: int, clock: Clock, key: Any, repor
         key: a PRNG key.
         report: report, to which lines are added.
     """
+    clock.begin("surrogate of the likelihood")
     with precision(False):
         surrogate = network.limit.surrogate()
         args = jnp.asarray(network.limit.inputs, float), jnp.asarray(network.limit.targets.astype(int))

@@ -40,6 +40,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. How many steps a
             budget pays for is seen by the clock: a fit with chains repeats exactly only where it pays for all.
+        progress_bar: whether to show the seconds worked and what is being done, chains with bars of their own.
 
     Attributes:
         classes_: labels, in the order of the probabilities.
@@ -94,8 +95,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
         report.add("Data", f"{len(inputs)} rows, {len(self._columns)} columns that vary", f"classes {counts}")
-        clock = Clock(budget)
-        with set_blas_threads(1):  # several on few cores wait for each other far longer than they work
+        # Several threads on few cores wait for each other far longer than they work.
+        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = standardised(self._by_column, self._kept(inputs)), labels, len(self.classes_)
             limit = choose(*rows, depth, clock, random, report)
             self._decide(limit, width or _WIDTH, clock, random, report)

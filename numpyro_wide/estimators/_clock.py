@@ -1,9 +1,10 @@
-"""Clock of a fit that has a budget of seconds, those of compilation apart."""
+"""Clock of a fit that has a budget of seconds, those of compilation apart, and the bar that shows it."""
 
 import threading
 import time
 
 import jax
+from tqdm.auto import tqdm
 
 # Events of JAX's monitor: the time from a function to machine code, also where that comes from a cache on disk.
 _COMPILING = tuple(
@@ -48,14 +49,17 @@ class Clock:
 
     Args:
         budget: number of seconds that the fit may work for.
+        progress_bar: whether to show the seconds worked, and what is being done.
     """
 
-    def __init__(self, budget: float):
+    def __init__(self, budget: float, progress_bar: bool = False):
         with _lock:
             if not _state["listens"]:  # once in a process: JAX keeps its listeners
                 jax.monitoring.register_event_duration_secs_listener(_listen)
                 _state["listens"] = True
-        self.budget = budget
+        self.budget, self.progress_bar = budget, progress_bar
+        form = "{desc}: {n:.0f} of {total:g} seconds |{bar}|"
+        self._bar = tqdm(total=budget, bar_format=form, disable=not progress_bar)
         self._start, self._compiled = time.perf_counter(), _compilations.total
 
     @property
@@ -72,3 +76,19 @@ class Clock:
     def left(self) -> float:
         """Seconds of the budget that are left, 0 at the least."""
         return max(0.0, self.budget - self.working)
+
+    def begin(self, stage: str) -> None:
+        """Show what is being done from now on.
+
+        Args:
+            stage: what, in words.
+        """
+        self._bar.n = min(self.working, self.budget)
+        self._bar.set_description_str(stage)
+
+    def __enter__(self) -> "Clock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin("done")
+        self._bar.close()

@@ -100,6 +100,7 @@ def decide(
         _announce(request, len(x), clock, report)
     fit = fit_scales(x, y, request.depth, clock, random, report)
     found = limit = Result("limit", LimitPosterior(fit), fit)
+    clock.begin("leave-one-out log densities of the limit")
     scored = _scored(fit, report)
     by_limit = _score(limit.posterior, fit, scored)
     report.add("Infinitely wide network", f"leave-one-out log density of a row {by_limit}")
@@ -110,6 +111,7 @@ def decide(
         network = Network(fit.depth, request.width or _WIDTH, fit.activation, num_outputs, is_by_row)
         found = _sampled(request, network, fit, (x, y), clock, random, report) or limit
     if found is not limit:
+        clock.begin("leave-one-out log densities of the draws")
         if found.mcmc is not None:
             _tell_chains(found, scored, request.num_chains, report)
         by_draws = _score(found.posterior, fit, scored)
@@ -217,6 +219,7 @@ def _sampled(
     kind += "noise by row" if network.by_row else "constant noise"
     report.add("Finite network", f"{kind}; priors log-normal, by {SPREAD:g} around the fitted scales")
     if request.method == "weighted" or (request.method == "auto" and len(data[0]) <= _MOST_WEIGHTED):
+        clock.begin("weighted draws")
         found, shape = _weighted(network, model, fit, (medians, *data), key)
         report.add("Weighted draws", f"{_NUM_WEIGHTED} draws of ten times as many, Pareto shape {shape:.2f}")
         if request.method == "weighted" or shape <= _LARGEST_SHAPE:

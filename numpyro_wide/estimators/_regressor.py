@@ -44,6 +44,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. How many steps a
             budget pays for is seen by the clock: a fit with chains repeats exactly only where it pays for all.
+        progress_bar: whether to show the seconds worked and what is being done, chains with bars of their own.
 
     Attributes:
         report_: what was decided, and from which numbers; ``str(report_)`` is a page of text.
@@ -83,9 +84,15 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         time_budget: float | None = None,
         num_chains: int = 4,
         random_state: Any = None,
+        progress_bar: bool = False,
     ):
         super().__init__(
-            hidden=hidden, method=method, time_budget=time_budget, num_chains=num_chains, random_state=random_state
+            hidden=hidden,
+            method=method,
+            time_budget=time_budget,
+            num_chains=num_chains,
+            random_state=random_state,
+            progress_bar=progress_bar,
         )
         self.noise = noise
 
@@ -121,8 +128,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if len(self._columns) < inputs.shape[1]:
             report.add("Data", f"{inputs.shape[1] - len(self._columns)} constant column(s) left out")
         rows = standardised(self._by_column, self._kept(inputs)), standardised(self._by_target, targets)
-        with set_blas_threads(1):  # several on few cores wait for each other far longer than they work
-            found = decide(request, *rows, Clock(budget), random, report)
+        # Several threads on few cores wait for each other far longer than they work.
+        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
+            found = decide(request, *rows, clock, random, report)
         if np.all(np.ptp(targets, axis=0) > 0):
             noise = ", ".join(f"{number:.4g}" for number in found.fit.noise_scale * np.ravel(self._by_target.scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")

@@ -46,6 +46,7 @@ def fit_scales(
     Returns:
         The fit, which predicts from up to three thousand of the rows.
     """
+    clock.begin("scales of the infinitely wide network")
     rows = random.permutation(distinct_rows(x, y.reshape(len(x), -1)))
     if len(rows) < len(x):
         report.add("Data", f"{len(x) - len(rows)} rows are copies of others, which the fit of scales leaves out")

@@ -1,5 +1,6 @@
 """Whole Bayesian networks as NumPyro models, in one line."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -76,7 +77,7 @@ def bnn(
         UserWarning: when the model runs on numbers, as at the start of a chain, if the variance of its output under the
             prior of the readout is below 1e-4 or above 1e3, as with layers without their 1/√inputs; or if the mean
             square of ``y`` is above 1e3 times that and the noise's, where no scale is latent, as with targets that are
-            not standardised.
+            not standardised. Whenever it runs, if a module gives a single feature, as with its last layer left in.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -138,6 +139,13 @@ def _bnn(
         features = numpyro.deterministic("features", _matrix(network(x), x))
     else:
         features = by_row_blocks(network, block_size, site="features")(x)
+    if features.shape[1] == 1 and is_module(features_net):
+        warnings.warn(
+            "features_net gives a single feature, which makes a network of one unit; leave out a module's last layer, "
+            "which bnn adds as the readout.",
+            UserWarning,
+            stacklevel=2,
+        )
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))

@@ -81,3 +81,12 @@ def test_a_budget_that_pays_for_no_chains_is_said(caplog):
     with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"), told:
         model = WideBNNRegressor(method="chains", time_budget=1e-3, num_chains=1, random_state=0).fit(X, Y)
     assert model.method_ == "limit" and "do not pay for chains: the limit predicts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("progress_bar", "stages"), [(False, []), (True, ["scales of the inf", "leave-one-out", "done"])]
+)
+def test_a_bar_tells_what_is_being_done(progress_bar, stages, capsys):
+    WideBNNRegressor(method="limit", time_budget=60, random_state=0, progress_bar=progress_bar).fit(X, Y)
+    shown = capsys.readouterr().err
+    assert all(stage in shown for stage in stages) and ("of 60 seconds" in shown) == progress_bar

@@ -457,3 +457,11 @@ def test_targets_far_from_the_prior_are_warned_of(size, noise, is_far):
         run(model, X, targets)
     jax.eval_shape(lambda y: run(model, X, y)["features"]["value"], targets)  # numbers that are not known
     run(bnn(FCN(1, 200), None, noise, scales={"w_std": dist.LogNormal(0, 1)}), X, targets)  # scales that are latent
+
+
+def test_a_last_layer_left_in_is_warned_of():
+    last = linen.Sequential([NTKDense(20), linen.tanh, NTKDense(1)])
+    for block_size in (None, 5):
+        with pytest.warns(UserWarning, match="a single feature, .* leave out a module's last layer"):
+            run(bnn(last, None, 0.1, block_size=block_size), X, np.ones(len(X), "f"))
+    run(bnn(lambda x: x[:, :1], None, 0.1), X, np.ones(len(X), "f"))  # a function may mean it
