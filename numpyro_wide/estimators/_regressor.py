@@ -60,7 +60,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         feature_names_in_: names of the columns, where the inputs had names.
 
     Raises:
-        ValueError: when it is fitted, for parameters that are none of these or go ill together, and data that
+        ValueError: when it is fitted, for parameters that are none of these or contradict each other, and data that
             scikit-learn refuses, such as NaN or a single row.
 
     Example:

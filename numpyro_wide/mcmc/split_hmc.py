@@ -40,15 +40,15 @@ class SplitHMC(MetropolisKernel):
     return to where it began.
 
     With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it the step size
-    tells how many rotations $N$ a whole one takes. If they are more than 24, a draw is from then on a tenth of one, and
-    keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues for about ``trajectory_angle``; else
-    trajectories stay whole and keep nothing. The reason is what a gradient buys. A whole trajectory makes a draw that
-    is independent in everything, $1 / N$ a gradient. What the data inform, the mean function, decorrelates earlier:
-    of it frequent draws have $f$ effective ones a gradient, 0.05 to 0.08 measured, and of the weights a share $c$ of
-    $1 / N$, about a half, since rejections turn the velocity round. The criterion is the geometric mean of the two.
-    That of parts, $\sqrt{f c / N}$, is the larger one if $N > 1 / (f c)$, which is 25 to 40: below, trajectories stay
-    whole. Draws then cost a tenth, and more of them are needed. Who wants the weights alone, or can store few draws,
-    takes ``persistence=0.0``.
+    determines how many rotations $N$ a whole one takes. If $N > 24$, each later draw is a tenth of a trajectory and
+    keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues for about ``trajectory_angle``. Otherwise
+    trajectories stay whole and keep nothing. The reason is the number of effective draws per gradient. A whole
+    trajectory gives one draw that is independent in every direction, $1 / N$ per gradient. The mean function
+    decorrelates earlier: frequent draws give $f$ effective ones per gradient, 0.05 to 0.08 measured. For the weights
+    they give a share $c$ of $1 / N$, about a half, since rejections reverse the velocity. The criterion is the
+    geometric mean of the two. That of parts, $\sqrt{f c / N}$, is larger than $1 / N$ if $N > 1 / (f c)$, which is 25
+    to 40. A draw then costs a tenth, and more draws are needed. Take ``persistence=0.0`` for independent weights, or
+    where few draws can be stored.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the

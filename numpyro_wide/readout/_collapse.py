@@ -114,7 +114,7 @@ def collapse_readout(
 
     Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model do not
     contain the readout, and ``Predictive``, which would draw it from its prior, is refused. With
-    ``{**draws, readout: predictive.readout(key)}`` they are draws of the plain model, for ``Predictive``,
+    ``{**draws, readout: predictive.readout(key)}`` they are draws of the unwrapped model, for ``Predictive``,
     ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint marginal can give.
 
     NumPyro's ``log_likelihood`` of the *wrapped* model is one number a draw: the joint density of all rows that it is

@@ -236,9 +236,9 @@ class ReadoutPredictive:
 
         $D_1$ is what the model was fitted on, $D_2$ the observations of these rows; $\log \frac{1}{S} \sum_s
         p(D_2 | D_1, \text{hidden}_s)$, each term a Gaussian whose covariance over rows is that of :eq:`predictive`. A
-        model that learns fast from little data has more of it than of plain evidence, and it is nearer to how the model
-        will predict (Lotfi et al. 2022). The average over draws of the posterior given $D_1$ wants draws that some of
-        $D_2$ confirm: of many rows few draws do, and the estimate is then too low.
+        model that learns fast from little data is ranked higher by it than by the evidence, and it is closer to how
+        well the model will predict (Lotfi et al. 2022). The average over draws given $D_1$ is dominated by those under
+        which $D_2$ is likely. With many rows these are few, and the estimate is then too low.
 
         Args:
             *args: arguments of the model, observations included, such as ``(x_2, y_2)``.
