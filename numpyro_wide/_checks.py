@@ -191,8 +191,8 @@ def check_no_nan(name: str, value: Any) -> None:
     num_nan = sum(int(np.isnan(part).sum()) for part in parts)
     if num_nan:
         raise ValueError(
-            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts, np.isnan)}; drop or impute "
-            "the missing ones."
+            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts, np.isnan)}; drop or "
+            "impute the missing ones."
         )
 
 

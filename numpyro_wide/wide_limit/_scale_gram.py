@@ -47,10 +47,8 @@ def pull_back(problem: ScaleProblem, logarithms: np.ndarray, slope: np.ndarray) 
     found = []
     for rows, columns, args in _tiles(problem):
         weights = np.zeros((_TILE, _TILE))
-        # A tile below the diagonal stands for the one above, too.
-        weights[: rows.stop - rows.start, : columns.stop - columns.start] = slope[rows, columns] * (
-            1 + (rows != columns)
-        )
+        times = 1 if rows == columns else 2  # a tile below the diagonal stands for the one above, too
+        weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
         found.append(_tile_slope(vector, *args, weights))
     return np.sum([np.asarray(part) for part in found], axis=0)
 
