@@ -14,6 +14,7 @@ import functools
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ from benchmarks.many_rows import NUM_TEST, data, truth
 from numpyro_wide import set_blas_threads, wide_limit
 from numpyro_wide.datasets import Standardiser, uci
 from numpyro_wide.diagnostics import regression_scores
+from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, bnn
 
 BATCH, STEPS = 1024, 500
@@ -99,9 +101,9 @@ def random_features(table: Table, budget: float) -> Prediction:
     """Fit random features; the activation of Friedman's function, which the comparison would find, is given."""
     activation: Any = ("erf", "relu") if table.function is None else "erf"
     found = wide_limit.fit_random_features(table.x, table.y, activation=activation)
-    parts = [(mean, variance) for _, mean, variance in found._moments(np.asarray(table.x_new, float))]
-    mean, variance = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
-    return Prediction(mean, variance, found.fit.noise_scale**2)
+    with double_precision():
+        moments = found.predictive(jax.random.key(0), np.asarray(table.x_new, float))
+    return Prediction(np.asarray(moments["mean"]), np.asarray(moments["variance"]), found.fit.noise_scale**2)
 
 
 class ScaledObservations(Messenger):
@@ -143,7 +145,7 @@ def mean_field(table: Table, budget: float) -> Prediction:
     while time.process_time() - start < budget:
         number += 1
         state = jax.block_until_ready(steps(state, jax.random.fold_in(jax.random.key(1), number)))
-    print(f"{number * STEPS} steps of SVI")
+    print(f"{number * STEPS} steps of SVI", file=sys.stderr)
     draws = guide.sample_posterior(jax.random.key(2), svi.get_params(state), sample_shape=(100,))
     features = Predictive(network, draws, return_sites=["features"])(jax.random.key(3), table.x_new)["features"]
     mean = np.einsum("dmi,di->dm", features, draws["readout"])
