@@ -4,8 +4,8 @@ The function is Friedman's first with eight inputs, scaled to about unit varianc
 that errors are those of the function and coverage is that of its true values. Seconds are those of the processor, over
 all threads, compilation included.
 
-python -m benchmarks many_rows                               (gradients, in 6 GB; random features of 10,000 and 100,000 rows)
-python -m benchmarks.many_rows --rows 1000000                (random features at as many rows: nine minutes of a core)
+python -m benchmarks many_rows              (gradients, in 6 GB; random features of 10,000 and 100,000 rows)
+python -m benchmarks.many_rows --rows 1000000    (random features at as many rows: nine minutes of a core)
 python -m benchmarks.many_rows --uci FOLDER --sets protein bike    (tables of a folder, as datasets.uci reads them)
 """
 
