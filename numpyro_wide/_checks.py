@@ -1,6 +1,6 @@
 """Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Number
 from operator import index
 from typing import Any
@@ -191,25 +191,26 @@ def check_no_nan(name: str, value: Any) -> None:
     num_nan = sum(int(np.isnan(part).sum()) for part in parts)
     if num_nan:
         raise ValueError(
-            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts)}; drop or impute the "
-            "missing ones."
+            f"{name} must not contain NaN, but {num_nan} of its entries do{_first_row(parts, np.isnan)}; drop or "
+            "impute the missing ones."
         )
 
 
-def _first_row(parts: list[np.ndarray]) -> str:
-    """Return in words which row of the one array holds the first NaN; of parts in several places nothing."""
+def _first_row(parts: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Return in words which row of the one array holds the first bad number; of parts in several places nothing."""
     if len(parts) > 1 or not parts[0].ndim:
         return ""
-    by_row = np.isnan(parts[0]).reshape(len(parts[0]), -1).any(axis=1)
+    by_row = is_bad(parts[0]).reshape(len(parts[0]), -1).any(axis=1)
     return f", the first in row {int(by_row.argmax())}"
 
 
 def check_finite(name: str, value: Any) -> None:
     """Refuse NaN, infinity and what does not hold real numbers, where the numbers are known already."""
     check_no_nan(name, value)
-    if is_known(value) and (num_infinite := int(np.isinf(np.asarray(value, float)).sum())):
+    if is_known(value) and (num_infinite := int(np.isinf(array := np.asarray(value)).sum())):
         raise ValueError(
-            f"{name} must be finite, but {num_infinite} of its entries are infinite; drop or correct their rows."
+            f"{name} must be finite, but {num_infinite} of its entries are infinite{_first_row([array], np.isinf)}; "
+            "drop or correct their rows."
         )
 
 

@@ -40,7 +40,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
 
     Raises:
         ValueError: if there is no device, devices or rows cannot be shared out evenly, or arrays differ in their number
-            of rows.
+            of rows, or have none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,8 +57,8 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     """
     devices = jax.devices() if devices is None else list(devices)
     shapes = [np.shape(array) for array in arrays]
-    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
-        raise ValueError(f"the arrays must have the same number of rows, but their shapes are {shapes}.")
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes or not shapes[0][0]:
+        raise ValueError(f"the arrays must have the same number of rows, at least one, but their shapes are {shapes}.")
     if not devices:
         raise ValueError("devices must name at least one device, but got none; leave it out for all of JAX's.")
     num_chains, rows = whole_number("num_chains", num_chains), shapes[0][0]

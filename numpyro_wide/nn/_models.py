@@ -131,6 +131,8 @@ def _bnn(
     for name, value in (("x", x), ("y", y)):
         if value is not None:
             check_finite(name, value)
+    if 0 in np.shape(x):
+        raise ValueError(f"x must have a row and a column at least, but has shape {np.shape(x)}.")
     noise_scale = _noise_scale(noise, num_outputs, x)
     if scales:
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})

@@ -9,14 +9,14 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide.wide_limit._activation import Activation, activation_dual
-from numpyro_wide.wide_limit.kernels import fcn_kernel
+from numpyro_wide.wide_limit._rules import fully_connected
+from numpyro_wide.wide_limit.layer_kernels import Inputs
 from numpyro_wide.wide_limit.network_kernel import kernel
 
 # Standard deviations of the logarithms a priori. Wide, but no scale is driven to where the network is a step function,
 # or a constant, for a few nats; those of the weights are narrow where another scale can take their place.
 _SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
 _B_STD, _NOISE = 0.5, 0.3  # medians a priori, that of the noise in units of the targets' root mean square
-_BLOCK = 128  # rows of the kernel at a time: its derivative is elementwise, and stays in the cache so
 
 
 @jax.tree_util.register_dataclass
@@ -38,7 +38,7 @@ class ScaleProblem:
     activation: Activation = field(metadata={"static": True})
     depth: int = field(metadata={"static": True})
     network: Any = field(metadata={"static": True})
-    inputs: np.ndarray
+    inputs: Any
     medians: dict[str, np.ndarray]
     spreads: np.ndarray
 
@@ -98,12 +98,29 @@ class ScaleProblem:
         """Return the problem of some of the rows, with the same priors."""
         return replace(self, inputs=self.inputs[rows])
 
-    def gram(self, scales: dict[str, Any]) -> Any:
-        """Return the limit's kernel of the inputs with themselves, (n, n)."""
-        if self.network is None:
-            blocked = fcn_kernel(self.depth, self.activation, **scales, block_size=_BLOCK)
-            return blocked(self.inputs)[0]
-        return kernel(self.network.clone(**scales))(self.inputs)[0]
+    def kernel(self, scales: dict[str, Any], x1: Array, x2: Array, same: Array) -> Array:
+        """Return the kernel of a fully connected network's limit for some inputs, (n1, n2).
+
+        Args:
+            scales: scales by name.
+            x1: inputs, (n1, d_in).
+            x2: inputs, (n2, d_in).
+            same: which pairs are one and the same input, (n1, n2).
+        """
+        units = Inputs(x1, x2, same).vectors(scales.get("input_scale"))
+        w_std, b_std = (jnp.broadcast_to(scales[name], (self.depth,)) for name in ("w_std", "b_std"))
+        readout = scales["readout_w_std"], jnp.zeros(())
+        return fully_connected(units, self.activation, (w_std, b_std, *readout)).product
+
+    def network_kernel(self, scales: dict[str, Any]) -> Array:
+        """Return the kernel of a network's limit for the inputs with themselves, (n, n)."""
+        own = {name: value for name, value in scales.items() if name != "noise_scale"}
+        return kernel(self.network.clone(**own))(self.inputs)[0]
+
+    @property
+    def noise(self) -> int:
+        """Place of the noise among the logarithms."""
+        return list(_SPREADS).index("noise_scale")
 
     @property
     def readout(self) -> int:

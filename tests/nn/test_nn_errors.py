@@ -249,7 +249,12 @@ CASES = [
     Case(
         "model: x must be finite but 36",
         lambda: bnn(NETWORK, 2, NOISE)(X / 0, Y),
-        "x must be finite, but 36 of its entries are infinite",
+        "x must be finite, but 36 of its entries are infinite, the first in row 0",
+    ),
+    Case(
+        "model: no rows, in blocks",
+        lambda: bnn(NETWORK, 2, NOISE, block_size=3)(X[:0], Y[:0]),
+        r"x must have a row and a column at least, but has shape \(0, ",
     ),
     Case(
         "model: y must not contain NaN",

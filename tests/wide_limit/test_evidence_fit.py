@@ -8,9 +8,11 @@ import scipy.stats
 from numpyro.handlers import seed, trace
 
 from numpyro_wide import wide_limit
+from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel, gp_log_evidence
 from numpyro_wide.wide_limit._objectives import Evidence
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
@@ -146,14 +148,17 @@ def test_scales_of_the_inputs_are_compared_with_none():
 
 def test_a_second_fit_of_as_many_rows_compiles_nothing():
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(20, 2)), rng.normal(size=20)
+    x, y = rng.normal(size=(20, 6)), rng.normal(size=20)  # six columns, which no other test has
     sizes = {"input_scale": True, "num_restarts": 1}
     with compilations() as first:
         found = wide_limit.fit(x, y, **sizes)
     with compilations() as second:
         other = wide_limit.fit(2 * x[::-1], 30 * y, **sizes)
+    with compilations() as fewer:
+        wide_limit.fit(x[:15], y[:15], **sizes)
     assert first and not second
     assert other.noise_scale > 5 * found.noise_scale  # of the new data and not the old
+    assert any("tile" in name for name in first) and not any("tile" in name for name in fewer)
 
 
 def test_copied_rows_that_pass_for_no_noise_are_told(recwarn):
@@ -224,6 +229,23 @@ def test_no_scale_runs_away():
     fit = wide_limit.fit(x, np.where(x[:, 0] > 1, 1.0, -1.0), input_scale=True, num_restarts=2)
     for name, median in {"b_std": 0.5, "w_std": 1.0}.items():
         assert np.all(np.abs(np.log(np.asarray(fit.scales[name]) / median)) < 4 * SPREADS[name] + 1e-6)
+
+
+def test_value_and_gradient_by_tiles():
+    """Of more rows than a tile has, two outputs, each column's scale its own; by NumPy's kernel, and differences."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(150, 3)), rng.normal(size=(150, 2))
+    with double_precision():
+        objective = Evidence(ScaleProblem.of("erf", 1, x, 1.0, True, True), y)
+        at = 0.3 * rng.normal(size=7)
+        value, gradient = objective(at)
+        steps = 1e-5 * np.eye(7)
+        differences = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-5 for step in steps]
+    scales = objective.problem.scales(at)
+    covariance = erf_kernel(x, x, scales) + scales["noise_scale"] ** 2 * np.eye(150)
+    evidence = scipy.stats.multivariate_normal(np.zeros(150), covariance).logpdf(y.T).sum()
+    np.testing.assert_allclose(value, 0.5 * np.sum((at / objective.problem.spreads) ** 2) - evidence, rtol=1e-10)
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5, atol=1e-5)
 
 
 def test_fitted_scales_go_into_a_model():

@@ -515,7 +515,7 @@ CASES = [
     Case(
         "fit: y must be finite but 1",
         lambda: wide_limit.fit(**{"x": X, "y": Y, **{"y": np.append(Y[1:], np.inf)}}),
-        "y must be finite, but 1 of its entries are infinite; drop or",
+        r"y must be finite, but 1 of its entries are infinite, the first in row \d+; drop or",
     ),
     Case(
         "fit: x must be finite but 1",
