@@ -91,16 +91,11 @@ def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: Ar
     train, targets = as_floats(kernel_train, targets, names=("kernel_train", "targets"))
     check_symmetric("kernel_train", train)
     chol, whitened = whiten(train, targets, noise_scale)
-    found = whitened_log_evidence(chol, whitened)
-    is_noise_right = ~jnp.isnan(as_not_negative("noise_scale", noise_scale)).any()
-    return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, found)
-
-
-def whitened_log_evidence(chol: Array, whitened: Array) -> Array:
-    """Compute the log evidence from what :func:`whiten` gives."""
     num_columns = math.prod(whitened.shape[1:])
     log_normaliser = jnp.sum(jnp.log(jnp.diagonal(chol))) + 0.5 * chol.shape[0] * math.log(2 * math.pi)
-    return -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
+    found = -0.5 * jnp.sum(whitened**2) - num_columns * log_normaliser
+    is_noise_right = ~jnp.isnan(as_not_negative("noise_scale", noise_scale)).any()
+    return jnp.where(jnp.isnan(jnp.diagonal(chol)).any() & is_noise_right, -jnp.inf, found)
 
 
 def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array, Array]:
