@@ -34,6 +34,7 @@ TINY = {
     "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
     "'network, one-hot codes' --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
+    "images.py": "--sizes 20 40 --num-test 20",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
@@ -60,6 +61,7 @@ FIGURES = {
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
     "classes.py": {"classes.csv", "classes.npz", "classes.png"},
+    "images.py": {"images.csv", "images.png", "kernels"},
     "how_wide.py": {"how_wide.csv", "how_wide_gradients.png", "how_wide_seconds.png"},
 }
 # Where nothing else is printed for minutes.

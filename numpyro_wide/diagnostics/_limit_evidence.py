@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from jax import Array, random
+from jax.typing import ArrayLike
 
 from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.machine import double_precision
@@ -15,7 +16,9 @@ _NUM_COLUMNS = 20_000  # of all draws together
 _FEWEST, _MOST = 20, 500  # draws
 
 
-def limit_log_evidence(rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any]) -> float:
+def limit_log_evidence(
+    rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None = None
+) -> float:
     r"""Estimate the log evidence of the infinitely wide network from prior draws of one that is not.
 
     It is that of the Gaussian process with the mean kernel of the draws (:func:`~numpyro_wide.mean_kernel`): for one
@@ -26,10 +29,14 @@ def limit_log_evidence(rng_key: Array, model: ReadoutModel, args: tuple, kwargs:
         model: a wrapped model.
         args: arguments of the model, observations included.
         kwargs: keyword arguments of the model.
+        kernel: the limit's own (n, n), in the place of the mean kernel, or None.
 
     Returns:
         The log evidence in nats; NaN where the readout cannot be integrated out, where noise or mean are latent, for
-        then the limit is a mixture of processes, and where the mean kernel is not positive definite.
+        then the limit is a mixture of processes, and where the kernel is not positive definite.
+
+    Raises:
+        ValueError: for a kernel of another shape.
     """
     names = model.conjugate_sites(args, kwargs)
     if names is None:
@@ -38,9 +45,18 @@ def limit_log_evidence(rng_key: Array, model: ReadoutModel, args: tuple, kwargs:
     one, other = (model.run(names, _prior_draw(model, key, args, kwargs), args, kwargs) for key in probe_keys)
     if has_latent_noise(model, args, kwargs) or not np.array_equal(one.loc, other.loc):
         return float("nan")
-    num_draws = int(np.clip(_NUM_COLUMNS // one.features.shape[1], _FEWEST, _MOST))
-    kernel = mean_kernel(kernel_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs)
-    residual = np.asarray(one.residual, float).reshape(len(kernel), -1)  # (n, k)
+    if kernel is None:
+        num_draws = int(np.clip(_NUM_COLUMNS // one.features.shape[1], _FEWEST, _MOST))
+        kernel = mean_kernel(
+            kernel_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs
+        )
+    num_rows = len(one.features)
+    if np.shape(kernel) != (num_rows, num_rows):
+        raise ValueError(
+            f"kernel must be that of the {num_rows} rows of the features with themselves, {(num_rows, num_rows)}, but "
+            f"has shape {np.shape(kernel)}; take wide_limit.kernel(network)(x)[0]."
+        )
+    residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
     noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)
     if np.array_equal(noises, np.broadcast_to(noises[:, :1], noises.shape)):
         problems = [(residual, noises[:, 0])]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import Array, random
+from jax.typing import ArrayLike
 from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
@@ -28,6 +29,7 @@ def wide_enough(
     num_draws: int = 1000,
     batch_size: int = 1,
     hyperparameters: str | Sequence[str] = (),
+    kernel: ArrayLike | None = None,
     **model_kwargs: Any,
 ) -> WidthReport:
     r"""Tell how far the posterior of $\phi$ is from its wide limit N(0, I), without a Markov chain.
@@ -58,6 +60,9 @@ def wide_enough(
         hyperparameters: latent sites that are learnt at any width, a name or several; for
             :func:`~numpyro_wide.nn.bnn`, such as "noise_base" and "w_std_base". Weights are looked at by a quarter as
             many draws, at least 100, given each of eight draws of them.
+        kernel: covariance (n, n) of an output's function values in the wide limit, such as
+            ``wide_limit.kernel(network)(x)[0]``, for the log evidence of the infinitely wide network; None for the mean
+            kernel of prior draws.
         **model_kwargs: keyword arguments of the models.
 
     Returns:
@@ -106,7 +111,7 @@ def wide_enough(
         keys = random.split(draws_key, num_draws)
         rows[key] = _learnt_row(draws, learnt_key, keys, names) if names else _row(draws.log_weights(keys)[0])
         if isinstance(model, ReadoutModel) and not names:
-            limit = limit_log_evidence(limit_key, model, model_args, model_kwargs)
+            limit = limit_log_evidence(limit_key, model, model_args, model_kwargs, kernel)
             rows[key] = rows[key]._replace(limit_log_evidence=limit)
         if draws.lost:
             warnings.warn(
@@ -115,7 +120,7 @@ def wide_enough(
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return WidthReport(rows)
+    return WidthReport(rows, kernel is not None)
 
 
 class _Draws(NamedTuple):

@@ -25,8 +25,8 @@ class WidthRow(NamedTuple):
         num_draws: number of draws.
         prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
             ``log_evidence`` is from; NaN without hyperparameters.
-        limit_log_evidence: of the Gaussian process with the mean kernel of some prior draws, which is that of the
-            infinitely wide network if it has one hidden layer, and up to terms of order 1/width if it has more. NaN
+        limit_log_evidence: of the infinitely wide network: of the Gaussian process with the kernel that was given, or
+            with the mean kernel of some prior draws, whose error is of order 1/width beyond one hidden layer. NaN
             with a latent noise, with hyperparameters, or if the readout cannot be integrated out.
     """
 
@@ -58,9 +58,11 @@ class WidthReport(NamedTuple):
 
     Attributes:
         rows: a :class:`WidthRow` for each network, by width; the key of a single network is "model".
+        has_kernel: whether the limit's kernel was given.
     """
 
     rows: dict[Any, WidthRow]
+    has_kernel: bool = False
 
     @property
     def slope(self) -> float:
@@ -83,7 +85,8 @@ class WidthReport(NamedTuple):
                 lines.append(f"          Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
         known = [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]
         if known:
-            lines.append(f"log evidence of the infinitely wide network, by the last one's mean kernel: {known[-1]:.2f}")
+            source = "" if self.has_kernel else ", by the last one's mean kernel"
+            lines.append(f"log evidence of the infinitely wide network{source}: {known[-1]:.2f}")
         if not np.isnan(self.slope):
             lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
         return "\n".join(lines)

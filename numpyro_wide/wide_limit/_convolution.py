@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_wide._checks import check_one_of
@@ -46,6 +48,12 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
         covariances = jnp.pad(covariances, widths, mode="wrap" if padding == "CIRCULAR" else "constant")
     if num_steps < 1:
         raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
+    if len(axes) == 1:
+        # A compiler computes slices' operands anew for each of them, all layers before included.
+        shape, strides = ([1] * covariances.ndim for _ in range(2))
+        shape[axes[0]], strides[axes[0]] = size, stride
+        zero = np.zeros((), covariances.dtype)
+        return jax.lax.reduce_window(covariances, zero, jax.lax.add, shape, strides, "VALID") / size
     terms = []
     for offset in range(size):
         places = [slice(None)] * covariances.ndim

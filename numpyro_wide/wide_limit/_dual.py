@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_wide.wide_limit._arctangent import angle_of
+
 Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
@@ -72,7 +74,7 @@ def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     """
     root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
     # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
-    return (2 / jnp.pi) * jnp.arctan(2 * c / root), (4 / jnp.pi) / root
+    return (2 / jnp.pi) * angle_of(2 * c / root, jnp.ones_like(root)), (4 / jnp.pi) / root
 
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
@@ -84,11 +86,11 @@ def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
     scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
-    # A sine at the level of rounding is taken as 0. Square root and arctan2 never see the excluded entries,
+    # A sine at the level of rounding is taken as 0. Square root and angle never see the excluded entries,
     # else the infinite derivative at 0, times the 0 of the other branch, would be NaN.
     apart = (a > 0) & (b > 0) & (sine_squared > 8 * jnp.finfo(cosine.dtype).eps)
     sine = jnp.sqrt(jnp.where(apart, sine_squared, 1))
-    angle = jnp.where(apart, jnp.arctan2(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
+    angle = jnp.where(apart, angle_of(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
     slope = (jnp.pi - angle) / (2 * jnp.pi)
     return jnp.where(apart, scale * sine, 0) / (2 * jnp.pi) + slope * c, slope
 
@@ -104,7 +106,7 @@ def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
     # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
-    P = jnp.arctan2(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
+    P = angle_of(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
     return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
 

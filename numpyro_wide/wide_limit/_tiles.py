@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -59,19 +60,42 @@ class Tiles:
         indices = range(first, len(self.row_starts))
         yield from tqdm(indices, "rows of blocks", len(self.row_starts), initial=first, delay=_PATIENCE, disable=is_off)
 
-    def fill_row(self, program: Callable, inputs: Sequence[Array], row: int, matrices: Sequence[np.ndarray]) -> float:
-        """Compute a row of tiles, write it, and return the largest error."""
+    def fill_row(
+        self,
+        program: Callable,
+        inputs: Sequence[Array],
+        row: int,
+        matrices: Sequence[np.ndarray],
+        devices: Sequence = (),
+    ) -> float:
+        """Compute a row of tiles, write it, and return the largest error.
+
+        Args:
+            program: function from the arguments of a tile to its numbers and their error.
+            inputs: (x1,) or (x1, x2).
+            row: index of the row of tiles.
+            matrices: where the numbers go.
+            devices: devices that take a tile each, again and again; none for JAX's default.
+        """
         error = 0.0
-        for column in range(row if self.is_symmetric else 0, len(self.column_starts)):
-            arguments = self.arguments(inputs, row, column)
-            *parts, share = program(*arguments)
-            rows, columns = (slice(int(places[0]), int(places[-1]) + 1) for places in arguments[2:])
-            for matrix, part in zip(matrices, parts, strict=True):
-                matrix[rows, columns] = part
-                if self.is_symmetric:
-                    matrix[columns, rows] = np.asarray(part).T
-            error = max(error, float(share))
+        columns, at_once = range(row if self.is_symmetric else 0, len(self.column_starts)), max(1, len(devices))
+        for start in range(0, len(columns), at_once):
+            arguments = [self.arguments(inputs, row, column) for column in columns[start : start + at_once]]
+            # All are started before the first is waited for; more than one a device would take the memory of them all.
+            placed = list(map(jax.device_put, arguments, devices)) if devices else arguments
+            found = [program(*values) for values in placed]
+            for (_, _, *places), (*parts, share) in zip(arguments, found, strict=True):
+                self._write([slice(int(at[0]), int(at[-1]) + 1) for at in places], parts, matrices)
+                error = max(error, float(share))
         return error
+
+    def _write(self, place: list[slice], parts: Sequence[Array], matrices: Sequence[np.ndarray]) -> None:
+        """Write a tile, and its mirror image."""
+        rows, columns = place
+        for matrix, part in zip(matrices, parts, strict=True):
+            matrix[rows, columns] = part
+            if self.is_symmetric:
+                matrix[columns, rows] = np.asarray(part).T
 
 
 class MatrixFiles:

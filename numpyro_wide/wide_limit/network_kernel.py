@@ -1,5 +1,6 @@
 """Kernels of any network that has a rule, for the very module that is sampled."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,9 @@ from numpyro_wide.wide_limit.layer_kernels import AllPairsNeededError, Inputs
 Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share that a series leaves out
 
 
-def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
+def kernel(
+    network: Any, *, block_size: int | None = None, devices: Sequence[jax.Device] | None = None
+) -> "NetworkKernel":
     r"""Give the kernels of a network as its layers become infinitely wide.
 
     The same object is finite and infinite: what ``nn.bnn`` samples is what this takes, ``width`` left out of account.
@@ -38,14 +41,16 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
         block_size: number of rows and of columns of the kernels computed at a time; None for all at once. With
             ``x2=None`` blocks below the diagonal are those above it. Work of more than ten seconds shows a progress
             bar.
+        devices: devices that take the blocks in turn, such as ``jax.devices()``, outside of ``jax.jit``; None for JAX's
+            default.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, a :class:`~numpyro_wide.wide_limit.NetworkKernel`.
 
     Raises:
         TypeError: for a module without a rule.
-        ValueError: for a bad ``block_size``; from the kernel, for inputs that are not of the network's shape, or hold
-            NaN or infinities, and for what the network refuses when it is run.
+        ValueError: for a bad ``block_size``, or devices without one; from the kernel, for inputs that are not of the
+            network's shape, or hold NaN or infinities, and for what the network refuses when it is run.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,7 +61,13 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
         ((3, 4), (3, 4))
     """
     rule_of(network)
-    return NetworkKernel(network, None if block_size is None else whole_number("block_size", block_size))
+    if devices is not None and (block_size is None or not len(devices)):
+        raise ValueError(
+            "devices need blocks to share: give block_size, the number of rows and columns of one, and at least one "
+            "device; devices=None computes on JAX's default."
+        )
+    size = None if block_size is None else whole_number("block_size", block_size)
+    return NetworkKernel(network, size, tuple(devices or ()))
 
 
 class NetworkKernel:
@@ -65,10 +76,11 @@ class NetworkKernel:
     Args:
         network: module that has a rule.
         block_size: number of rows and of columns computed at a time, or None.
+        devices: devices that take blocks in turn; none for JAX's default.
     """
 
-    def __init__(self, network: Any, block_size: int | None):
-        self.network, self.block_size = network, block_size
+    def __init__(self, network: Any, block_size: int | None, devices: tuple[jax.Device, ...] = ()):
+        self.network, self.block_size, self.devices = network, block_size, devices
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each.
@@ -117,7 +129,7 @@ class NetworkKernel:
             first = files.begin(tiles, identity_of_run(self._tile(inputs), tiles.arguments(inputs, 0, 0), inputs))
             error = 0.0
             for row in tiles.rows(first, progress_bar):
-                error = max(error, tiles.fill_row(program, inputs, row, files.matrices))
+                error = max(error, tiles.fill_row(program, inputs, row, files.matrices, self.devices))
                 files.finish(row)
         warn_of_truncation(np.asarray(error))
         return files.read()
@@ -133,7 +145,8 @@ class NetworkKernel:
         if not all(map(is_known, program.constants)):
             return self._traced(inputs, tiles.size)
         matrices = [np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2)]
-        error = max(tiles.fill_row(program, inputs, row, matrices) for row in tiles.rows(0, True))
+        rows = tiles.rows(0, True)
+        error = max(tiles.fill_row(program, inputs, row, matrices, self.devices) for row in rows)
         return jnp.asarray(matrices[0]), jnp.asarray(matrices[1]), jnp.asarray(error, inputs[0].dtype)
 
     def _program(self, inputs: tuple[Array, ...]) -> TracedProgram:

@@ -12,8 +12,8 @@ from scipy import integrate, stats
 
 from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide.diagnostics import WidthReport, _width, wide_enough
-from numpyro_wide.nn import FCN, bnn
-from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence
+from numpyro_wide.nn import CNN, FCN, bnn
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, kernel
 from tests.compilations import compilations
 from tests.models import network, small_data
 
@@ -85,6 +85,22 @@ def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs, form):
     # 500 draws of 20 units, whose mean is the kernel of 10,000 units.
     assert abs(row.limit_log_evidence - expected) < 0.15
     assert f"by the last one's mean kernel: {row.limit_log_evidence:.2f}" in str(WidthReport({20: row}))
+
+
+def test_the_limit_of_any_network_is_taken_as_it_is():
+    """A CNN of two layers, whose mean kernel is not that of its limit."""
+    x = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("f")
+    y = x.mean(axis=(1, 2, 3))
+    network = CNN(2, 4, "relu", padding="SAME", pooling="mean", b_std=0.5)
+    model = collapse_readout(bnn(network, None, 0.3), readout="readout", features="features", observed="y")
+    gram = kernel(network)(x)[0]
+    report = wide_enough(KEY, model, x, y, num_draws=100, kernel=gram)
+    covariance = np.asarray(gram, float) + 0.09 * np.eye(6)
+    expected = stats.multivariate_normal(np.zeros(6), covariance).logpdf(y)
+    np.testing.assert_allclose(report.rows["model"].limit_log_evidence, expected, rtol=1e-5)
+    assert f"infinitely wide network: {expected:.2f}" in str(report)
+    with pytest.raises(ValueError, match=r"6 rows of the features with themselves, \(6, 6\), but has shape \(4, 6\)"):
+        wide_enough(KEY, model, x, y, num_draws=100, kernel=gram[:4])
 
 
 def test_the_evidence_of_the_limit_is_not_told_where_it_is_a_mixture():

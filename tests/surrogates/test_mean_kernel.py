@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_wide import fitted_surrogate, mean_kernel, repriorise, surrogate_targets, wide_limit
-from numpyro_wide.nn import FCN, bnn
+from numpyro_wide.nn import CNN, FCN, bnn
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype("f")
 KEY = jax.random.key(0)
@@ -37,6 +37,18 @@ def test_it_tends_to_the_kernel_in_closed_form():
     assert found.dtype == float and found.shape == (6, 6)
     # 80,000 units of variance below one: standard errors of 0.004 at most.
     np.testing.assert_allclose(found, expected, atol=0.016)
+
+
+def test_that_of_a_convolutional_network_serves_as_its_limit_does():
+    """Surrogates fitted with the mean kernel of draws and with the limit's are nearly the same."""
+    x, labels = X.reshape(6, 3, 1, 1), np.array([0, 1, 1, 0, 1, 0])
+    network = CNN(1, 300, "relu", padding="SAME", b_std=0.4, pooling="mean")
+    gram = wide_limit.kernel(network)(x)[0]
+    found = mean_kernel(KEY, bnn(network, None, 0.1), "features", x, num_draws=200)
+    np.testing.assert_allclose(found, gram, atol=0.03 * float(gram.max()))
+    fits = [fitted_surrogate(labels, "bernoulli", kernel) for kernel in (found, gram)]
+    np.testing.assert_allclose(fits[0].targets, fits[1].targets, rtol=0.03)
+    np.testing.assert_allclose(fits[0].noise_scale, fits[1].noise_scale, rtol=0.03)
 
 
 def test_every_draw_counts_the_same_and_prior_scales_are_multiplied_in():

@@ -200,11 +200,11 @@ def test_a_run_that_is_cut_off_goes_on(tmp_path, monkeypatch):
     filled, fill_row = [], Tiles.fill_row
 
     def until(last):
-        def fill(tiles, program, inputs, row, matrices):
+        def fill(tiles, program, inputs, row, *rest):
             if row > last:
                 raise KeyboardInterrupt
             filled.append(row)
-            return fill_row(tiles, program, inputs, row, matrices)
+            return fill_row(tiles, program, inputs, row, *rest)
 
         return fill
 

@@ -1,0 +1,77 @@
+"""Kernels of a convolutional network of 21 layers on images of 32 x 32: processor seconds beside neural-tangents'.
+
+NEURAL_TANGENTS_PYTHON=path/to/environment/bin/python python -m benchmarks limit_kernels
+
+Its environment has what it was last released for: jax==0.4.23 jaxlib==0.4.23 neural-tangents==0.6.5 "numpy<2"
+"scipy<1.13". Without the variable the table has our column alone.
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from numpyro_wide import wide_limit
+from numpyro_wide.nn import CNN
+
+DEPTH, GOAL, SECONDS = 21, 3, 0.5
+CASES = ("flatten_1", "flatten_16", "mean_1")  # pooling, and number of images on each side
+
+
+def network(pooling: str) -> CNN:
+    """Make the network of which both compute the kernels."""
+    scales = {"w_std": 2.0**0.5, "b_std": 0.1, "readout_w_std": 2.0**0.5}
+    return CNN(DEPTH, 1, "relu", **scales, padding="SAME", pooling=pooling)
+
+
+def rival(images: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what neural-tangents finds and takes, nothing without its environment."""
+    python = os.environ.get("NEURAL_TANGENTS_PYTHON")
+    if python is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "images.npz", Path(folder) / "kernels.npz"
+        np.savez(source, **images)
+        script = Path(__file__).with_name("_neural_tangents.py")
+        dropped = ("JAX_", "PYTHONPATH")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        subprocess.run([python, script, source, target, str(DEPTH), str(SECONDS)], check=True, env=environment)
+        return dict(np.load(target))
+
+
+def seconds_of(call: Callable) -> float:
+    """Return processor seconds, the mean of some calls: a clock that is read once a call misses other threads' last."""
+    jax.block_until_ready(call())
+    start, calls = time.process_time(), 0
+    while calls < 3 or time.process_time() - start < SECONDS:
+        jax.block_until_ready(call())
+        calls += 1
+    return (time.process_time() - start) / calls
+
+
+def tables() -> None:
+    """Make one table."""
+    rng = np.random.default_rng(0)
+    images = {case: rng.normal(size=(2, int(case.split("_")[1]), 32, 32, 3)).astype("f") for case in CASES}
+    theirs = rival(images)
+    print("\n## Both kernels of 21 convolutional layers, images of 32 x 32 x 3, float32, processor seconds\n")
+    print(
+        "| pooling | pairs | compiled | called as it is | neural-tangents, compiled | ratio | goal | furthest apart |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for case, (x1, x2) in images.items():
+        kernel = wide_limit.kernel(network(case.split("_")[0]))
+        compiled = jax.jit(kernel)
+        seconds = [seconds_of(partial(call, x1, x2)) for call in (compiled, kernel)]
+        cells = [case.split("_")[0], str(len(x1) ** 2), *(f"{1e3 * taken:.2f} ms" for taken in seconds)]
+        if theirs:
+            taken, expected = float(theirs[f"{case}_seconds"]), theirs[f"{case}_kernels"]
+            apart = np.max(np.abs(np.stack(kernel(x1, x2)) / expected - 1))
+            cells += [f"{1e3 * taken:.2f} ms", f"{seconds[0] / taken:.2f}", f"at most {GOAL}", f"{apart:.0e}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
