@@ -160,7 +160,8 @@ def draw(table):
         for panel, column in zip(panels, ("error", "nll"), strict=True):
             panel.plot(part["rows"], part[column], "o-", label=name)
     for panel, label in zip(panels, ("error at test images", "negative log-likelihood"), strict=True):
-        panel.set(xscale="log", yscale="log", xlabel="images to learn from", ylabel=label)
+        panel.set(xscale="log", ylim=(0, None), xlabel="images to learn from", ylabel=label)
+        _common.number_ticks(panel, sorted(set(table["rows"])))
     panels[1].legend(fontsize="small")
     return figure
 
