@@ -293,3 +293,12 @@ def test_repriorised_draws_of_a_cnn_tend_to_the_posterior_of_its_kernel():
         return np.sqrt(np.mean((np.asarray(means).reshape(100, -1) - expected) ** 2))
 
     assert error(256) < 0.4 * error(8)  # 0.18 at the rate 1/√width
+
+
+def test_no_sum_over_filters_is_taken_while_compiling():
+    """The inputs' own tangent kernel is a constant, and XLA would compute what convolutions make of it, slowly."""
+    network = CNN(2, 1, "relu", padding="SAME")
+    x = jnp.ones((20, 8, 8, 1), jnp.float32)
+    text = jax.jit(lambda x: wide_limit.kernel(network)(x)).lower(x).compile().as_text()
+    # Of the kernel, the tangent kernel and the variances, in two layers, along two directions.
+    assert text.count(" reduce-window(") == 3 * 2 * 2
