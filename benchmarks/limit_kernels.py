@@ -7,16 +7,13 @@ Its environment has what it was last released for: jax==0.4.23 jaxlib==0.4.23 ne
 """
 
 import os
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import jax
 import numpy as np
 
+from benchmarks.elsewhere import run_elsewhere
+from benchmarks.timing import mean_seconds
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import CNN
 
@@ -35,24 +32,7 @@ def rival(images: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     python = os.environ.get("NEURAL_TANGENTS_PYTHON")
     if python is None:
         return {}
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "images.npz", Path(folder) / "kernels.npz"
-        np.savez(source, **images)
-        script = Path(__file__).with_name("_neural_tangents.py")
-        dropped = ("JAX_", "PYTHONPATH")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        subprocess.run([python, script, source, target, str(DEPTH), str(SECONDS)], check=True, env=environment)
-        return dict(np.load(target))
-
-
-def seconds_of(call: Callable) -> float:
-    """Return processor seconds, the mean of some calls: a clock that is read once a call misses other threads' last."""
-    jax.block_until_ready(call())
-    start, calls = time.process_time(), 0
-    while calls < 3 or time.process_time() - start < SECONDS:
-        jax.block_until_ready(call())
-        calls += 1
-    return (time.process_time() - start) / calls
+    return run_elsewhere(python, "_neural_tangents.py", images, DEPTH, SECONDS)
 
 
 def tables() -> None:
@@ -68,7 +48,7 @@ def tables() -> None:
     for case, (x1, x2) in images.items():
         kernel = wide_limit.kernel(network(case.split("_")[0]))
         compiled = jax.jit(kernel)
-        seconds = [seconds_of(partial(call, x1, x2)) for call in (compiled, kernel)]
+        seconds = [mean_seconds(partial(call, x1, x2), SECONDS) for call in (compiled, kernel)]
         cells = [case.split("_")[0], str(len(x1) ** 2), *(f"{1e3 * taken:.2f} ms" for taken in seconds)]
         if theirs:
             taken, expected = float(theirs[f"{case}_seconds"]), theirs[f"{case}_kernels"]

@@ -11,13 +11,9 @@ python -m benchmarks.rivals --rows --uci FOLDER --torch PYTHON       (tables of 
 
 import argparse
 import functools
-import os
 import resource
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +25,7 @@ from numpyro.primitives import Messenger
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import train_test_split
 
+from benchmarks.elsewhere import run_elsewhere
 from benchmarks.many_rows import NUM_TEST, data, truth
 from numpyro_wide import set_blas_threads, wide_limit
 from numpyro_wide.datasets import Standardiser, uci
@@ -154,17 +151,9 @@ def mean_field(table: Table, budget: float) -> Prediction:
 
 def in_torch(name: str, python: str, table: Table, budget: float) -> Prediction:
     """Run a rival of torch's in an environment that has it."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows, predictions = (Path(folder) / name for name in ("rows.npz", "predictions.npz"))
-        np.savez(rows, x=table.x, y=table.y, x_new=table.x_new)
-        script = Path(__file__).with_name("_torch_rivals.py")
-        subprocess.run([python, script, rows, predictions, name, str(budget)], check=True, env=_bare())
-        found = dict(np.load(predictions))
+    rows = {"x": table.x, "y": table.y, "x_new": table.x_new}
+    found = run_elsewhere(python, "_torch_rivals.py", rows, name, budget)
     return Prediction(found["mean"][None], found["variance"][None], float(np.squeeze(found["noise_variance"])))
-
-
-def _bare() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def cpu_seconds() -> float:

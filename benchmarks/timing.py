@@ -57,6 +57,16 @@ def quickest(call: Callable, seconds: float = 0.5) -> float:
     return min(spent)
 
 
+def mean_seconds(call: Callable, seconds: float = 0.5) -> float:
+    """Measure processor seconds, the mean over this time: a clock read once a call misses other threads' last."""
+    jax.block_until_ready(call())
+    start, calls = time.process_time(), 0
+    while calls < 3 or time.process_time() - start < seconds:
+        jax.block_until_ready(call())
+        calls += 1
+    return (time.process_time() - start) / calls
+
+
 def median_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
     """Return the median over rounds of one function's time over the other's in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[above], seconds[below], strict=True))

@@ -6,7 +6,6 @@ compiled program serves. Runs that are resumed in another process are told apart
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -20,6 +19,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 from numpyro_wide._checks import is_known
+from numpyro_wide._recent import Recent
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 # Packages whose functions and objects are told by their names and their own words.
@@ -29,9 +29,8 @@ _OWN_DERIVATIVE = ("custom_jvp", "custom_vjp", "custom_vmap", "custom_lin")
 _SETTINGS = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.dtype, Enum)
 
-# By digest, the most recently used last. A program holds no model: constants are among its arguments.
-_PROGRAMS: OrderedDict[str, Callable] = OrderedDict()
-_MOST_PROGRAMS = 256
+# By digest. A program holds no model: constants are among its arguments.
+_PROGRAMS: Recent[Callable] = Recent(256)
 
 
 def run_compiled(body: Callable, model: Callable, static: Any, *arrays: Any) -> Any:
@@ -81,15 +80,10 @@ class TracedProgram:
 
 
 def _compiled(key: str | None, jaxpr: Jaxpr) -> Callable:
-    if key is not None and key in _PROGRAMS:
-        _PROGRAMS.move_to_end(key)
-        return _PROGRAMS[key]
-    program = jax.jit(lambda constants, leaves: jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*constants, *leaves))
-    if key is not None:
-        _PROGRAMS[key] = program
-        while len(_PROGRAMS) > _MOST_PROGRAMS:
-            _PROGRAMS.popitem(last=False)
-    return program
+    def program() -> Callable:
+        return jax.jit(lambda constants, leaves: jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*constants, *leaves))
+
+    return program() if key is None else _PROGRAMS.get(key, program)
 
 
 def _pruned(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Var]]:

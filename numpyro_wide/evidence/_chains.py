@@ -4,7 +4,6 @@ At the inverse temperature β the target is r(z) w(z)^β (:eq:`path`). States ha
 temperatures that run together, one for the chains of each.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
 from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
+from numpyro_wide._recent import Recent
 from numpyro_wide.evidence._density import Position, draw, log_density
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.mcmc.internal import KernelState, Reference, chain_axes, share_schedule
@@ -24,10 +24,9 @@ _CHUNK = 50  # steps between two looks at the progress bar
 _WARM, _FIT, _RECORD = 0, 1, 2
 
 
-# Programs by what a model computes, the most recently used last. To trace them all takes some twenty times as long as
-# to trace the model. They hold the model's constants, such as data in a closure, and so are few.
-_TRACED: OrderedDict[str, dict[tuple, TracedProgram]] = OrderedDict()
-_MOST_MODELS = 4
+# Programs by what a model computes. To trace them all takes some twenty times as long as to trace the model. They hold
+# the model's constants, such as data in a closure, and so are few.
+_TRACED: Recent[dict[tuple, TracedProgram]] = Recent(4)
 
 
 class Target:
@@ -44,10 +43,7 @@ class Target:
         self._programs: dict[tuple, TracedProgram] = {}
         computed = complete_digest(self._probe, data, random.key(0))
         if computed is not None:
-            self._programs = _TRACED.setdefault(computed, self._programs)
-            _TRACED.move_to_end(computed)
-            while len(_TRACED) > _MOST_MODELS:
-                _TRACED.popitem(last=False)
+            self._programs = _TRACED.get(computed, dict)
 
     def _probe(self, data: list[Any], rng_key: Array) -> Any:
         """Run all that programs ask of the model: a draw of the prior, and the density there with its gradient.

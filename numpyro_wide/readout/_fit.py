@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_wide._checks import listing, refuse_frames
 from numpyro_wide._programs import combine, digest, partition
 from numpyro_wide._traces import abstract_sites, array_leaves, latent_sites, run_model
-from numpyro_wide.readout._model import Draws, ReadoutModel, check_fit_observed
+from numpyro_wide.readout._model import Draws, ReadoutModel, check_fit_observed, first_of
 from numpyro_wide.readout._run import ReadoutRun, SiteNames, refuse_other_readout
 from numpyro_wide.readout._snapshot import Snapshot
 from numpyro_wide.readout._through_weights import observed_site
@@ -109,7 +109,7 @@ class Fit:
         try:
             found = jax.eval_shape(lambda: run(self.params))
         except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
-            found = jax.eval_shape(lambda: run({**self.params, **self._first()}))
+            found = jax.eval_shape(lambda: run({**self.params, **first_of(self.draws)}))
         check_fit_observed(found, self.names.observed)
         return found
 
@@ -121,10 +121,7 @@ class Fit:
             args, kwargs = combine(data, rest)
             return array_leaves(run_model(self.model.fn, args, kwargs, values={**self.params, **draw}))
 
-        return digest(jax.make_jaxpr(run)(data, self._first()).jaxpr)
-
-    def _first(self) -> Draws:
-        return {name: values[0] for name, values in self.draws.items()}
+        return digest(jax.make_jaxpr(run)(data, first_of(self.draws)).jaxpr)
 
     def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
         """Refuse draws that lack a latent site or have another shape, and param sites without a value."""

@@ -96,6 +96,11 @@ def check_fit_observed(run: ReadoutRun, observed: str) -> None:
         )
 
 
+def first_of(draws: Draws) -> Draws:
+    """Return the first of some draws."""
+    return {name: values[0] for name, values in draws.items()}
+
+
 def base_name(readout: str) -> str:
     """Return the name of the base site of a repriorised readout."""
     return f"{readout}_base"

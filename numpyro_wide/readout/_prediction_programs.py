@@ -19,7 +19,7 @@ from jax.scipy.special import logsumexp
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._programs import combine
 from numpyro_wide.linear_gaussian.internal import BlockedPosterior, BlockedProblem, RowFeatures
-from numpyro_wide.readout._model import Draws, ReadoutModel
+from numpyro_wide.readout._model import Draws, ReadoutModel, first_of
 from numpyro_wide.readout._run import ReadoutRun, SiteNames, StoppedRunError
 
 Solved: TypeAlias = BlockedPosterior | None
@@ -81,7 +81,7 @@ def _readouts(
     model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
 ) -> tuple[Array, Array]:
     fitted_on, *_ = combine(data, setting.rest)
-    runs = _Runs(model, setting.names, params, [fitted_on])
+    runs = Runs(model, setting.names, params, [fitted_on])
     (fit,) = runs.shapes(draws)
 
     def single(draw: tuple[Draws, Array, Solved]) -> Array:
@@ -98,7 +98,7 @@ def _posteriors(
     model: ReadoutModel, setting: Setting, rng_key: None, draws: Draws, params: dict, data: list, solved: None
 ) -> tuple[BlockedPosterior, Array]:
     fitted_on, *_ = combine(data, setting.rest)
-    runs = _Runs(model, setting.names, params, [fitted_on])
+    runs = Runs(model, setting.names, params, [fitted_on])
     found = _map(lambda draw: runs(draw)[0].problem(model.variant).posterior(), draws, setting, runs.shapes(draws))
     return found, finite_draws(found)
 
@@ -109,7 +109,7 @@ def _log_evidences(
     if solved is not None:
         return solved.log_evidence, jnp.isfinite(solved.log_evidence)
     fitted_on, *_ = combine(data, setting.rest)
-    runs = _Runs(model, setting.names, params, [fitted_on])
+    runs = Runs(model, setting.names, params, [fitted_on])
     found = _map(lambda draw: runs(draw)[0].problem(model.variant).log_evidence(), draws, setting, runs.shapes(draws))
     return found, jnp.isfinite(found)
 
@@ -117,7 +117,7 @@ def _log_evidences(
 def _predictions(
     model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
 ) -> tuple[Draws, Array]:
-    runs = _Runs(model, setting.names, params, combine(data, setting.rest))
+    runs = Runs(model, setting.names, params, combine(data, setting.rest))
     fit, new = runs.shapes(draws)
     _check_fits(setting.names, fit, new, is_observed=False)
     # All numbers at once: each call of a generator is a program of its own to compile.
@@ -188,7 +188,7 @@ def _averaged(
     data: list,
     solved: Solved,
 ) -> tuple[Array, Array]:
-    runs = _Runs(model, setting.names, params, combine(data, setting.rest))
+    runs = Runs(model, setting.names, params, combine(data, setting.rest))
     fit, new = runs.shapes(draws)
     _check_fits(setting.names, fit, new, is_observed=True)
 
@@ -238,7 +238,7 @@ def finite_draws(results: Any) -> Array:
     return jnp.array(by_leaf).all(axis=0)
 
 
-class _Runs(NamedTuple):
+class Runs(NamedTuple):
     """A model's runs at a draw: with the arguments of the fit, and with those of the test."""
 
     model: ReadoutModel
@@ -253,7 +253,7 @@ class _Runs(NamedTuple):
     def shapes(self, draws: Draws) -> list[ReadoutRun]:
         """Return the runs with shapes instead of numbers."""
         # What is to be checked of shapes is checked once, outside of the map over draws.
-        first = {name: values[0] for name, values in draws.items()}
+        first = first_of(draws)
         return [
             jax.eval_shape(lambda call=call: self.model.run(self.names, {**self.params, **first}, *call))
             for call in self.calls

@@ -1,7 +1,6 @@
 """Runs of the programs behind predictions: compiled once for some shapes, a block of draws at a time."""
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,11 @@ from tqdm.auto import tqdm
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, is_known, refuse_frames
 from numpyro_wide._programs import TracedProgram, combine, complete_digest, partition, run_compiled
+from numpyro_wide._recent import Recent
 from numpyro_wide.linear_gaussian.internal import BlockedPosterior, RowFeatures
 from numpyro_wide.readout._fit import Fit, refuse_mismatch, refuse_other_columns
-from numpyro_wide.readout._model import Draws
-from numpyro_wide.readout._prediction_programs import Quantity, Setting
+from numpyro_wide.readout._model import Draws, first_of
+from numpyro_wide.readout._prediction_programs import Quantity, Runs, Setting
 from numpyro_wide.readout._run import ReadoutRun, StoppedRunError
 
 CHOICES = ("raise", "drop")
@@ -34,8 +34,7 @@ _CONFIGURED = (
 )
 
 # Traces of all objects, by what they compute and what their models do.
-_TRACED: OrderedDict[tuple[Callable, str], TracedProgram] = OrderedDict()
-_MOST_TRACED = 32
+_TRACED: Recent[TracedProgram] = Recent(32)
 
 
 class PredictionRuns:
@@ -124,29 +123,25 @@ class PredictionRuns:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
             return run_compiled(quantity.body, self.fit.model, setting, *arrays)
         leaves, structure = jax.tree.flatten(arrays)
-        shapes = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        key = quantity.body, setting, structure, shapes, getattr(jax.config, "jax_default_matmul_precision", None)
+        configured = tuple(getattr(jax.config, name, None) for name in _CONFIGURED)
+        key = quantity.body, setting, structure, tuple(map(jax.typeof, leaves)), configured
         if key not in self._programs:
             self.fit.refuse_change(thoroughly=True)
-            self._programs[key] = self._traced(quantity, setting, arrays)
+            self._programs[key] = self._traced(quantity, setting, arrays, key)
         return self._programs[key](*arrays)
 
-    def _traced(self, quantity: Quantity, setting: Setting, arrays: tuple) -> TracedProgram:
+    def _traced(self, quantity: Quantity, setting: Setting, arrays: tuple, key: tuple) -> TracedProgram:
         """Trace a program, unless one was traced for an earlier object whose model does the same."""
         model, read = self.fit.model, self._read(setting, arrays)
+
+        def trace() -> TracedProgram:
+            return TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
+
         # In words: arguments of the model, which it has read by now, may change, and their hashes with them.
-        leaves, structure = jax.tree.flatten(arrays)
-        shapes = [(np.shape(leaf), jnp.result_type(leaf), getattr(leaf, "weak_type", False)) for leaf in leaves]
-        configured = [getattr(jax.config, name, None) for name in _CONFIGURED]
-        described = str((read, model.variant, setting[:-1], structure, shapes, configured))
-        if read is not None and (quantity.body, described) in _TRACED:
-            return _TRACED[quantity.body, described]
-        found = TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
-        if read is not None:
-            _TRACED[quantity.body, described] = found
-            while len(_TRACED) > _MOST_TRACED:
-                _TRACED.popitem(last=False)
-        return found
+        body, _, *described = key
+        return (
+            trace() if read is None else _TRACED.get(str((read, model.variant, body, setting[:-1], described)), trace)
+        )
 
     def _read(self, setting: Setting, arrays: tuple) -> str | None:
         """Digest the model's runs, which are all that a program knows of it and quicker to trace than the program.
@@ -161,9 +156,9 @@ class PredictionRuns:
 
         def runs(draw: Draws, params: dict, data: list) -> list[ReadoutRun]:
             calls = [call for call in combine(data, setting.rest) if call]
-            return [model.run(setting.names, {**params, **draw}, *call) for call in calls]
+            return Runs(model, setting.names, params, calls)(draw)
 
-        return complete_digest(runs, {name: values[0] for name, values in draws.items()}, params, data)
+        return complete_digest(runs, first_of(draws), params, data)
 
     def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
         """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""

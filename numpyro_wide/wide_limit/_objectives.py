@@ -111,9 +111,7 @@ class Bound(Objective):
                 return np.inf, np.zeros_like(logarithms)
             value += state.bound
             slope += fit.kernel_slope(state)
-        prior = 0.5 * np.sum((logarithms / self.problem.spreads) ** 2)
-        pulled = pull_back(self.problem, logarithms, slope)
-        return prior - value, logarithms / self.problem.spreads**2 - pulled
+        return self._with_prior(logarithms, value, pull_back(self.problem, logarithms, slope))
 
 
 def _evidence(covariance: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray] | None:

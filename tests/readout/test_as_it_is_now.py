@@ -3,7 +3,6 @@
 import logging
 import threading
 import types
-from collections import OrderedDict
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +18,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
 from numpyro_wide._programs import TracedProgram
+from numpyro_wide._recent import Recent
 from numpyro_wide.readout import _prediction_runs
 from tests.compilations import compilations
 
@@ -115,7 +115,7 @@ def test_new_predictives_share_a_trace_where_the_model_does_the_same(form, monke
         return np.asarray(ReadoutPredictive(wrapped, draws, (X, Y))(KEY, X[:3])["y"])
 
     def known_anew():
-        monkeypatch.setattr(_prediction_runs, "_TRACED", OrderedDict())
+        monkeypatch.setattr(_prediction_runs, "_TRACED", Recent(32))
         return predictions()
 
     before = known_anew()
