@@ -1040,6 +1040,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "num_channels**0.5",
             "nn/test_networks.py::test_convolution_against_a_sum_over_offsets",
         ),
+        (
+            "NTKConv: steps of height and width exchanged",
+            "i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]",
+            "i : i + spans[0] : strides[1], j : j + spans[1] : strides[0]",
+            "nn/test_networks.py::test_convolution_is_that_of_flax_with_its_gradients",
+        ),
     ],
     "nn/_fully_connected.py": [
         (

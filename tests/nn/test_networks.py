@@ -123,12 +123,35 @@ def test_convolution_against_a_sum_over_offsets():
     )
     got = layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
     np.testing.assert_allclose(got, 1.7 / 18**0.5 * expected + 0.4 * bias, atol=1e-5)
-    # Zeros outside of the image are what flax's own layer pads with.
-    same = NTKConv(2, strides=(2, 2), padding="SAME").apply({"params": {"kernel": np.ones((3, 3, 3, 2))}}, x)
-    reference = linen.Conv(2, (3, 3), strides=(2, 2), use_bias=False)
-    np.testing.assert_allclose(
-        same, reference.apply({"params": {"kernel": np.ones((3, 3, 3, 2))}}, x) / 27**0.5, atol=1e-5
-    )
+
+
+@pytest.mark.parametrize("padding", ["CIRCULAR", "SAME", "VALID"])
+@pytest.mark.parametrize(("kernel_size", "strides"), [((3, 3), (1, 1)), ((2, 4), (2, 3)), ((1, 1), (2, 2))])
+def test_convolution_is_that_of_flax_with_its_gradients(padding, kernel_size, strides):
+    x = unit_inputs(2, 7, 6, 3)
+    kernel = np.random.default_rng(2).normal(size=(*kernel_size, 3, 5)).astype("f")
+    ours = NTKConv(5, kernel_size, strides, padding)
+    theirs = linen.Conv(5, kernel_size, strides, padding, use_bias=False)
+
+    def output_and_slopes(layer, scale):
+        apply = lambda kernel, x: layer.apply({"params": {"kernel": scale * kernel}}, x)  # noqa: E731
+        output, pull_back = jax.vjp(apply, kernel, x)
+        return output, pull_back(jnp.cos(jnp.arange(output.size, dtype=float).reshape(output.shape)))
+
+    found, expected = output_and_slopes(ours, (3 * np.prod(kernel_size)) ** 0.5), output_and_slopes(theirs, 1.0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-4), found, expected)
+
+
+def test_a_chain_on_a_cpu_holds_no_convolution():
+    """XLA's convolutions are slow inside of loops there, such as those of every kernel."""
+    x, network = unit_inputs(2, 5, 4, 3), CNN(2, 4)
+    variables = network.init(jax.random.key(0), x)
+
+    def steps(variables):
+        slope = jax.grad(lambda variables: jnp.sum(network.apply(variables, x) ** 2))
+        return jax.lax.fori_loop(0, 3, lambda _, at: slope(at), variables)
+
+    assert "convolution" not in jax.jit(steps).lower(variables).as_text()
 
 
 def test_residual_network_is_that_of_the_paper():
