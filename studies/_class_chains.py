@@ -17,16 +17,16 @@ import _common
 from _fashion_baselines import scales_by_evidence
 from _fashion_data import shares_of_largest
 from _sampling import stretch_of
-from numpyro_wide import collapse_readout, fitted_surrogate, repriorise
+from numpyro_wide import collapse_readout, fitted_surrogate, repriorise, wide_limit
 from numpyro_wide.diagnostics import project
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
 from numpyro_wide.nn import FCN, random_network
 from numpyro_wide.readout import site_function
 from numpyro_wide.surrogates import class_contrasts
-from numpyro_wide.wide_limit import fcn_kernel
 
 NUM_CHAINS = 2
+BLOCK = 256  # rows of a kernel at a time
 STRETCH = 25  # draws that are compiled as one
 NAMES = {"readout": "readout", "features": "features"}
 
@@ -68,33 +68,19 @@ WAYS = {
 CODES = Way(SplitHMC, 1, 0.2)
 
 
-class Architecture(NamedTuple):
-    """A network of the limit.
+def kernel_of(network, *x):
+    """Return the covariance of the function values of an output, for a flax network that is infinitely wide."""
+    return np.asarray(wide_limit.kernel(network, block_size=BLOCK)(*x)[0])
 
-    Attributes:
-        activation: name of the activation.
-        depth: number of hidden layers.
-        scales: its scales, keywords of ``fcn_kernel``.
-    """
 
-    activation: str
-    depth: int
-    scales: dict
-
-    def kernel(self, *x):
-        """Return the covariance of the function values of an output."""
-        return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
-
-    def features(self, x, width):
-        """Sample the hidden weights, and record the scaled features (n, d) of a finite network."""
-        module = FCN(self.depth, width, self.activation, **self.scales)
-        return numpyro.deterministic("features", random_network("hidden", module, x)(x))
+def times(network, scale):
+    """Multiply the readout's scales of a network, which it must state, by a number."""
+    return network.clone(readout_w_std=scale * network.readout_w_std, readout_b_std=scale * network.readout_b_std)
 
 
 def with_readout_scale(scale):
     """Return one GELU layer whose prior function values have a standard deviation of about this."""
-    scales = FCN(1, 1, "gelu", b_std=0.5).scales()
-    return Architecture("gelu", 1, {**scales, "readout_w_std": scale * float(scales["readout_w_std"])})
+    return times(FCN(1, 1, "gelu", **FCN(1, 1, "gelu", b_std=0.5).scales()), scale)
 
 
 class Cost(NamedTuple):
@@ -117,9 +103,14 @@ class Cost(NamedTuple):
     total: float
 
 
-def network(x, labels=None, *, architecture, width, num_classes, power=1.0):
+def _features(network, x):
+    """Sample the hidden weights, and record the scaled features (n, d)."""
+    return numpyro.deterministic("features", random_network("hidden", network, x)(x))
+
+
+def on_classes(x, labels=None, *, network, num_classes, power=1.0):
     """Sample a network of classes: one logit, or contrasts of several; the likelihood to a power."""
-    features = architecture.features(x, width)
+    features = _features(network, x)
     shape = (features.shape[1],) if num_classes == 2 else (features.shape[1], num_classes - 1)
     readout = numpyro.sample("readout", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
     function = numpyro.deterministic("function", features @ readout)
@@ -127,9 +118,9 @@ def network(x, labels=None, *, architecture, width, num_classes, power=1.0):
         numpyro.sample("label", _likelihood(function), obs=labels)
 
 
-def on_codes(x, codes=None, *, architecture, width, num_classes, noise):
+def on_codes(x, codes=None, *, network, num_classes, noise):
     """Sample a network that regresses on one-hot codes."""
-    features = architecture.features(x, width)
+    features = _features(network, x)
     prior = dist.Normal(0, 1).expand((features.shape[1], num_classes))
     function = features @ numpyro.sample("readout", prior.to_event(2))
     with numpyro.plate("rows", len(x)):
@@ -150,13 +141,13 @@ def probabilities(function):
     return jax.nn.softmax(function @ class_contrasts(function.shape[-1] + 1).T)
 
 
-def of_network(table, architecture, way, options):
+def of_network(table, network, way, options):
     """Sample the network in a way: probabilities of the test rows, (n, classes), and the cost."""
     start = time.process_time()
-    sizes = {"architecture": architecture, "width": options.width, "num_classes": table.num_classes}
-    plain = model = partial(network, **sizes, power=options.power if way.is_cold else 1.0)
+    finite = {"network": network.clone(width=options.width), "num_classes": table.num_classes}
+    plain = model = partial(on_classes, **finite, power=options.power if way.is_cold else 1.0)
     if way.has_surrogate:
-        model = repriorise(plain, **NAMES, targets="labels", surrogate=_surrogate(table, architecture))
+        model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate_of(network, table))
     kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
 
     def predict(draw):
@@ -167,22 +158,20 @@ def of_network(table, architecture, way, options):
     return _run(kernel, (table.x, table.labels), predict, way, options, start)
 
 
-def _surrogate(table, architecture):
-    kernel = architecture.kernel(table.x)
+def surrogate_of(network, table):
+    """Fit a surrogate at the wide limit."""
+    kernel = kernel_of(network, table.x)
     if table.num_classes == 2:
         return fitted_surrogate(table.labels, "bernoulli", kernel)
     return fitted_surrogate(table.labels, "categorical", kernel, num_classes=table.num_classes, contrasts=True)
 
 
-def of_codes(table, architecture, options):
+def of_codes(table, network, options, least_noise=0.0):
     """Sample the network on one-hot codes, the readout integrated out; scale and noise by the limit's evidence."""
     start = time.process_time()
-    scale, noise = scales_by_evidence(architecture.kernel(table.x), table.labels)
-    scales = {
-        name: scale * value if name.startswith("readout") else value for name, value in architecture.scales.items()
-    }
-    sizes = {"architecture": architecture._replace(scales=scales), "width": options.width}
-    plain = partial(on_codes, **sizes, num_classes=table.num_classes, noise=noise)
+    scale, noise = scales_by_evidence(kernel_of(network, table.x), table.labels, least_noise)
+    finite = {"network": times(network, scale).clone(width=options.width), "num_classes": table.num_classes}
+    plain = partial(on_codes, **finite, noise=noise)
     codes = np.float32(_common.centred_codes(table.labels, table.num_classes))
     features = [site_function(plain, "features", x) for x in (table.x, table.x_test)]
 

@@ -21,8 +21,14 @@ def logistic_regression(images):
     return model.predict_proba(images.x_test), model.predict_proba(images.x_shifted)
 
 
-def scales_by_evidence(kernel, labels):
-    """Find the scales of a kernel (n, n) and of the noise that make codes most probable, by a grid of their ratios."""
+def scales_by_evidence(kernel, labels, least_noise=0.0):
+    """Find the scales of a kernel (n, n) and of the noise that make codes most probable, by a grid of their ratios.
+
+    Args:
+        kernel: kernel of the rows.
+        labels: their classes.
+        least_noise: what the noise is at least.
+    """
     values, vectors = np.linalg.eigh(np.asarray(kernel, float))
     squares = (vectors.T @ _common.centred_codes(labels, int(np.max(labels)) + 1)) ** 2
 
@@ -31,35 +37,36 @@ def scales_by_evidence(kernel, labels):
         scale = np.mean(squares / spectrum[:, None])  # the best one for this ratio
         return -np.sum(np.log(scale * spectrum)), scale, ratio
 
-    _, scale, ratio = max(evidence(ratio) for ratio in np.mean(values) * np.logspace(-5, 1, 25))
+    found = [evidence(ratio) for ratio in np.mean(values) * np.logspace(-5, 1, 25)]
+    _, scale, ratio = max(of_ratio for of_ratio in found if of_ratio[1] * of_ratio[2] >= least_noise**2)
     return scale**0.5, (scale * ratio) ** 0.5
 
 
-def infinite_regression(kernel, scale, noise, images):
+def infinite_regression(kernel, scale, noise, x, labels, *elsewhere):
     """Predict by the infinitely wide network on one-hot codes."""
-    targets = _common.centred_codes(images.labels, NUM_CLASSES)
+    targets = _common.centred_codes(labels, NUM_CLASSES)
 
-    def probabilities(x):
-        parts = (scale**2 * kernel(*pair)[0] for pair in ((images.x,), (x, images.x), (x,)))
+    def probabilities(x_new):
+        parts = (scale**2 * kernel(*pair)[0] for pair in ((x,), (x_new, x), (x_new,)))
         mean, covariance = gp_posterior(*parts, targets, noise)
         return shares_of_largest(mean, jnp.diag(covariance) + noise**2)
 
-    return probabilities(images.x_test), probabilities(images.x_shifted)
+    return tuple(map(probabilities, elsewhere))
 
 
-def infinite_softmax(kernel, surrogate, images):
+def infinite_softmax(kernel, surrogate, x, *elsewhere):
     """Predict by the variational posterior of the infinitely wide classifier: that of its surrogate."""
-    train = kernel(images.x)[0]
+    train = kernel(x)[0]
     normals = np.random.default_rng(0).normal(size=(500, NUM_CLASSES - 1))
 
-    def probabilities(x):
+    def probabilities(x_new):
         noise = surrogate.noise_scale[:, 0]
-        mean, covariance = gp_posterior(train, kernel(x, images.x)[0], kernel(x)[0], surrogate.targets, noise)
+        mean, covariance = gp_posterior(train, kernel(x_new, x)[0], kernel(x_new)[0], surrogate.targets, noise)
         sd = jnp.sqrt(jnp.diag(covariance))[:, None]
         logits = (mean + sd * z for z in np.concatenate([normals, -normals]))
         return sum(jax.nn.softmax(f @ class_contrasts(NUM_CLASSES).T) for f in logits) / (2 * len(normals))
 
-    return probabilities(images.x_test), probabilities(images.x_shifted)
+    return tuple(map(probabilities, elsewhere))
 
 
 class Network(linen.Module):
@@ -76,20 +83,20 @@ class Network(linen.Module):
         return linen.Dense(NUM_CLASSES)(x)
 
 
-def ensemble(depth, width, images, num_members=5, num_epochs=60):
+def ensemble(network, x, labels, *elsewhere, num_members=5, num_epochs=60):
     """Average probabilities of networks trained by AdamW; a tenth of the rows chooses when each stops."""
-    network, optimiser = Network(depth, width), optax.adamw(1e-3, weight_decay=1e-2)
+    optimiser = optax.adamw(1e-3, weight_decay=1e-2)
     epoch = _epoch(network, optimiser)
     probs = []
     for seed in range(num_members):
-        order = np.random.default_rng(seed).permutation(len(images.x))
-        held_out, rows = ((images.x[part], images.labels[part]) for part in np.split(order, [len(order) // 10]))
-        params = network.init(jax.random.key(seed), images.x[:1])
+        order = np.random.default_rng(seed).permutation(len(x))
+        held_out, rows = ((x[part], labels[part]) for part in np.split(order, [len(order) // 10]))
+        params = network.init(jax.random.key(seed), x[:1])
         state, best = optimiser.init(params), (np.inf, params)
         for key in jax.random.split(jax.random.key(seed + 100), num_epochs):
             params, state, loss = epoch(params, state, key, rows, held_out)
             best = min(best, (float(loss), params), key=lambda pair: pair[0])
-        probs.append([jax.nn.softmax(network.apply(best[1], x)) for x in (images.x_test, images.x_shifted)])
+        probs.append([jax.nn.softmax(network.apply(best[1], x_new)) for x_new in elsewhere])
     return tuple(sum(parts) / num_members for parts in zip(*probs, strict=True))
 
 

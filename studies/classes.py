@@ -23,9 +23,10 @@ import _class_chains
 import _class_data
 import _class_rivals
 import _common
-from _class_chains import Architecture, Cost
+from _class_chains import Cost
 from numpyro_wide import wide_limit
 from numpyro_wide.diagnostics import classification_scores
+from numpyro_wide.nn import FCN
 from numpyro_wide.plots import plot_reliability
 
 RIVALS = ("logistic regression", "MLPs", "GP")
@@ -57,12 +58,12 @@ def limit_of(name, task):
     return fit, time.process_time() - start
 
 
-def architecture_of(name, task):
-    """Return the limit's architecture, or one GELU layer with the readout's scale of the command line."""
+def network_of(name, task):
+    """Return the limit's network, or one GELU layer with the readout's scale of the command line."""
     if task.options.readout_scale > 0:
         return _class_chains.with_readout_scale(task.options.readout_scale)
     fit, _ = limit_of(name, task)
-    return Architecture(fit.activation, fit.depth, fit.scales)
+    return FCN(fit.depth, 1, fit.activation, **fit.scales)
 
 
 def predict(name, model, task):
@@ -75,11 +76,11 @@ def predict(name, model, task):
             probs = np.asarray(fit.predict(table.x_test))
             probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
             return probs, NO_COST._replace(total=seconds + time.process_time() - start)
-        architecture = architecture_of(name, task)
+        network = network_of(name, task)
         if model == "network, one-hot codes":
-            return _class_chains.of_codes(table, architecture, task.options)
+            return _class_chains.of_codes(table, network, task.options)
         way = _class_chains.WAYS[model.removeprefix("network, ")]
-        return _class_chains.of_network(table, architecture, way, task.options)
+        return _class_chains.of_network(table, network, way, task.options)
     start = time.process_time()
     if model == "logistic regression":
         probs = _class_rivals.logistic_regression(table.x, table.labels).predict_proba(table.x_test)

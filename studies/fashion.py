@@ -189,16 +189,20 @@ def predict(cell, task):
     """Predict probabilities at test and at shifted images, with the costs of a chain."""
     images, options = task.images, task.options
     kernel = fcn_kernel(cell.depth, "gelu", w_std=W_STD, b_std=B_STD) if cell.depth else None
+    elsewhere = images.x_test, images.x_shifted
     match cell.model:
         case "logistic regression":
             return baselines.logistic_regression(images), ()
         case "deep ensemble":
-            return baselines.ensemble(cell.depth, cell.width, images, num_epochs=options.num_epochs), ()
+            network = baselines.Network(cell.depth, cell.width)
+            return baselines.ensemble(network, images.x, images.labels, *elsewhere, num_epochs=options.num_epochs), ()
         case "NNGP, one-hot codes":
-            return baselines.infinite_regression(kernel, *evidence_scales(task, cell.depth), images), ()
+            scales = evidence_scales(task, cell.depth)
+            return baselines.infinite_regression(kernel, *scales, images.x, images.labels, *elsewhere), ()
         case "NNGP, softmax, variational":
             kernel = fcn_kernel(cell.depth, "gelu", w_std=W_STD, b_std=B_STD, readout_w_std=LOGIT_SCALE)
-            return baselines.infinite_softmax(kernel, surrogate(task, "fitted", cell.depth)[0], images), ()
+            fitted, _ = surrogate(task, "fitted", cell.depth)
+            return baselines.infinite_softmax(kernel, fitted, images.x, *elsewhere), ()
     return sample(cell, task)
 
 
