@@ -8,6 +8,7 @@ import jax
 import numpyro_wide
 from benchmarks import (
     amortized,
+    convolutions,
     gradients,
     imports,
     limit_kernels,
@@ -24,6 +25,7 @@ from benchmarks import (
 
 TABLES = {
     "amortized": amortized,
+    "convolutions": convolutions,
     "gradients": gradients,
     "imports": imports,
     "limit_kernels": limit_kernels,

@@ -57,9 +57,10 @@ def _whole(model):
     return SplitHMC(model, persistence=0.0)
 
 
+MICROCANONICAL = Way(_microcanonical, 10)
 WAYS = {
-    "microcanonical": Way(_microcanonical, 10),
-    "cold": Way(_microcanonical, 10, is_cold=True),
+    "microcanonical": MICROCANONICAL,
+    "cold": MICROCANONICAL._replace(is_cold=True),
     "persistent": Way(SplitHMC, 4, 0.2),
     "surrogate": Way(SplitHMC, 4, 0.2, has_surrogate=True),
     "whole trajectories": Way(_whole, 1, 0.2),
@@ -166,7 +167,7 @@ def surrogate_of(network, table):
     return fitted_surrogate(table.labels, "categorical", kernel, num_classes=table.num_classes, contrasts=True)
 
 
-def of_codes(table, network, options, least_noise=0.0):
+def of_codes(table, network, options, way=CODES, least_noise=0.0):
     """Sample the network on one-hot codes, the readout integrated out; scale and noise by the limit's evidence."""
     start = time.process_time()
     scale, noise = scales_by_evidence(kernel_of(network, table.x), table.labels, least_noise)
@@ -182,7 +183,7 @@ def of_codes(table, network, options, least_noise=0.0):
         return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
 
     model = collapse_readout(plain, **NAMES, observed="codes")
-    return _run(CODES.kernel(model), (table.x, codes), predict, CODES, options, start)
+    return _run(way.kernel(model), (table.x, codes), predict, way, options, start)
 
 
 def _run(kernel, args, predict, way, options, start):

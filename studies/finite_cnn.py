@@ -24,6 +24,7 @@ from flax import linen
 import _class_chains
 import _common
 import _fashion_baselines as baselines
+from _class_chains import MICROCANONICAL
 from _class_data import Table
 from numpyro_wide import datasets, wide_limit
 from numpyro_wide.diagnostics import classification_scores
@@ -31,7 +32,7 @@ from numpyro_wide.nn import CNN
 
 LEAST_NOISE = 0.1
 LOGIT_SCALES = (3.0, 10.0, 30.0, 100.0)
-CHAINS = {"softmax": "microcanonical", "softmax, surrogate": "surrogate"}
+CHAINS = {"softmax": MICROCANONICAL, "softmax, surrogate": MICROCANONICAL._replace(has_surrogate=True)}
 LIMITS = ("codes, limit", "softmax, limit")
 MODELS = ("five trained", LIMITS[0], "codes", LIMITS[1], *CHAINS)
 NETWORK = CNN(2, 1, "relu", padding="SAME", b_std=0.1, readout_w_std=2**0.5)
@@ -131,11 +132,10 @@ def predict(cell, task):
             kernel = wide_limit.kernel(NETWORK, block_size=_class_chains.BLOCK)
             return baselines.infinite_regression(kernel, *scales, table.x, table.labels, table.x_test)[0], None
         case "codes":
-            return _class_chains.of_codes(table, NETWORK, options, LEAST_NOISE)
+            return _class_chains.of_codes(table, NETWORK, options, MICROCANONICAL, LEAST_NOISE)
         case "softmax, limit":
             return limit_of_softmax(network_of_logits(cell.images, task), table), None
-    way = _class_chains.WAYS[CHAINS[cell.model]]
-    return _class_chains.of_network(table, network_of_logits(cell.images, task), way, options)
+    return _class_chains.of_network(table, network_of_logits(cell.images, task), CHAINS[cell.model], options)
 
 
 def run(cell, task):
@@ -233,8 +233,8 @@ if __name__ == "__main__":
             widths=([4, 16], "channels of a layer"),
             num_digits=1000,
             num_mnist=500,
-            num_warmup=(300, "draws of each of two chains, of ten steps if microcanonical; others take a fifth"),
-            num_samples=(100, "draws of each of two chains"),
+            num_warmup=(75, "draws of each of two unadjusted microcanonical chains, ten steps a draw"),
+            num_samples=(75, "draws of each"),
             power=(1.0, "of the likelihood of a cold posterior"),
             num_epochs=(200, "of a member of the ensemble"),
         )
