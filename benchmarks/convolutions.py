@@ -27,9 +27,7 @@ def tables() -> None:
     """Make one table."""
     kinds = {"flax": partial(linen.Conv, kernel_size=(3, 3)), "ours": partial(NTKConv, padding="SAME")}
     print("\n## Gradients of two convolutional layers of 3 x 3, float32, processor seconds\n")
-    print(
-        "| images | pixels | channels | Conv, alone | in a loop | NTKConv, alone | in a loop | Conv over NTKConv |"
-    )
+    print("| images | pixels | channels | Conv, alone | in a loop | NTKConv, alone | in a loop | Conv over NTKConv |")
     print("|---|---|---|---|---|---|---|---|")
     for num_images, side, width in CASES:
         x = jax.random.normal(jax.random.key(0), (num_images, side, side, 1))
