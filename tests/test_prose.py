@@ -130,16 +130,6 @@ def test_the_term_of_order_one_over_the_width_is_that_of_the_chains():
     assert limits == pytest.approx([limits[-1]] * 4, abs=0.004)
 
 
-def test_errors_on_images_are_those_that_were_found():
-    found = pandas.read_csv(FIGURES / "images.csv").set_index(["model", "rows"])
-    names = {"convolutional": "ConvNet GP", "three dense layers": "FCN GP, 3 ReLU layers"}
-    shown = rows_of("gallery.md", "| error, %")
-    assert shown.keys() == names.keys()
-    for name, cells in shown.items():
-        for cell, size in zip(cells, (500, 1000, 2000), strict=True):
-            assert float(cell) == pytest.approx(100 * found.loc[(names[name], size), "error"], abs=0.051)
-
-
 def test_intervals_that_hold_the_exact_evidence_are_those_that_were_found():
     found = pandas.read_csv(FIGURES / "exact_laws.csv")
     found["score"] = (found["log_evidence"] - found["exact"]) / found["standard_error"]

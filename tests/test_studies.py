@@ -37,7 +37,6 @@ TINY = {
     "images.py": "--sizes 20 40 --num-test 20",
     "finite_cnn.py": "--models 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 --num-warmup 25 "
     "--num-samples 25 --num-epochs 2",
-    "estimator.py": "--splits 0 --gaps 1 --time-budget 5",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
@@ -66,7 +65,6 @@ FIGURES = {
     "classes.py": {"classes.csv", "classes.npz", "classes.png"},
     "images.py": {"images.csv", "images.png", "kernels"},
     "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
-    "estimator.py": {"estimator.csv", "estimator_summary.csv", "estimator.png", "estimator_reports"},
     "how_wide.py": {"how_wide.csv", "how_wide_gradients.png", "how_wide_seconds.png"},
 }
 # Where nothing else is printed for minutes.
@@ -85,7 +83,6 @@ SILENT_FOR_LONG = {
     "classes.py",
     "how_wide.py",
     "finite_cnn.py",
-    "estimator.py",
 }
 
 

@@ -140,7 +140,7 @@ def check_images(x: Array) -> None:
 
 
 def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -> Array:
-    """Convolve images (n, height, width, channels) with filters (height, width, channels, features).
+    """Return images (n, height, width, channels) convolved with filters (height, width, channels, features).
 
     On a CPU this is one product with the patches that the filter sees. XLA has quick convolutions there, but not in
     loops, and a chain is a loop: its gradients take 4 to 30 times as long with them (jax-ml/jax#12868). The patches
