@@ -1,7 +1,9 @@
 """Chains of finite networks of classes: as they are, repriorised, on one-hot codes; and what their draws cost."""
 
+import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -69,9 +71,21 @@ WAYS = {
 CODES = Way(SplitHMC, 1, 0.2)
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Options of the command line, hashable for what is cached."""
+
+    options: argparse.Namespace
+
+
+def limit_kernel(network):
+    """Return both kernels of a flax network that is infinitely wide, computed by blocks, as a function of inputs."""
+    return wide_limit.kernel(network, block_size=BLOCK)
+
+
 def kernel_of(network, *x):
-    """Return the covariance of the function values of an output, for a flax network that is infinitely wide."""
-    return np.asarray(wide_limit.kernel(network, block_size=BLOCK)(*x)[0])
+    """Return the covariance of the function values of an output."""
+    return np.asarray(limit_kernel(network)(*x)[0])
 
 
 def times(network, scale):

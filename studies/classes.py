@@ -8,9 +8,7 @@ interrupted goes on where it stopped. Tables of measurements are read from --fol
     python studies/classes.py --folder path/to/uci
 """
 
-import argparse
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +21,7 @@ import _class_chains
 import _class_data
 import _class_rivals
 import _common
-from _class_chains import Cost
+from _class_chains import Cost, Task
 from numpyro_wide import wide_limit
 from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.nn import FCN
@@ -34,13 +32,6 @@ MODELS = (*RIVALS, "limit", *(f"network, {way}" for way in _class_chains.WAYS), 
 DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold")
 DRAWN = ("MLPs", "limit", "network, microcanonical", "network, cold")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Options of the command line, hashable for what is cached."""
-
-    options: argparse.Namespace
 
 
 @cache

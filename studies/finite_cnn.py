@@ -11,7 +11,6 @@ finite_cnn.csv as they are done, and a study that was interrupted goes on where 
 
 import argparse
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,9 +23,9 @@ from flax import linen
 import _class_chains
 import _common
 import _fashion_baselines as baselines
-from _class_chains import MICROCANONICAL
+from _class_chains import MICROCANONICAL, Task, limit_kernel
 from _class_data import Table
-from numpyro_wide import datasets, wide_limit
+from numpyro_wide import datasets
 from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.nn import CNN
 
@@ -74,13 +73,6 @@ class Row(NamedTuple):
     seconds: float = np.nan
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Options of the command line, hashable for what is cached."""
-
-    options: argparse.Namespace
-
-
 @cache
 def table_of(name, task):
     """Read images (n, height, width, 1), black at -1 and white at 1, and labels."""
@@ -102,8 +94,7 @@ def table_of(name, task):
 def limit_of_softmax(network, table):
     """Predict by the limit under softmax."""
     surrogate = _class_chains.surrogate_of(network, table)
-    kernel = wide_limit.kernel(network, block_size=_class_chains.BLOCK)
-    return np.asarray(baselines.infinite_softmax(kernel, surrogate, table.x, table.x_test)[0])
+    return np.asarray(baselines.infinite_softmax(limit_kernel(network), surrogate, table.x, table.x_test)[0])
 
 
 @cache
@@ -123,14 +114,13 @@ def network_of_logits(name, task):
 def predict(cell, task):
     """Predict probabilities (n, classes) at the test images, with the costs of chains."""
     table, options = table_of(cell.images, task), argparse.Namespace(**vars(task.options), width=cell.width)
+    data = table.x, table.labels, table.x_test
     match cell.model:
         case "five trained":
-            elsewhere = table.x, table.labels, table.x_test
-            return baselines.ensemble(Trained(cell.width), *elsewhere, num_epochs=options.num_epochs)[0], None
+            return baselines.ensemble(Trained(cell.width), *data, num_epochs=options.num_epochs)[0], None
         case "codes, limit":
             scales = baselines.scales_by_evidence(_class_chains.kernel_of(NETWORK, table.x), table.labels, LEAST_NOISE)
-            kernel = wide_limit.kernel(NETWORK, block_size=_class_chains.BLOCK)
-            return baselines.infinite_regression(kernel, *scales, table.x, table.labels, table.x_test)[0], None
+            return baselines.infinite_regression(limit_kernel(NETWORK), *scales, *data)[0], None
         case "codes":
             return _class_chains.of_codes(table, NETWORK, options, MICROCANONICAL, LEAST_NOISE)
         case "softmax, limit":
