@@ -1,6 +1,7 @@
 """Chains of a model that a budget of seconds pays for."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +16,27 @@ from numpyro_wide.mcmc import MicrocanonicalLangevin
 from numpyro_wide.runs import init_to_optimum
 
 BIAS_TOLERANCE = 0.15  # of the unadjusted kernel, in root mean square over the directions
-_NUM_ADAM, _NUM_WARMUP, _NUM_SAMPLES = 500, 2000, 3000  # steps where the budget pays for them
+_NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps where the budget pays for them
+_NUM_SAMPLES = 3000  # steps after which the chains are first looked at
 _NUM_KEPT = 200  # draws of a chain that predict
-FEWEST_STEPS = 200  # of warmup, below which chains are not begun
+FEWEST_STEPS = 200  # of warmup, below which chains are not begun; and of samples
 GRADIENTS_A_STEP = 2.6  # of Adam's cost that a step of the kernel has: two gradients, and what is around them
 _WARMUP_SHARE = 0.4  # of the seconds that are left
 _SAMPLES_SHARE = 0.85  # of those after it: predictions at the rows of the fit follow
 SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
-_MOST_CHECKED = 200  # rows at which the chains' predictions are compared
+MOST_CHECKED = 200  # rows at which the chains' predictions are compared
+
+
+class Convergence(NamedTuple):
+    """Findings on draws of chains.
+
+    Attributes:
+        is_settled: whether more draws would tell nothing new: the chains are one posterior, or an ensemble.
+        lines: findings, for the report.
+    """
+
+    is_settled: bool
+    lines: tuple[str, ...]
 
 
 class ChainRun(NamedTuple):
@@ -40,9 +54,19 @@ class ChainRun(NamedTuple):
 
 
 def run_chains(
-    model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, report: Report, *, hold: str | None
+    model: Any,
+    args: tuple,
+    num_chains: int,
+    clock: Clock,
+    key: Any,
+    report: Report,
+    *,
+    hold: str | None,
+    judge: Callable[[dict[str, Any]], Convergence],
 ) -> ChainRun | None:
-    """Run unadjusted microcanonical chains from where Adam gets.
+    """Run unadjusted microcanonical chains from where Adam gets, until they have settled or the budget is spent.
+
+    Chains that have not settled go on for twice as many steps, and their earlier steps are a warmup.
 
     Args:
         model: wrapped model.
@@ -52,6 +76,7 @@ def run_chains(
         key: a PRNG key.
         report: report, to which a section is added.
         hold: "scales" if Adam leaves scales and noise at their medians; None if there are none.
+        judge: function from draws to whether the chains have settled.
 
     Returns:
         The run; None if the budget does not pay for one.
@@ -64,25 +89,37 @@ def run_chains(
         return None
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
-    form = {"num_chains": num_chains, "progress_bar": clock.progress_bar, "jit_model_args": True}
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=1, chain_method="vectorized", **form)
+    form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "jit_model_args": True}
+    # Warmup and all lengths of sampling are one program, which keeps as many draws of each.
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=_NUM_KEPT, progress_bar=False, **form)
+    fields = {"extra_fields": ("accept_prob", "num_grad")}
     clock.begin("warmup of the chains")
     before = clock.working
-    mcmc.warmup(run_key, *args, init_params=start)
+    mcmc.warmup(run_key, *args, init_params=start, **fields)
     jax.block_until_ready(mcmc.last_state)
-    per_step = max((clock.working - before) / num_warmup, 1e-7)
-    num_samples = _rounded(min(max(int(_SAMPLES_SHARE * clock.left / per_step), FEWEST_STEPS), _NUM_SAMPLES))
-    clock.begin("samples of the chains")
-    mcmc.num_samples, mcmc.thinning = num_samples, max(1, num_samples // _NUM_KEPT)
-    mcmc.run(mcmc.last_state.rng_key, *args, extra_fields=("accept_prob", "num_grad"))
+    per_step, num_steps = max((clock.working - before) / num_warmup, 1e-7), num_warmup
+    num_samples = min(_affordable(clock, per_step), _NUM_SAMPLES)
+    while True:
+        num_samples = max(num_samples // _NUM_KEPT, 1) * _NUM_KEPT
+        clock.begin(f"samples of the chains, {num_samples} steps")
+        mcmc.num_samples, mcmc.thinning = num_samples, num_samples // _NUM_KEPT
+        mcmc.post_warmup_state = mcmc.last_state
+        mcmc.run(mcmc.last_state.rng_key, *args, **fields)
+        num_steps += num_samples
+        draws = mcmc.get_samples()
+        found = judge(draws)
+        if found.is_settled or _affordable(clock, per_step) < 2 * num_samples:
+            break
+        num_samples *= 2
     report.add(
         "Chains",
         f"{num_chains} microcanonical chains, unadjusted (bias tolerance {BIAS_TOLERANCE}), from Adam's optimum"
         + (" at the medians of scales and noise" if hold else ""),
-        f"{num_warmup} steps of warmup and {num_samples} after it, {1000 * per_step:.3g} milliseconds each; "
-        f"{num_samples // mcmc.thinning} draws of a chain kept",
+        f"{num_steps - num_samples} steps of warmup and {num_samples} after it, {1000 * per_step:.3g} milliseconds "
+        f"each; {_NUM_KEPT} draws of a chain kept",
+        *found.lines,
     )
-    return ChainRun(mcmc, mcmc.get_samples(), num_warmup + num_samples)
+    return ChainRun(mcmc, draws, num_steps)
 
 
 def tell_no_chains(clock: Clock, were_asked_for: bool, report: Report) -> None:
@@ -99,34 +136,23 @@ def tell_no_chains(clock: Clock, were_asked_for: bool, report: Report) -> None:
         warnings.warn(f"{line}; give a larger time_budget.", UserWarning, stacklevel=2)
 
 
-def tell_convergence(
-    mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int, report: Report
-) -> float | None:
-    """Tell R-hat and effective draws of predictions at rows of the fit, and whether the chains may be pooled.
+def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Convergence:
+    """Judge chains by R-hat and effective draws of predictions at rows of the fit.
 
     Args:
         mean: means of observations, (chains · draws, rows, k).
         variance: their variances, of the same shape.
         y: observations, (rows, k).
         num_chains: number of chains.
-        report: report, to which lines are added.
-
-    Returns:
-        R-hat between the chains; None of a single chain.
     """
-    every = -(-len(y) // _MOST_CHECKED)
-    by_chain = [part[:, ::every].reshape(num_chains, -1, *y[::every].shape) for part in (mean, variance)]
+    by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     sizes = _arviz.effective_sample_size(by_chain[0])
-    report.add(
-        "Chains", f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
-    )
+    line = f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
     if num_chains == 1:
-        report.add("Chains", "R-hat is unknown: a single chain; take more of them")
-        return None
-    found = pooling(y[::every], *by_chain)
-    report.add("Chains", f"R-hat of predictions between chains: {found.between:.3f}, the largest {found.largest:.3f}")
-    report.add("Chains", found.advice)
-    return found.between
+        return Convergence(True, (line, "R-hat is unknown: a single chain; take more of them"))
+    found = pooling(y, *by_chain)
+    rhat = f"R-hat of predictions between chains: {found.between:.3f}, the largest {found.largest:.3f}"
+    return Convergence(not found.unsettled, (line, rhat, found.advice))
 
 
 def _start(model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hold: str | None) -> tuple[Any, float]:
@@ -138,6 +164,11 @@ def _start(model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hol
     options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_steps, "hold": hold}
     start = init_to_optimum(key, model, *args, progress_bar=clock.progress_bar, **options)
     return start, (clock.working - before) / num_steps
+
+
+def _affordable(clock: Clock, per_step: float) -> int:
+    """Return the number of steps that the seconds left pay for, and at the least the fewest."""
+    return max(int(_SAMPLES_SHARE * clock.left / per_step), FEWEST_STEPS)
 
 
 def _rounded(number: int) -> int:

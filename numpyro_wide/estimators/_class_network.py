@@ -12,7 +12,7 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, _arviz, repriorise
-from numpyro_wide.estimators._chains import run_chains
+from numpyro_wide.estimators._chains import MOST_CHECKED, Convergence, run_chains
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
 from numpyro_wide.estimators._posteriors import padded_blocks
@@ -21,6 +21,8 @@ from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.nn import FCN, random_network
 from numpyro_wide.readout.internal import Surrogate
 from numpyro_wide.wide_limit import WideLimitFit
+
+_LARGEST_RHAT = 1.05  # of chains that have settled
 
 
 class ClassNetwork(NamedTuple):
@@ -127,29 +129,31 @@ class DrawnClasses:
         found = self.by_draw(x).mean(axis=0)
         return found / found.sum(axis=1, keepdims=True)
 
-    def leave_one_out(self, num_chains: int, report: Report) -> LeaveOneOut:
-        """Score the labels of the fit, each given all others; with the convergence of their probabilities.
+    def leave_one_out(self) -> LeaveOneOut:
+        """Score the labels of the fit, each given all others."""
+        return averaged(np.log(np.maximum(self._own(slice(None)), 1e-300)))
+
+    def convergence(self, num_chains: int) -> Convergence:
+        """Judge chains by R-hat and effective draws of the labels' probabilities at rows of the fit.
 
         Args:
             num_chains: number of chains that the draws are of.
-            report: report, to which lines are added.
         """
-        labels = self.labels
-        own = self.by_draw(self.network.limit.inputs)[:, np.arange(len(labels)), labels]
-        by_chain = own.reshape(num_chains, -1, len(labels))
-        moves = by_chain.reshape(-1, len(labels)).std(axis=0) > 0
-        if not moves.all():
-            report.add("Chains", f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat")
-            by_chain = by_chain[..., moves]
+        own = self._own(slice(None, None, -(-len(self.labels) // MOST_CHECKED)))
+        moves = own.std(axis=0) > 0
+        lines = [] if moves.all() else [f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat"]
+        by_chain = own[:, moves].reshape(num_chains, -1, np.sum(moves))
         sizes, rhats = _arviz.effective_sample_size(by_chain), _arviz.rhat(by_chain)
-        report.add(
-            "Chains",
+        lines += [
             f"effective draws of probabilities: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}",
-        )
-        report.add(
-            "Chains", f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}"
-        )
-        return averaged(np.log(np.maximum(own, 1e-300)))
+            f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}",
+        ]
+        return Convergence(bool(np.nanmax(rhats) <= _LARGEST_RHAT), tuple(lines))
+
+    def _own(self, rows: slice) -> np.ndarray:
+        """Return the probabilities of rows' own labels by draw, (draws, rows)."""
+        labels = self.labels[rows]
+        return self.by_draw(self.network.limit.inputs[rows])[:, np.arange(len(labels)), labels]
 
 
 def repriorised(network: ClassNetwork, surrogate: Surrogate) -> Any:
@@ -174,11 +178,16 @@ def sample(network: ClassNetwork, num_chains: int, clock: Clock, key: Any, repor
         key: a PRNG key.
         report: report, to which lines are added.
     """
+
+    def judge(draws: dict[str, Any]) -> Convergence:
+        return DrawnClasses(network, surrogate, draws).convergence(num_chains)
+
     clock.begin("surrogate of the likelihood")
     with precision(False):
         surrogate = network.limit.surrogate()
         args = jnp.asarray(network.limit.inputs, float), jnp.asarray(network.limit.targets.astype(int))
-        run = run_chains(repriorised(network, surrogate), args, num_chains, clock, key, report, hold=None)
+        model = repriorised(network, surrogate)
+        run = run_chains(model, args, num_chains, clock, key, report, hold=None, judge=judge)
         if run is None:
             return None
     return ClassChains(DrawnClasses(network, surrogate, run.draws), run.mcmc, run.num_steps)

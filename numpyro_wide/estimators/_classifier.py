@@ -37,10 +37,11 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         hidden: widths of the hidden layers, all the same, such as (50,); or "auto".
         method: "limit" or "chains"; "auto" is the limit.
         time_budget: number of seconds that the fit may take, those of compilation apart; None for ten minutes at most.
+            Chains end before it is spent if they have settled.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. How many steps a
-            budget pays for is seen by the clock: a fit with chains repeats exactly only where it pays for all.
-        progress_bar: whether to show the seconds worked and what is being done, chains with bars of their own.
+            budget pays for is seen by the clock: a fit with chains does not repeat exactly.
+        progress_bar: whether to show the seconds worked and what is being done.
 
     Attributes:
         classes_: labels, in the order of the probabilities.
@@ -162,7 +163,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         if run is None:
             tell_no_chains(clock, True, report)
             return
-        score = run.posterior.leave_one_out(self.num_chains, report)
+        score = run.posterior.leave_one_out()
         unsure = f"a rough estimate for {score.share_unsure:.1%} of the rows, whose Pareto shape is above 0.7"
         report.add("Chains", f"leave-one-out log probability of a label {score}, {unsure}")
         self.method_, self._posterior, self.n_iter_, self.mcmc_ = "chains", run.posterior, run.num_steps, run.mcmc

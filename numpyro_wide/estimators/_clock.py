@@ -28,11 +28,6 @@ class _Compilations(threading.local):
             self.intervals.pop()
         self.intervals.append((end - seconds, end))
 
-    @property
-    def total(self) -> float:
-        """Seconds of all intervals."""
-        return sum(end - start for start, end in self.intervals)
-
 
 _compilations = _Compilations()
 _lock = threading.Lock()
@@ -60,12 +55,15 @@ class Clock:
         self.budget, self.progress_bar = budget, progress_bar
         form = "{desc}: {n:.0f} of {total:g} seconds |{bar}|"
         self._bar = tqdm(total=budget, bar_format=form, disable=not progress_bar)
-        self._start, self._compiled = time.perf_counter(), _compilations.total
+        self._start, self._intervals = time.perf_counter(), _compilations.intervals
+        self._is_over = threading.Event()
+        if progress_bar:
+            threading.Thread(target=self._tick, daemon=True).start()
 
     @property
     def compiling(self) -> float:
         """Seconds of compilation so far."""
-        return _compilations.total - self._compiled
+        return sum(end - start for start, end in list(self._intervals) if start >= self._start)
 
     @property
     def working(self) -> float:
@@ -86,9 +84,16 @@ class Clock:
         self._bar.n = min(self.working, self.budget)
         self._bar.set_description_str(stage)
 
+    def _tick(self) -> None:
+        """Move the bar every second; what is being compiled counts as work until it is done."""
+        while not self._is_over.wait(1.0):
+            self._bar.n = min(self.working, self.budget)
+            self._bar.refresh()
+
     def __enter__(self) -> "Clock":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_over.set()
         self.begin("done")
         self._bar.close()

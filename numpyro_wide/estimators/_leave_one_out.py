@@ -86,8 +86,9 @@ def is_better(one: LeaveOneOut, other: LeaveOneOut) -> tuple[bool, str]:
         other: log densities of the other, of the same rows.
 
     Returns:
-        The answer, and a sentence with the numbers.
+        The answer, and a sentence with the numbers. A model under which a row has no finite density is worse.
     """
     gain = one.by_row - other.by_row
     error = np.std(gain) / np.sqrt(len(gain))
-    return bool(gain.mean() > 2 * error), f"{gain.mean():+.4f} nats a row (standard error {error:.2g})"
+    is_better = not np.isfinite(other.by_row).all() or gain.mean() > 2 * error
+    return bool(is_better), f"{gain.mean():+.4f} nats a row (standard error {error:.2g})"

@@ -31,3 +31,16 @@ def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> 
     coefficients, _, rank, _ = np.linalg.lstsq(regressors, squares, rcond=None)
     explained = np.sum((regressors @ coefficients) ** 2) / np.sum(squares**2)
     return float(chi2.sf(len(x) * explained, rank))
+
+
+def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
+    """Tell whether targets take few values that are further apart than the noise, such as marks from 3 to 8.
+
+    A network can predict such a value exactly, and a noise by row goes to zero there, since the density has no bound.
+
+    Args:
+        targets: standardised targets, (n,) or (n, k).
+        noise_scale: standard deviation of a constant noise.
+    """
+    by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
+    return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)

@@ -12,17 +12,19 @@ from numpyro_wide import wide_limit_draws
 from numpyro_wide.estimators import _leave_one_out as loo
 from numpyro_wide.estimators._chains import (
     GRADIENTS_A_STEP,
+    MOST_CHECKED,
     SECONDS_A_ROW,
+    Convergence,
+    convergence,
     run_chains,
-    tell_convergence,
     tell_no_chains,
 )
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._network import SPREAD, Network, collapsed
-from numpyro_wide.estimators._noise_test import LARGEST_P, noise_p_value
+from numpyro_wide.estimators._noise_test import LARGEST_P, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior
 from numpyro_wide.estimators._report import Report
-from numpyro_wide.estimators._scale_fit import MOST_FITTED, MOST_KNOWN, fit_scales
+from numpyro_wide.estimators._scale_fit import MOST_FITTED, MOST_KNOWN, distinct_rows, fit_scales
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.wide_limit import WideLimitFit
 
@@ -109,11 +111,9 @@ def decide(
     if request.method != "limit" and varies:
         num_outputs = None if fit.targets.ndim == 1 else fit.targets.shape[1]
         network = Network(fit.depth, request.width or _WIDTH, fit.activation, num_outputs, is_by_row)
-        found = _sampled(request, network, fit, (x, y), clock, random, report) or limit
+        found = _sampled(request, network, fit, (x, y), scored, clock, random, report) or limit
     if found is not limit:
         clock.begin("leave-one-out log densities of the draws")
-        if found.mcmc is not None:
-            _tell_chains(found, scored, request.num_chains, report)
         by_draws = _score(found.posterior, fit, scored)
         unsure = f"a rough estimate for {by_draws.share_unsure:.1%} of the rows, whose Pareto shape is above 0.7"
         report.add("Decision", f"leave-one-out log density of a row by draws {by_draws}, {unsure}")
@@ -188,6 +188,11 @@ def _is_noise_by_row(
     """Tell whether the noise is to depend on the row, because that is asked for, or the limit's residuals say so."""
     if request.noise != "auto":
         return request.noise == "by_row"
+    if has_steps(fit.targets, fit.noise_scale):
+        report.add(
+            "Noise", "taken for constant: the targets are whole steps apart, and at these one by row would vanish"
+        )
+        return False
     mean, variance, noise_variance = limit.function(fit.inputs[rows])
     targets = fit.targets.reshape(len(fit.inputs), -1)[rows]
     others, spread = loo.cavity(mean[0], variance[0], targets, noise_variance[0])
@@ -207,11 +212,14 @@ def _sampled(
     network: Network,
     fit: WideLimitFit,
     data: tuple[np.ndarray, np.ndarray],
+    scored: np.ndarray,
     clock: Clock,
     random: np.random.RandomState,
     report: Report,
 ) -> Result | None:
     """Run weighted draws, or chains; None if the budget pays for neither."""
+    if network.by_row:
+        data = _without_copies(*data, report)
     model = collapsed(network)
     medians = {**fit.scales, "noise": fit.noise_scale}
     key = jax.random.key(random.randint(2**31 - 1))
@@ -228,10 +236,18 @@ def _sampled(
     if not _pays_for_all(len(data[0]), request, clock):
         data = fit.inputs, fit.targets
         report.add("Chains", f"of {len(data[0])} rows: the budget does not pay for all")
-    result = _chains(request, network, model, fit, (medians, *data), clock, key, report)
+    result = _chains(request, network, model, fit, (medians, *data), scored, clock, key, report)
     if result is None:
         tell_no_chains(clock, request.method == "chains", report)
     return result
+
+
+def _without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out copies of rows, which pass for measurements without noise: there one by row would vanish."""
+    rows = distinct_rows(x, y.reshape(len(x), -1))
+    if len(rows) < len(x):
+        report.add("Finite network", f"fitted to {len(rows)} rows: at copies of others a noise by row would vanish")
+    return x[rows], y[rows]
 
 
 def _weighted(network: Network, model: Any, fit: WideLimitFit, known: tuple, key: Any) -> tuple[Result, float]:
@@ -252,25 +268,25 @@ def _chains(
     model: Any,
     fit: WideLimitFit,
     known: tuple,
+    scored: np.ndarray,
     clock: Clock,
     key: Any,
     report: Report,
 ) -> Result | None:
     """Run chains, in the precision that the noise needs."""
+    rows = scored[:: -(-len(scored) // MOST_CHECKED)]
+    targets = fit.targets.reshape(len(fit.inputs), -1)[rows]
+
+    def judge(draws: dict[str, Any]) -> Convergence:
+        mean, variance, noise_variance = DrawnPosterior(network, draws, known).function(fit.inputs[rows])
+        return convergence(mean, variance + noise_variance, targets, request.num_chains)
+
     is_double = fit.noise_scale < _SINGLE_FROM
     report.add("Chains", f"in {'double' if is_double else 'single'} precision, for the noise is {fit.noise_scale:.3g}")
     with precision(is_double):
         args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-        run = run_chains(model, args, request.num_chains, clock, key, report, hold="scales")
+        run = run_chains(model, args, request.num_chains, clock, key, report, hold="scales", judge=judge)
     if run is None:
         return None
     posterior = DrawnPosterior(network, run.draws, known)
     return Result("chains", posterior, fit, model, posterior.known, run.mcmc, posterior.draws, run.num_steps)
-
-
-def _tell_chains(found: Result, rows: np.ndarray, num_chains: int, report: Report) -> None:
-    """Tell whether the chains agree about predictions at rows of the fit."""
-    fit = found.fit
-    mean, variance, noise_variance = found.posterior.function(fit.inputs[rows])
-    targets = fit.targets.reshape(len(fit.inputs), -1)[rows]
-    tell_convergence(mean, variance + noise_variance, targets, num_chains, report)

@@ -41,10 +41,11 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             leave-one-out residuals.
         method: "auto", "limit", "weighted" or "chains".
         time_budget: number of seconds that the fit may take, those of compilation apart; None for ten minutes at most.
+            Chains end before it is spent if they have settled.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. How many steps a
-            budget pays for is seen by the clock: a fit with chains repeats exactly only where it pays for all.
-        progress_bar: whether to show the seconds worked and what is being done, chains with bars of their own.
+            budget pays for is seen by the clock: a fit with chains does not repeat exactly.
+        progress_bar: whether to show the seconds worked and what is being done.
 
     Attributes:
         report_: what was decided, and from which numbers; ``str(report_)`` is a page of text.

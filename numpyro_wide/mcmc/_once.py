@@ -41,19 +41,21 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         sites = jax.vmap(postprocess)(found[names[0]])
         return found | {names[0]: {k: v for k, v in sites.items() if k not in left_out} if left_out else sites}
 
-    def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
-        state, kept = carry
-        state = kernel.sample(state, args, kwargs)
-        place, rest = (i - begin) // thinning, (i - begin) % thinning
+    def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:
+        def step(i: Array, carry: tuple[Any, dict]) -> tuple[Any, dict]:
+            state, kept = carry
+            state = kernel.sample(state, args, kwargs)
+            place, rest = (i - begin) // thinning, (i - begin) % thinning
 
-        def keep() -> dict:
-            return jax.tree.map(lambda all_, one: all_.at[place].set(one), kept, collected(state))
+            def keep() -> dict:
+                return jax.tree.map(lambda all_, one: all_.at[place].set(one), kept, collected(state))
 
-        return state, jax.lax.cond((i >= begin) & (rest == thinning - 1), keep, lambda: kept)
+            return state, jax.lax.cond((i >= begin) & (rest == thinning - 1), keep, lambda: kept)
 
-    def loop(state: Any) -> tuple[dict, Any]:
         kept = jax.tree.map(lambda one: jnp.zeros((size, *one.shape), one.dtype), jax.eval_shape(collected, state))
         state, kept = jax.lax.fori_loop(0, upper, step, (state, kept))
         return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), kept), state
 
-    return TracedProgram(loop, state)(state)
+    # Arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
+    lengths = tuple(map(jnp.int32, (begin, upper, thinning)))
+    return TracedProgram(loop, state, *lengths)(state, *lengths)

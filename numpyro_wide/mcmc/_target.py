@@ -13,10 +13,10 @@ from numpyro.util import identity, is_prng_key
 
 from numpyro_wide._checks import is_known, is_tracing
 from numpyro_wide._programs import TracedProgram
+from numpyro_wide._validity import held_by_closures, is_valid
 from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
 from numpyro_wide.mcmc._once import run_chains
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
-from numpyro_wide.mcmc._validity import held_by_closures, is_valid
 
 
 class TargetKernel(MCMCKernel):
@@ -71,8 +71,8 @@ class TargetKernel(MCMCKernel):
 
         It takes the place of ``chain_method="vectorized"``, whose loop NumPyro compiles at every run, and gives the
         same draws. A program is looked for by what the model computes now, and found again by another run, another
-        ``MCMC``, and other data of the same shapes; numbers in arrays of JAX's, such as ``jnp.log(2.0)``, are data,
-        and Python's and NumPy's numbers are parts of the program.
+        ``MCMC``, other data of the same shapes, and other lengths of which as many draws are kept; numbers in arrays of
+        JAX's, such as ``jnp.log(2.0)``, are data, and Python's and NumPy's numbers are parts of the program.
 
         Args:
             run: the run of a chain, as :class:`numpyro.infer.MCMC` hands it to a ``chain_method``.

@@ -108,7 +108,7 @@ class FCN(linen.Module):
             by_layer = zip(preceding, b_std, strict=True)
             w_std: Any = np.array([scale_or_unit(None, activation, b_std) for activation, b_std in by_layer])
         else:
-            w_std = _by_layer("w_std", self.w_std, self.depth)
+            w_std = _by_layer("w_std", self.w_std, self.depth, is_data=isinstance(self.w_std, Array))
         return {
             "w_std": w_std,
             "b_std": self.b_std if np.ndim(self.b_std) == 0 else b_std,
@@ -120,14 +120,19 @@ class FCN(linen.Module):
         }
 
 
-def _by_layer(name: str, scale: Any, depth: int) -> Any:
-    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
+def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
+    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made.
+
+    Where there is nothing to leave out arrays of JAX's stay what they are, data of the program.
+    """
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
         raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")
-    return np.broadcast_to(np.asarray(scale, float), (depth,)) if is_known(scale) else jnp.broadcast_to(scale, (depth,))
+    if is_data or not is_known(scale):
+        return jnp.broadcast_to(scale, (depth,))
+    return np.broadcast_to(np.asarray(scale, float), (depth,))
 
 
 def _number(scale: Any) -> Any:
-    """Return Python's number where the scale is known, which leaves the units their type."""
-    return float(scale) if is_known(scale) else scale
+    """Return Python's number for NumPy's, which leaves the units their type."""
+    return scale if isinstance(scale, Array) else float(scale)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import seed
+from numpyro.handlers import seed, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import initialize_model, unconstrain_fn
 from tqdm.auto import tqdm
@@ -19,11 +19,13 @@ from numpyro_wide._checks import (
     check_names_known,
     check_one_of,
     check_positive,
+    is_known,
     listing,
     whole_number,
 )
-from numpyro_wide._programs import combine, partition
+from numpyro_wide._programs import TracedProgram, combine, partition
 from numpyro_wide._traces import Sites, latent_sites, unwrap
+from numpyro_wide._validity import held_by_closures, is_valid
 
 _NUM_STRETCHES = 50  # of the progress bar
 
@@ -92,28 +94,44 @@ def init_to_optimum(
     whole_number("num_steps", num_steps)
     check_positive("step_size", step_size)
     keys = jax.random.split(rng_key, num_chains)
-    info = initialize_model(
-        keys,
-        model,
-        init_strategy=init_strategy,
-        dynamic_args=True,
-        model_args=model_args,
-        model_kwargs=model_kwargs,
-    )
-    given = _medians(info.model_trace, hold) if isinstance(hold, str) else dict(hold or {})
-    held = _held(model, model_args, model_kwargs, info, given)
-    free = {name: value for name, value in info.param_info.z.items() if name not in held}
+    potential_fn, z = _found(keys, model, model_args, model_kwargs, init_strategy)
+    sites = trace(seed(model, keys[0])).get_trace(*model_args, **model_kwargs)
+    given = _medians(sites, hold) if isinstance(hold, str) else dict(hold or {})
+    held = _held(model, model_args, model_kwargs, z, sites, given)
+    free = {name: value for name, value in z.items() if name not in held}
     arrays, rest = partition((model_args, model_kwargs), Array)
 
     def potential(free: dict[str, Array], held: dict[str, Array], arrays: list[Any]) -> Array:
         args, kwargs = combine(arrays, rest)
-        return info.potential_fn(*args, **kwargs)({**free, **held})
+        return potential_fn(*args, **kwargs)({**free, **held})
 
     if not free:
         raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
     found = _descend(potential, free, (held, arrays), num_steps, step_size, progress_bar)
-    start = {name: {**found, **held}[name] for name in info.param_info.z}
+    start = {name: {**found, **held}[name] for name in z}
     return start if num_chains > 1 else {name: value[0] for name, value in start.items()}
+
+
+def _found(
+    keys: Array, model: Callable, args: tuple, kwargs: dict, init_strategy: Callable
+) -> tuple[Callable, dict[str, Array]]:
+    """Return the potential of the model, a function of its arguments, and NumPyro's first position of each chain."""
+    infos: list[Any] = []
+
+    def search(keys: Array) -> tuple[Any, Array]:
+        form = {"init_strategy": init_strategy, "dynamic_args": True}
+        infos.append(initialize_model(keys, model, model_args=args, model_kwargs=kwargs, **form))
+        return infos[-1].param_info, is_valid(infos[-1].model_trace)
+
+    # As one program, which a model that computes the same finds again; unless NumPyro keeps numbers of its trace, or
+    # what is wrong is to be told by a run that sees numbers.
+    program = TracedProgram(search, keys)
+    if all(map(is_known, held_by_closures(infos[0].model_trace))):
+        found, passes = program(keys)
+        if passes and np.all(np.isfinite(found.potential_energy)):
+            return infos[0].potential_fn, found.z
+    search(keys)
+    return infos[-1].potential_fn, infos[-1].param_info.z
 
 
 def _medians(sites: Sites, hold: str) -> dict[str, Any]:
@@ -135,12 +153,13 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
     return scales
 
 
-def _held(model: Callable, args: tuple, kwargs: dict, info: Any, hold: dict[str, Any]) -> dict[str, Array]:
+def _held(
+    model: Callable, args: tuple, kwargs: dict, z: dict[str, Array], sites: Sites, hold: dict[str, Any]
+) -> dict[str, Array]:
     """Return the values that are held, unconstrained, for each chain."""
-    z = info.param_info.z
     check_names_known("hold", hold, z, kind="latent site")
     for name, value in hold.items():
-        shape = jnp.shape(info.model_trace[name]["value"])
+        shape = jnp.shape(sites[name]["value"])
         if jnp.shape(value) != shape:
             raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {jnp.shape(value)}.")
     values = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in hold.items()}
@@ -165,7 +184,6 @@ def _descend(
         update, adam_state = adam.update(usable, adam_state)
         return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
 
-    @jax.jit
     def stretch(states: tuple, held: Any, arrays: list[Any], length: Array) -> tuple:
         def one(state: tuple, held: Any) -> tuple:
             return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, arrays), state)
@@ -174,10 +192,11 @@ def _descend(
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
+    program = TracedProgram(stretch, states, *rest, jnp.int32(1))
     lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(int))
     with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
         for length in lengths:
-            states = stretch(states, *rest, jnp.asarray(length, jnp.int32))
+            states = program(states, *rest, jnp.int32(length))
             if progress_bar:
                 bar.set_postfix_str(f"U from {states[3].min():.4g} to {states[3].max():.4g}", refresh=False)
                 bar.update(length)

@@ -124,3 +124,11 @@ def test_copies_of_rows_do_not_decide_the_noise():
     assert "60 rows are copies of others" in str(twice.report_)
     assert "leave-one-out log densities are too high" in str(twice.report_)
     np.testing.assert_allclose(twice.fit_.noise_scale, once.fit_.noise_scale, rtol=0.05)
+
+
+@pytest.mark.parametrize(("noise", "num_rows"), [("constant", 48), ("by_row", 24)])
+def test_noise_by_row_is_fitted_to_each_row_once(noise, num_rows):
+    options = {"method": "weighted", "noise": noise, "hidden": (3,), "random_state": 0}
+    model = WideBNNRegressor(**options).fit(np.concatenate([X, X]), np.concatenate([Y, Y]))
+    assert len(model.model_args_[1]) == num_rows
+    assert ("fitted to 24 rows: at copies" in str(model.report_)) == (num_rows == 24)

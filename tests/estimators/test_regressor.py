@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor
 from numpyro_wide.estimators import _leave_one_out as loo
-from numpyro_wide.estimators._noise_test import noise_p_value
+from numpyro_wide.estimators._noise_test import has_steps, noise_p_value
 from numpyro_wide.machine import double_precision
 
 UNITS = 50.0, 7.0  # of the targets: mean and scale
@@ -180,6 +180,20 @@ def test_noise_that_depends_on_the_inputs_is_told_from_constant_noise():
 
 
 @pytest.mark.slow
+def test_targets_in_steps_are_told_from_measurements():
+    random = np.random.default_rng(0)
+    y = random.normal(size=400)
+    assert has_steps(np.round(y), 0.5) and has_steps(np.stack([y, np.round(y)], axis=1), 0.5)
+    assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
+    marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
+    assert "the targets are whole steps apart" in str(marks.report_)
+
+
+def test_a_model_without_a_finite_density_is_worse():
+    fine, broken = (loo.LeaveOneOut(np.array(by_row), 0.0) for by_row in ([-9.0, -8.0, -9.0], [-1.0, np.nan, -1.0]))
+    assert loo.is_better(fine, broken)[0] and not loo.is_better(broken, fine)[0]
+
+
 def test_chains_by_default_on_noise_that_grows():
     random = np.random.default_rng(0)
     x = random.uniform(-1.7, 1.7, (150, 1))
@@ -188,7 +202,7 @@ def test_chains_by_default_on_noise_that_grows():
     def observed(x):
         return np.sin(2 * x[:, 0]) + 0.1 * 10 ** (x[:, 0] / 3.4) * random.normal(size=len(x))
 
-    model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2).fit(x, observed(x))
+    model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2, time_budget=30).fit(x, observed(x))
     y_test = observed(x_test)
     ends = model.predict_interval(x_test, 0.9)
     assert model.method_ == "chains" and "by row" in str(model.report_) and model.n_iter_ > 400

@@ -71,6 +71,21 @@ def test_other_data_and_medians_of_the_same_shape_find_the_programs():
     assert np.median(third["scale"]) > 3 * np.median(first["scale"])
 
 
+def test_warmup_and_runs_of_other_lengths_are_one_program():
+    both = []
+    for once in (True, False):
+        mcmc = chains(network(jnp.float32(2.0)), once=once)
+        mcmc.warmup(KEY, X, Y)
+        draws(mcmc)
+        mcmc.num_samples, mcmc.thinning = 36, 3
+        with compilations() as compiled:
+            both.append(draws(mcmc)[0]["hidden"])
+            mcmc.warmup(KEY, X, Y)
+        assert (compiled == []) == once
+    assert both[0].shape == (2, 12, 1, 4)
+    np.testing.assert_allclose(*both, rtol=2e-3, atol=2e-3)
+
+
 def test_the_second_run_of_numpyros_loop_compiles_that_alone():
     mcmc = chains(network(jnp.float32(2.0)), once=False)
     draws(mcmc)

@@ -7,6 +7,7 @@ import pytest
 from flax import linen
 from scipy import integrate, stats
 
+from numpyro_wide._programs import TracedProgram
 from numpyro_wide.nn import CNN, FCN, NTKConv, WideResNet
 from numpyro_wide.nn.internal import unit_scale
 from numpyro_wide.wide_limit import fcn_kernel
@@ -66,6 +67,19 @@ def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
         variance, error = prior_variance(FCN(depth, 256, activation, b_std=0.1), unit_inputs(5, 7), 60)
         assert abs(variance - 1) < 0.05 + 3 * error
         assert error < 0.06
+
+
+def test_a_scale_in_an_array_of_jax_is_data_of_the_program():
+    x, params = jnp.ones((3, 2)), FCN(2, 4, "erf").init(jax.random.key(0), jnp.ones((3, 2)))
+
+    def program(scale):
+        return TracedProgram(FCN(2, 4, "erf", w_std=scale).apply, params, x)
+
+    first, second = program(jnp.array([1.0, 2.0])), program(jnp.array([3.0, 2.0]))
+    assert first.digest == second.digest
+    assert program(np.array([1.0, 2.0])).digest != program(np.array([3.0, 2.0])).digest
+    np.testing.assert_allclose(second(params, x), program(np.array([3.0, 2.0]))(params, x), rtol=1e-6)
+    assert np.abs(first(params, x) - second(params, x)).max() > 0.01
 
 
 @pytest.mark.parametrize(("depth", "width"), [(1, 4), (4, 32)])

@@ -130,3 +130,26 @@ def test_starts_of_other_data_are_compiled_no_more():
     assert compiled == []
     energy = potential_energy(line, (X, other), {}, jax.tree.map(lambda leaf: leaf[0], start))
     np.testing.assert_allclose(state.potential_energy, np.full(3, energy), rtol=1e-5)
+
+
+def test_optima_of_other_data_are_compiled_no_more():
+    found = {}
+    for y in (Y, 2 * Y):
+        with compilations() as compiled:
+            found = init_to_optimum(
+                jax.random.key(0), line, X, y, num_chains=3, num_steps=1500, hold={"noise": 0.3}, progress_bar=False
+            )
+    assert compiled == []
+    expected = np.linalg.solve(X.T @ X / 0.09 + jnp.eye(2) / 4, X.T @ (2 * Y) / 0.09 + jnp.array([0.5, -1.0]) / 4)
+    np.testing.assert_allclose(found["slopes"], np.tile(expected, (3, 1)), rtol=1e-3)
+
+
+def test_a_support_that_a_parameter_moves_is_that_of_the_start():
+    """NumPyro keeps its bounds with the functions that it makes of a model."""
+
+    def model():
+        end = numpyro.sample("end", dist.Uniform(2.0, 3.0))
+        numpyro.sample("z", dist.Uniform(0.0, end))
+
+    start = init_to_optimum(jax.random.key(0), model, num_chains=2, num_steps=5, progress_bar=False)
+    assert start["z"].shape == (2,) and np.isfinite(start["z"]).all()
