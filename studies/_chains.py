@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jax import Array
-from numpyro import handlers
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
@@ -46,7 +45,7 @@ def chains_of(
 
 
 def draws_of(keys: tuple[Array, Array], mcmc: MCMC, *known: Any, num_adam: int) -> dict[str, Array]:
-    """Sample from where Adam gets at the medians of the scales and the noise.
+    """Sample from where Adam gets at the medians of the scales and the noise, the same in all rows.
 
     Args:
         keys: keys of the start and of the chains.
@@ -57,11 +56,8 @@ def draws_of(keys: tuple[Array, Array], mcmc: MCMC, *known: Any, num_adam: int) 
     Returns:
         The draws that are kept, chains one after another.
     """
-    model = mcmc.sampler.model
-    sites = handlers.trace(handlers.seed(model, 0)).get_trace(*known)
-    hold = {name: np.zeros(np.shape(site["value"])) for name, site in sites.items() if name.endswith("_base")}
-    sizes = {"num_chains": mcmc.num_chains, "num_steps": num_adam}
-    start = init_to_optimum(keys[0], model, *known, **sizes, hold=hold, progress_bar=False)
+    options = {"num_chains": mcmc.num_chains, "num_steps": num_adam, "hold": "scales", "progress_bar": False}
+    start = init_to_optimum(keys[0], mcmc.sampler.model, *known, **options)
     mcmc.run(keys[1], *known, init_params=start)
     return mcmc.get_samples()
 

@@ -2,7 +2,7 @@
 
 import argparse
 import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -143,6 +143,17 @@ def nngp_posterior(kernel: Callable, x: np.ndarray, y: np.ndarray, x_test: np.nd
 def rms(values: np.ndarray) -> float:
     """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(values))))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean; 0 of one value, which says nothing of it."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def with_error(values: Sequence[float], form: str = ".3g") -> str:
+    """Write the mean of values, and of several its standard error."""
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {standard_error(values):.2g}" if len(values) > 1 else mean
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

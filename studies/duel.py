@@ -1,11 +1,11 @@
 """A duel on one table: microcanonical ensembles, boosted trees and Gaussian processes, beside published rivals.
 
-Airfoil self-noise by the split of sklearn-contrib-bde's benchmark, inputs and targets standardised and nothing else;
-errors are in standard deviations of the targets. Ours is a collapsed network with latent scales and noise, a
-microcanonical chain from each of several runs of Adam, and 600,000 gradients in all. Rows are written to duel.csv as
-they are done, and a study that was interrupted goes on where it stopped. Without --folder it runs on scikit-learn's
-diabetes patients; without --bde-python, the Python of an environment that has sklearn-contrib-bde, that package's row
-is left out.
+Airfoil self-noise or bike sharing by the splits of sklearn-contrib-bde's benchmark, inputs and targets standardised and
+nothing else; errors are in standard deviations of the targets. Ours is a collapsed network with latent scales and
+noise, one for all rows or by row, a microcanonical chain from each of several runs of Adam, and 600,000 gradients in
+all; the estimator is at its defaults. Rows are written to duel.csv as they are done, and a study that was interrupted
+goes on where it stopped. Without --folder it runs on scikit-learn's diabetes patients; without --bde-python, the Python
+of an environment that has sklearn-contrib-bde, that package's row is left out.
 
     python studies/duel.py --folder path/to/uci --bde-python path/to/environment/bin/python --seeds 3
 """
@@ -14,6 +14,7 @@ import os
 import subprocess
 import tempfile
 import time
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,21 +29,31 @@ import _common
 from numpyro_wide import datasets, nn, wide_limit
 from numpyro_wide.diagnostics import pooling, project, regression_scores
 
-OURS, BDE = "ours", "bde, run here"
-MODELS = [OURS, BDE, "gradient boosting", "NNGP", "GP"]
-# RMSE and NLL by the benchmark of sklearn-contrib-bde, five seeds, ten cores; NLL where the noise is learnt.
+OURS, BY_ROW, BDE = "ours", "ours, noise by row", "bde, run here"
+MODELS = [OURS, BY_ROW, "estimator", BDE, "gradient boosting", "NNGP", "GP"]
+# RMSE, NLL and seconds by the benchmark of sklearn-contrib-bde, five seeds, ten cores; NLL where the noise is by row.
 PUBLISHED = {
-    "bde, published": (0.1215, -0.9126),
-    "TabPFN v2, published": (0.1359, -0.9338),
-    "XGBoost, published": (0.2025, np.nan),
-    "CatBoost, published": (0.2393, 0.1479),
-    "deep ensemble, published": (0.3650, 0.1760),
+    "airfoil": {
+        "bde, published": (0.1215, -0.9126, 240),
+        "TabPFN v2, published": (0.1359, -0.9338, 9),
+        "XGBoost, published": (0.2025, np.nan, 1.2),
+        "CatBoost, published": (0.2393, 0.1479, 0.8),
+        "deep ensemble, published": (0.3650, 0.1760, 20),
+    },
+    "bike": {
+        "bde, published": (0.2261, -0.7315, 2550),
+        "TabPFN v2, published": (0.2103, -0.6856, 1245),
+        "XGBoost, published": (0.2143, np.nan, 1.9),
+        "CatBoost, published": (0.2652, -0.3737, np.nan),
+        "deep ensemble, published": (0.2880, -0.4550, 40),
+    },
 }
 
 
 class Cell(NamedTuple):
     """A fit."""
 
+    set: str
     model: str
     seed: int
 
@@ -67,16 +78,17 @@ class Row(NamedTuple):
     core_seconds: float = np.nan
 
 
-def rows_of(folder):
+@cache
+def rows_of(folder, name):
     """Return training and test rows, inputs and targets standardised by the former."""
     if folder is None:
         train, test = datasets.split(datasets.diabetes(), 354, 88, seed=0)
     else:
-        train, test = datasets.uci(folder, "airfoil")
+        train, test = datasets.uci(folder, name)
     return _common.standardised_by(train, test, np.float32)[:2]
 
 
-def network(num_inputs, options):
+def network(num_inputs, options, *, by_row):
     """Make the collapsed network: scales of inputs, biases, readout and noise are latent, and vague."""
     scales = {
         "input_scale": dist.LogNormal(np.zeros(num_inputs), 1.0),
@@ -84,23 +96,41 @@ def network(num_inputs, options):
         "readout_w_std": dist.LogNormal(0.5, 0.5),
         "w_std": np.full(options.depth, 2**0.5),
     }
-    noise = dist.LogNormal(np.log(0.08), 0.5)
+    level = dist.LogNormal(np.log(options.noise), 0.5)
+    noise = nn.NoiseNetwork(level) if by_row else level
     return _chains.collapsed(nn.bnn(nn.FCN(options.depth, options.width, "gelu"), None, noise, scales=scales))
 
 
-def ours(seed, rows, options):
+def ours(seed, rows, options, *, by_row=False):
     """Run chains from where Adam gets at the medians of scales and noise; their predictions, and gradients."""
     (x, y), (x_test, _) = rows
-    model, chains = network(x.shape[1], options), options.num_chains
+    model, chains = network(x.shape[1], options, by_row=by_row), options.num_chains
     keys = jax.random.split(jax.random.key(seed), 3)
     # A step is two gradients.
     num_steps = max(4, (options.gradients // chains - options.num_adam) // 2)
-    num_warmup = num_steps // 4
+    num_warmup = int(options.warmup_share * num_steps)
     form = {"bias_tolerance": options.tolerance, "chain_method": options.chain_method}
     mcmc = _chains.chains_of(model, chains, num_warmup, num_steps - num_warmup, **form)
     draws = _chains.draws_of(keys[:2], mcmc, x, y, num_adam=options.num_adam)
     mean, variance = _chains.moments(keys[2], model, draws, (x, y), (x_test,), chains)
     return mean, variance, chains * (options.num_adam + 2 * num_steps)
+
+
+def estimator(seed, rows, options):
+    """Fit the estimator at its defaults."""
+    from numpyro_wide.estimators import WideBNNRegressor
+
+    (x, y), (x_test, _) = rows
+    model = WideBNNRegressor(time_budget=options.time_budget, random_state=seed).fit(x, y)
+    print(f"\n{model.report_}", flush=True)
+    if model.predictive_ is None:
+        mean, sd = model.predict(x_test, return_std=True)
+        return mean[None, None], sd[None, None] ** 2, np.nan
+    with jax.enable_x64(True):
+        found = model.predictive_(jax.random.key(seed), model.model_args_[0], x_test.astype(float))
+    chains = model.num_chains if model.mcmc_ is not None else 1
+    parts = (np.asarray(found[name]) for name in ("mean", "predictive_variance"))
+    return *(part.reshape(chains, -1, *part.shape[1:]) for part in parts), 2 * chains * model.n_iter_
 
 
 def bde(seed, rows, options):
@@ -155,9 +185,12 @@ def gaussian_process(seed, rows, options):
     return mean[None, None], sd[None, None] ** 2, np.nan
 
 
-def run(cell, rows, options):
+def run(cell, options):
     """Fit, predict, score."""
-    fits = dict(zip(MODELS, (ours, bde, boosted_trees, nngp, gaussian_process), strict=True))
+    rows = rows_of(options.folder, cell.set)
+    with_noise_by_row = partial(ours, by_row=True)
+    functions = (ours, with_noise_by_row, estimator, bde, boosted_trees, nngp, gaussian_process)
+    fits = dict(zip(MODELS, functions, strict=True))
     start, core_start = time.perf_counter(), sum(os.times()[:4])
     mean, variance, gradients = fits[cell.model](cell.seed, rows, options)
     seconds, core_seconds = time.perf_counter() - start, sum(os.times()[:4]) - core_start
@@ -169,7 +202,7 @@ def run(cell, rows, options):
         projections = np.asarray(project({"mean": mean}, jax.random.key(0)))
         ess = float(_chains.bulk_ess(projections).mean())
         found = {"rhat_within": float(np.median(report.within)), "rhat_between": report.between, "ess": ess}
-        print(f"\n{cell.model}, seed {cell.seed}\n{report}", flush=True)
+        print(f"\n{cell.set}, {cell.model}, seed {cell.seed}\n{report}", flush=True)
     return Row(
         rmse=scores["rmse"],
         nll=-scores["log_predictive_density"],
@@ -181,14 +214,15 @@ def run(cell, rows, options):
     )
 
 
-def summary_of(model, table):
+def summary_of(name, model, table):
     """Return means over seeds, as text under the names of a page."""
-    found = pandas.DataFrame([row for cell, row in table.items() if cell.model == model])
+    found = pandas.DataFrame([row for cell, row in table.items() if cell[:2] == (name, model)])
     mean, spread = found.mean(), found.std(ddof=0)
     with_spread = [
         f"{mean[name]:.4f}" + (f" ± {spread[name]:.4f}" if len(found) > 1 else "") for name in ("rmse", "nll")
     ]
     return {
+        "set": name,
         "model": model,
         "seeds": len(found),
         "RMSE": with_spread[0],
@@ -208,25 +242,59 @@ def summary_of(model, table):
     }
 
 
-def draw(table, options):
-    """Draw errors and negative log-likelihoods, hollow those that are published."""
-    points = {
-        model: tuple(np.mean([(row.rmse, row.nll) for cell, row in table.items() if cell.model == model], axis=0))
+def published_in(name):
+    """Return what others have published of a set, as text under the same names."""
+    return [
+        {
+            "set": name,
+            "model": model,
+            "seeds": 5,
+            **{
+                title: "" if np.isnan(number) else f"{number:{form}}"
+                for title, number, form in zip(("RMSE", "NLL", "seconds"), found, (".4f", ".4f", "g"), strict=True)
+            },
+        }
+        for model, found in PUBLISHED.get(name, {}).items()
+    ]
+
+
+def groups_of(table):
+    """Return the sets and models of a table, in the order of the lists above."""
+    found = {cell[:2] for cell in table}
+    return [
+        (name, model)
+        for name in dict.fromkeys(cell.set for cell in table)
         for model in MODELS
-        if any(cell.model == model for cell in table)
+        if (name, model) in found
+    ]
+
+
+def draw(table, options):
+    """Draw errors and negative log-likelihoods, a line of panels for each set, hollow those that are published."""
+    names = list(dict.fromkeys(name for name, _ in groups_of(table)))
+    published = {name: {model: found[:2] for model, found in PUBLISHED.get(name, {}).items()} for name in names}
+    points = {
+        name: {
+            model: np.mean([(row.rmse, row.nll) for cell, row in table.items() if cell[:2] == (name, model)], axis=0)
+            for model in (model for one, model in groups_of(table) if one == name)
+        }
+        | published[name]
+        for name in names
     }
-    if options.folder is not None:
-        points |= PUBLISHED
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
-    for place, (model, scores) in enumerate(reversed(points.items())):
-        face = "none" if model in PUBLISHED else "C0"
-        for panel, score in zip(axes, scores, strict=True):
-            panel.plot(score, place, "o", color="C0", markerfacecolor=face)
-    axes[0].set(xlabel="RMSE, standard deviations of the targets", yticks=range(len(points)))
-    axes[0].set_yticklabels(list(points)[::-1])
-    axes[1].set(xlabel="NLL, noise learnt")
-    for panel in axes:
-        panel.grid(alpha=0.3)
+    form = {"layout": "constrained", "squeeze": False, "height_ratios": [len(found) + 2 for found in points.values()]}
+    size = (8, sum(0.3 * len(found) + 0.8 for found in points.values()))
+    figure, axes = plt.subplots(len(names), 2, figsize=size, sharey="row", **form)
+    for line, (name, found) in zip(axes, points.items(), strict=True):
+        for place, (model, scores) in enumerate(reversed(found.items())):
+            face = "none" if model in published[name] else "C0"
+            for panel, score in zip(line, scores, strict=True):
+                panel.plot(score, place, "o", color="C0", markerfacecolor=face)
+        line[0].set(yticks=range(len(found)), title=name)
+        line[0].set_yticklabels(list(found)[::-1])
+        for panel in line:
+            panel.grid(alpha=0.3)
+    axes[-1, 0].set(xlabel="RMSE, standard deviations of the targets")
+    axes[-1, 1].set(xlabel="NLL, noise learnt")
     _common.save(figure, options, "duel.png")
 
 
@@ -235,17 +303,18 @@ def main(options):
     models = [model for model in options.models if model != BDE or options.bde_python is not None]
     if len(models) < len(options.models):
         print(f"without --bde-python there is no row of {BDE}")
-    rows = rows_of(options.folder)
-    cells = [Cell(model, seed) for seed in range(options.seeds) for model in models]
+    sets = options.sets if options.folder is not None else ["diabetes"]
+    cells = [Cell(name, model, seed) for name in sets for seed in range(options.seeds) for model in models]
     table = _common.resumed(
         options.output / "duel.csv",
         cells,
         Row,
-        lambda cell: run(cell, rows, options),
+        lambda cell: run(cell, options),
         unit="fit",
-        name=lambda cell: f"{cell.model}, seed {cell.seed}",
+        name=lambda cell: f"{cell.set}, {cell.model}, seed {cell.seed}",
     )
-    summary = [summary_of(model, table) for model in MODELS if any(cell.model == model for cell in table)]
+    summary = [summary_of(*group, table) for group in groups_of(table)]
+    summary += [row for name in dict.fromkeys(name for name, _ in groups_of(table)) for row in published_in(name)]
     _common.print_table(summary)
     pandas.DataFrame(summary).to_csv(options.output / "duel_summary.csv", index=False)
     draw(table, options)
@@ -255,15 +324,19 @@ if __name__ == "__main__":
     main(
         _common.arguments(
             __doc__,
-            folder={"type": Path, "help": "with airfoil.npz; diabetes without it"},
+            folder={"type": Path, "help": "with <set>.npz; diabetes without it"},
+            sets={"nargs": "+", "default": ["airfoil"], "choices": list(PUBLISHED), "help": "the sets"},
             bde_python={"type": Path, "help": "Python of an environment that has sklearn-contrib-bde"},
             seeds=(1, "of each model, from 0"),
             models={"type": str, "nargs": "+", "default": MODELS, "choices": MODELS},
             depth=3,
             width=32,
+            noise=(0.08, "median of its level a priori, in standard deviations of the targets"),
+            time_budget=(600.0, "seconds that the estimator may work for"),
             num_chains=8,
             num_adam=(1500, "steps of Adam, for each chain"),
             gradients=(600_000, "of all chains, Adam's included"),
+            warmup_share=(0.25, "of each chain's steps"),
             tolerance=0.3,
             chain_method="vectorized",
             bde_members=10,

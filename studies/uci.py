@@ -178,17 +178,6 @@ def run(cell, options):
     return Row(*map(float, values), float(np.max(rhat)), float(np.median(rhat)), seconds)
 
 
-def standard_error(values):
-    """Return the standard error of a mean; 0 of one value, which says nothing of it."""
-    return np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-
-
-def with_error(values, form=".3g"):
-    """Write the mean of values, and of several its standard error."""
-    mean = f"{np.mean(values):{form}}"
-    return f"{mean} ± {standard_error(values):.2g}" if len(values) > 1 else mean
-
-
 def summary_of(by_split, reference):
     """Return means over the splits of a model's rows and their standard errors.
 
@@ -199,9 +188,11 @@ def summary_of(by_split, reference):
     gains = [by_split[split].log_density - reference[split].log_density for split in by_split.keys() & reference]
     return {
         "splits": len(found),
-        "RMSE": with_error(found[:, 0]),
-        "log density": with_error(found[:, 1]),
-        f"log density over {REFERENCE}": with_error(gains, "+.2g") if gains and by_split is not reference else "",
+        "RMSE": _common.with_error(found[:, 0]),
+        "log density": _common.with_error(found[:, 1]),
+        f"log density over {REFERENCE}": _common.with_error(gains, "+.2g")
+        if gains and by_split is not reference
+        else "",
         "CRPS": f"{mean[2]:.3g}",
         "90 % interval holds": f"{mean[3]:.2f}",
         "R-hat, largest": "" if np.isnan(mean[4]) else f"{found[:, 4].max():.2f}",
@@ -219,7 +210,7 @@ def show(panel, by_model):
             panel.plot(edge, place, "<", color="C0")
             panel.annotate(f"  {np.mean(found):.3g}", (edge, place), va="center")
         elif found:
-            panel.errorbar(np.mean(found), place, xerr=standard_error(found), fmt="o", color="C0")
+            panel.errorbar(np.mean(found), place, xerr=_common.standard_error(found), fmt="o", color="C0")
     panel.set(yticks=range(len(by_model)), yticklabels=[], ylim=(len(by_model) - 0.5, -0.5))
     panel.locator_params(axis="x", nbins=3)
 

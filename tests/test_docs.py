@@ -86,14 +86,31 @@ def test_the_classes_of_the_gallery_are_the_rows_that_were_run():
     assert sorted(chains["model"]) == sorted(rows["model"][rows["draws"] > 0])
 
 
+def test_the_estimator_shows_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "estimator.csv").groupby(["name", "kind"], sort=False)
+    shown = pandas.read_csv(DOCS / "figures" / "estimator_summary.csv")
+    assert len(rows) == len(shown)
+    by_hand = pandas.read_csv(DOCS / "figures" / "uci.csv").query("model == '1 x 50, collapsed'")
+    by_hand = by_hand.set_index(["name", "split"])["log_density"]
+    for ((name, kind), group), line in zip(rows, shown.to_dict("records"), strict=True):
+        assert (line["set"], line["splits"]) == (name, f"{len(group)} {kind}") and group["split"].is_unique
+        for column, shown_as in (("rmse", "RMSE"), ("log_density", "log density")):
+            assert str(line[shown_as]).split(" ±")[0] == f"{group[column].mean():.3g}"
+        assert line["90 % interval holds"] == pytest.approx(group["coverage_90"].mean(), abs=0.0051)
+        if kind == "random":
+            gains = group["log_density"].to_numpy() - by_hand[name].loc[group["split"]].to_numpy()
+            assert line["over 1 x 50, collapsed"].split(" ±")[0] == f"{gains.mean():+.2g}"
+
+
 def test_the_duel_shows_the_rows_that_were_run():
-    rows = pandas.read_csv(DOCS / "figures" / "duel.csv").groupby("model")
-    shown = pandas.read_csv(DOCS / "figures" / "duel_summary.csv").set_index("model")
+    rows = pandas.read_csv(DOCS / "figures" / "duel.csv").groupby(["set", "model"])
+    shown = pandas.read_csv(DOCS / "figures" / "duel_summary.csv").set_index(["set", "model"])
+    shown = shown[~shown.index.get_level_values("model").str.endswith("published")]
     assert set(rows.groups) == set(shown.index)
-    for model, group in rows:
-        assert shown.loc[model, "seeds"] == len(group) == group["seed"].nunique()
+    for place, group in rows:
+        assert shown.loc[place, "seeds"] == len(group) == group["seed"].nunique()
         for column, shown_as in (("rmse", "RMSE"), ("nll", "NLL")):
-            assert float(str(shown.loc[model, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
+            assert float(str(shown.loc[place, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
 
 
 def table(page, heading):
@@ -125,13 +142,17 @@ def test_the_tables_of_widths_show_the_rows_that_were_run():
 
 
 def test_published_figures_stand_beside_the_rows_that_were_run():
-    rows = pandas.read_csv(DOCS / "figures" / "uci_summary.csv")
-    rows = rows[(rows["model"].str.rstrip("*") == "1 x 50, collapsed") & (rows["splits"] == 20)].set_index("set")
+    by_hand = pandas.read_csv(DOCS / "figures" / "uci_summary.csv")
+    by_hand = by_hand[(by_hand["model"].str.rstrip("*") == "1 x 50, collapsed") & (by_hand["splits"] == 20)]
+    estimator = pandas.read_csv(DOCS / "figures" / "estimator_summary.csv")
+    estimator = estimator[estimator["splits"].str.endswith("random")]
     for score in ("RMSE", "log density"):
-        shown = {name: ours for name, ours, *_ in table("benchmark.md", f"| {score} | 1 x 50, here |") if ours}
-        assert set(shown) == set(rows.index)
-        for name, ours in shown.items():
-            assert ours == " ± ".join(f"{float(value):.2f}" for value in rows.loc[name, score].split(" ± "))
+        shown = pandas.read_csv(DOCS / "figures" / f"published_{score.lower().replace(' ', '_')}.csv").set_index("set")
+        for rows, column in ((by_hand, "1 x 50, here"), (estimator, "estimator, here")):
+            found = rows.set_index("set")[score]
+            assert set(shown.index) == set(found.index)
+            for name, ours in shown[column].items():
+                assert ours.replace("−", "-") == " ± ".join(f"{float(value):.2f}" for value in found[name].split(" ± "))
 
 
 def docstrings():

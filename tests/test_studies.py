@@ -31,7 +31,8 @@ TINY = {
     "exact_laws.py": "--repetitions 2 --networks 1 --kernels pCN --num-chains 4 --num-warmup 20 --num-samples 100",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
-    "duel.py": "--models ours GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "duel.py": "--models ours 'ours, noise by row' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "estimator.py": "--gaps 1 --time-budget 5",
     "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
     "'network, one-hot codes' --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "images.py": "--sizes 20 40 --num-test 20",
@@ -62,6 +63,7 @@ FIGURES = {
     "exact_laws.py": {"exact_laws.csv", "exact_laws_chains.csv", "exact_laws.png"},
     "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
     "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
+    "estimator.py": {"estimator.csv", "estimator_summary.csv", "estimator.png", "reports"},
     "classes.py": {"classes.csv", "classes.npz", "classes.png"},
     "images.py": {"images.csv", "images.png", "kernels"},
     "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
@@ -83,6 +85,7 @@ SILENT_FOR_LONG = {
     "classes.py",
     "how_wide.py",
     "finite_cnn.py",
+    "estimator.py",
 }
 
 
