@@ -161,6 +161,12 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(pandas.DataFrame(rows).to_string(index=False, float_format="{:.4g}".format, na_rep=""), flush=True)
 
 
+def write_table(rows: list[dict[str, Any]], path: Path) -> None:
+    """Print rows under the names of their columns, and write them to a file."""
+    print_table(rows)
+    pandas.DataFrame(rows).to_csv(path, index=False)
+
+
 def number_ticks(axes: Any, numbers: Iterable[int]) -> None:
     """Mark these numbers alone on the first axis."""
     numbers = list(numbers)

@@ -315,8 +315,7 @@ def main(options):
     )
     summary = [summary_of(*group, table) for group in groups_of(table)]
     summary += [row for name in dict.fromkeys(name for name, _ in groups_of(table)) for row in published_in(name)]
-    _common.print_table(summary)
-    pandas.DataFrame(summary).to_csv(options.output / "duel_summary.csv", index=False)
+    _common.write_table(summary, options.output / "duel_summary.csv")
     draw(table, options)
 
 

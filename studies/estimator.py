@@ -165,8 +165,7 @@ def main(options):
         summary_of(*group, {cell.split: row for cell, row in rows.items() if cell[:2] == group}, by_hand)
         for group in groups
     ]
-    _common.print_table(summary)
-    pandas.DataFrame(summary).to_csv(options.output / "estimator_summary.csv", index=False)
+    _common.write_table(summary, options.output / "estimator_summary.csv")
     draw(rows, options)
 
 

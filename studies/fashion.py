@@ -23,7 +23,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import pandas
 from numpyro.infer import MCMC
 
 import _chains
@@ -299,8 +298,7 @@ def main(options):
     )
     rows = dict(sorted(rows.items(), key=lambda item: (MODELS.index(item[0].model), item[0])))
     for name, part in zip(("fashion_scores.csv", "fashion_costs.csv"), summary(rows), strict=True):
-        _common.print_table(part)
-        pandas.DataFrame(part).to_csv(options.output / name, index=False)
+        _common.write_table(part, options.output / name)
     _common.save(draw(rows), options, "fashion.png", dpi=100)
 
 

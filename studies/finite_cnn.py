@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas
 from flax import linen
 
 import _class_chains
@@ -208,9 +207,7 @@ def main(options):
         name=lambda cell: f"{cell.images}, {cell.model}, {cell.width}",
     )
     rows = dict(sorted(rows.items(), key=lambda item: (item[0].images, MODELS.index(item[0].model), item[0].width)))
-    table = summary(rows)
-    _common.print_table(table)
-    pandas.DataFrame(table).to_csv(options.output / "finite_cnn_scores.csv", index=False)
+    _common.write_table(summary(rows), options.output / "finite_cnn_scores.csv")
     _common.save(draw(rows), options, "finite_cnn.png", dpi=100)
 
 

@@ -20,7 +20,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import pandas
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -254,8 +253,7 @@ def main(options):
             if by_split:
                 star = "*" if any(row.rhat > 1.05 for row in by_split.values()) else ""
                 summary.append({"set": name, "model": model + star, **summary_of(by_split, by_model[REFERENCE])})
-    _common.print_table(summary)
-    pandas.DataFrame(summary).to_csv(options.output / "uci_summary.csv", index=False)
+    _common.write_table(summary, options.output / "uci_summary.csv")
     print("* R-hat of the predictions is above 1.05 in a split.")
     draw(by_set, options)
 

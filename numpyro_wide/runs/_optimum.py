@@ -95,9 +95,11 @@ def init_to_optimum(
     check_positive("step_size", step_size)
     keys = jax.random.split(rng_key, num_chains)
     potential_fn, z = _found(keys, model, model_args, model_kwargs, init_strategy)
-    sites = trace(seed(model, keys[0])).get_trace(*model_args, **model_kwargs)
-    given = _medians(sites, hold) if isinstance(hold, str) else dict(hold or {})
-    held = _held(model, model_args, model_kwargs, z, sites, given)
+    held = {}
+    if hold:
+        sites = trace(seed(model, keys[0])).get_trace(*model_args, **model_kwargs)
+        given = _medians(sites, hold) if isinstance(hold, str) else dict(hold)
+        held = _held(model, model_args, model_kwargs, z, sites, given)
     free = {name: value for name, value in z.items() if name not in held}
     arrays, rest = partition((model_args, model_kwargs), Array)
 

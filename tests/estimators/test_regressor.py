@@ -179,7 +179,6 @@ def test_noise_that_depends_on_the_inputs_is_told_from_constant_noise():
     assert noise_p_value(x[:20], x[:20, 0], residuals[:20]) is None
 
 
-@pytest.mark.slow
 def test_targets_in_steps_are_told_from_measurements():
     random = np.random.default_rng(0)
     y = random.normal(size=400)
@@ -194,6 +193,7 @@ def test_a_model_without_a_finite_density_is_worse():
     assert loo.is_better(fine, broken)[0] and not loo.is_better(broken, fine)[0]
 
 
+@pytest.mark.slow
 def test_chains_by_default_on_noise_that_grows():
     random = np.random.default_rng(0)
     x = random.uniform(-1.7, 1.7, (150, 1))
