@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.distributions import Distribution, constraints
 
+from numpyro_wide._checks import is_known
 from numpyro_wide._traces import IS_USUAL
 
 
@@ -23,11 +24,14 @@ def is_valid(sites: dict[str, Any]) -> Array:
     return jnp.stack([jnp.all(condition) for condition in found] or [jnp.array(True)]).all()
 
 
-def held_by_closures(sites: dict[str, Any]) -> list[Any]:
-    """Return what NumPyro's closures over a model keep of a trace of it: parameters, and bounds of supports."""
+def is_bound(sites: dict[str, Any]) -> bool:
+    """Tell whether NumPyro's closures over a model are good for the program alone that traced it.
+
+    They keep parameters, and bounds of supports, of the trace that they were made in.
+    """
     kept = [site["value"] for site in sites.values() if site["type"] in ("param", "mutable")]
     kept += [site["fn"].support for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
-    return jax.tree.leaves(kept)
+    return not all(map(is_known, jax.tree.leaves(kept)))
 
 
 def _conditions(site: dict[str, Any]) -> Iterator[Array]:

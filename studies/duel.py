@@ -98,7 +98,9 @@ def network(num_inputs, options, *, by_row):
     }
     level = dist.LogNormal(np.log(options.noise), 0.5)
     noise = nn.NoiseNetwork(level) if by_row else level
-    return _chains.collapsed(nn.bnn(nn.FCN(options.depth, options.width, "gelu"), None, noise, scales=scales))
+    return _chains.collapsed(
+        nn.bnn(nn.FCN(options.depth, options.width, options.activation), None, noise, scales=scales)
+    )
 
 
 def ours(seed, rows, options, *, by_row=False):
@@ -330,6 +332,7 @@ if __name__ == "__main__":
             models={"type": str, "nargs": "+", "default": MODELS, "choices": MODELS},
             depth=3,
             width=32,
+            activation=("gelu", "of our networks"),
             noise=(0.08, "median of its level a priori, in standard deviations of the targets"),
             time_budget=(600.0, "seconds that the estimator may work for"),
             num_chains=8,

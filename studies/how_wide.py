@@ -1,11 +1,11 @@
-"""Effective draws of three kernels on three forms of a network, by width and depth: how wide a wide network is.
+"""Effective draws of four kernels on three forms of a network, by width and depth: how wide a wide network is.
 
-Each cell is two chains: SplitHMC, NUTS or unadjusted MicrocanonicalLangevin on the plain, the repriorised or the
-collapsed network, erf or ReLU as the evidence of the infinitely wide one says, with its scales and its noise. Effective
-draws are those of 100 random projections of the mean function at test rows, the readout integrated out whatever the
-form, and of the hidden weights. Readouts that are drawn afresh would make any frequent draw look independent. Rows are
-written to how_wide.csv as they are done, and a study that was interrupted goes on where it stopped. Without --folder
-the rows are scikit-learn's diabetes patients; with it, those of a set of the UCI repository.
+Each cell is two chains: SplitHMC, NUTS or MicrocanonicalLangevin, unadjusted (MCLMC) or adjusted (MAMS), on the plain,
+the repriorised or the collapsed network, erf or ReLU as the evidence of the infinitely wide one says, with its scales
+and its noise. Effective draws are those of 100 random projections of the mean function at test rows, the readout
+integrated out whatever the form, and of the hidden weights. Readouts that are drawn afresh would make any frequent draw
+look independent. Rows are written to how_wide.csv as they are done, and a study that was interrupted goes on where it
+stopped. Without --folder the rows are scikit-learn's diabetes patients; with it, those of a set of the UCI repository.
 
     python studies/how_wide.py --folder path/to/uci --depths 1
 """
@@ -33,13 +33,15 @@ KERNELS = {
     "SplitHMC": mcmc.SplitHMC,
     "NUTS": partial(NUTS, max_tree_depth=7),
     "MCLMC": partial(mcmc.MicrocanonicalLangevin, adjusted=False),
+    "MAMS": mcmc.MicrocanonicalLangevin,
 }
 # What an iteration costs before warmup has found out: of MCLMC what it is given, a step being two gradients.
-GUESS = {"SplitHMC": 15, "NUTS": 30}
+GUESS = {"SplitHMC": 15, "NUTS": 30, "MAMS": 60}
 NUM_CHAINS = 2
 MOST_DRAWS = 2000  # of a chain
 MOST_OF_MCLMC = 500  # whose draws may be any number of steps apart
 LEAST_DRAWS, STRETCH = 50, 10  # of a chain, and those that are made at a time
+LARGEST_RHAT = 1.1  # of chains that have met
 PATIENCE = 20  # times its seconds that the least draws may take; a cell that needs longer is left out
 
 
@@ -62,6 +64,7 @@ class Row(NamedTuple):
     rmse: float
     log_density: float
     rhat: float
+    rhat_weights: float
     ess_function: float
     ess_weights: float
     gradients: float
@@ -200,6 +203,7 @@ def run(cell, task):
         rmse=scores["rmse"],
         log_density=scores["log_predictive_density"],
         rhat=float(np.max(_chains.rhat(of_function))),
+        rhat_weights=float(np.max(_chains.rhat(of_weights))),
         ess_function=float(np.mean(_chains.bulk_ess(of_function))),
         ess_weights=float(np.mean(_chains.bulk_ess(of_weights))),
         gradients=gradients,
@@ -239,10 +243,44 @@ def draw(rows, options):
                     panel.plot(*zip(*found[kernel].items(), strict=True), "--", color=line.get_color(), linewidth=1)
                 _common.number_ticks(panel, widths)
                 panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
-        axes[0, 0].legend(fontsize=8)
+        axes[0, -1].legend(fontsize=7, loc="lower left")  # of the form with all kernels
         figure.supxlabel("width", fontsize=10)
         figure.supylabel(f"effective samples a {unit}; broken, of the weights", fontsize=10)
         _common.save(figure, options, f"how_wide_{cost}.png", dpi=110)
+
+
+def speed(row, cost, unit):
+    """Return effective draws of the mean function and of the weights for so much of a cost, as a table has them."""
+    each = (unit * draws / getattr(row, cost) for draws in (row.ess_function, row.ess_weights))
+    return " / ".join(f"{float(f'{value:.2g}'):g}" for value in each) + "*" * (row.rhat > LARGEST_RHAT)
+
+
+def score(row):
+    """Return the root mean squared error and the log density, as a table has them."""
+    return f"{row.rmse:.2f} / {row.log_density:.2f}".replace("-", "−")
+
+
+def write_tables(rows, options):
+    """Write the tables of a page: a line a network and form, a column a kernel; scores of the collapsed form alone."""
+    rows = {cell: row for cell, row in sorted(rows.items(), key=place_of) if not np.isnan(row.rhat)}
+    tables = {
+        "gradients": partial(speed, cost="gradients", unit=1000),
+        "seconds": partial(speed, cost="seconds", unit=1),
+        "scores": score,
+    }
+    for name, shown in tables.items():
+        lines = {}
+        for cell, row in rows.items():
+            head = {"network": f"{cell.depth} x {cell.width}"} | ({} if name == "scores" else {"form": cell.form})
+            if name != "scores" or cell.form == "collapsed":
+                lines.setdefault(tuple(head.values()), head | dict.fromkeys(KERNELS, ""))[cell.kernel] = shown(row)
+        _common.write_table(list(lines.values()), options.output / f"how_wide_{name}.csv")
+
+
+def place_of(item):
+    """Return what a table sorts by."""
+    cell = item[0]
+    return cell.depth, cell.width, FORMS.index(cell.form)
 
 
 def main(options):
@@ -260,7 +298,7 @@ def main(options):
         unit="cell",
         name=lambda cell: f"{cell.kernel}, {cell.form}, {cell.depth} x {cell.width}",
     )
-    _common.print_table([cell._asdict() | row._asdict() for cell, row in rows.items()])
+    write_tables(rows, options)
     draw(rows, options)
 
 
@@ -272,7 +310,7 @@ if __name__ == "__main__":
             folder={"type": Path, "help": "with the set, <name>.npz; diabetes without it"},
             set=("airfoil", "a set of the UCI repository"),
             num_train=(200, "rows to learn from"),
-            widths=[8, 16, 64, 256, 1024],
+            widths=[16, 64, 256, 1024],
             depths=[1, 2, 4],
             forms=names | {"default": FORMS, "choices": FORMS},
             kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},

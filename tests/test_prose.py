@@ -26,19 +26,18 @@ SECTIONS = {
         # Rows, units, steps and draws; scales and powers by hand, with what they gave; of the table of scales by hand.
         "1000 128 200 10 3000 30 100 0.103 0.10 0.067 0.026 0.057 0.019 1.02 80 600 5000 6000",
     ),
-    ("how_wide.md", "One hidden layer"): (
-        "how_wide_speeds how_wide_scores",
-        "81 127 128 3.5 52 0.19 0.44",  # gradients a sample, times of a gradient; of one gradient, not of 1000
-    ),
+    ("how_wide.md", "One hidden layer"): ("how_wide_gradients how_wide_seconds", "2.5 1.4"),  # ratios
     ("how_wide.md", "Two and four layers"): (
-        "how_wide_speeds how_wide_scores",
-        "127 128 100 4.4 44 3.3",  # gradients a sample; 99 and 110; of all forms
+        "how_wide_gradients how_wide_seconds how_wide",
+        "200,000 1.04 1.13 0.43",  # ten times as many gradients as the others have
     ),
-    ("how_wide.md", "Narrow networks predict better"): ("how_wide_scores", "3.3"),  # of all forms
+    ("how_wide.md", "Narrow networks predict better"): ("how_wide_scores", ""),
     ("benchmark.md", "The estimator"): ("estimator_summary", "2019 90 84 30 20 71 100 25"),  # of all gaps; what was run
     ("benchmark.md", "A duel"): (
         "duel_summary duel",
-        "1202 301 13,903 3476 2025 6.91 20 30 0.110 0.1215 32 0.5 9187 27,563 29,000 1000 180 17,500",
+        # What was run; four times the gradients, one chain of bike; choices by rows of the training part.
+        "1202 301 13,903 3476 2025 6.91 32 64 0.2 9187 27,563 29,000 1000 180 17,500 0.1104 −0.904 −0.394 "
+        "−0.55 −0.61 −0.68 −0.53 −0.57 −0.62 1500 0.220 0.245 128",
     ),
 }
 

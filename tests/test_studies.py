@@ -67,7 +67,13 @@ FIGURES = {
     "classes.py": {"classes.csv", "classes.npz", "classes.png"},
     "images.py": {"images.csv", "images.png", "kernels"},
     "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
-    "how_wide.py": {"how_wide.csv", "how_wide_gradients.png", "how_wide_seconds.png"},
+    "how_wide.py": {
+        "how_wide.csv",
+        *(
+            f"how_wide_{name}"
+            for name in ("gradients.csv", "gradients.png", "scores.csv", "seconds.csv", "seconds.png")
+        ),
+    },
 }
 # Where nothing else is printed for minutes.
 SILENT_FOR_LONG = {

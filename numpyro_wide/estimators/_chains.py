@@ -23,7 +23,8 @@ FEWEST_STEPS = 200  # of warmup, below which chains are not begun; and of sample
 GRADIENTS_A_STEP = 2.6  # of Adam's cost that a step of the kernel has: two gradients, and what is around them
 _WARMUP_SHARE = 0.4  # of the seconds that are left
 _SAMPLES_SHARE = 0.85  # of those after it: predictions at the rows of the fit follow
-SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
+_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
+ONE_CHAIN = "R-hat is unknown: a single chain; take more of them"
 MOST_CHECKED = 200  # rows at which the chains' predictions are compared
 
 
@@ -61,12 +62,14 @@ def run_chains(
     key: Any,
     report: Report,
     *,
+    gradient_seconds: float,
     hold: str | None,
     judge: Callable[[dict[str, Any]], Convergence],
 ) -> ChainRun | None:
     """Run unadjusted microcanonical chains from where Adam gets, until they have settled or the budget is spent.
 
-    Chains that have not settled go on for twice as many steps, and their earlier steps are a warmup.
+    Chains that have not settled go on for twice as many steps, or as many more as the seconds left pay for, and their
+    earlier steps are a warmup.
 
     Args:
         model: wrapped model.
@@ -75,6 +78,7 @@ def run_chains(
         clock: clock of the whole fit.
         key: a PRNG key.
         report: report, to which a section is added.
+        gradient_seconds: seconds of a gradient of a chain, about, as :func:`gradient_seconds` estimates them.
         hold: "scales" if Adam leaves scales and noise at their medians; None if there are none.
         judge: function from draws to whether the chains have settled.
 
@@ -82,7 +86,7 @@ def run_chains(
         The run; None if the budget does not pay for one.
     """
     start_key, run_key = jax.random.split(key)
-    start, seconds = _start(model, args, num_chains, clock, start_key, hold)
+    start, seconds = _start(model, args, num_chains, clock, start_key, hold, gradient_seconds)
     affordable = int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * seconds))
     if affordable < FEWEST_STEPS:
         report.add("Chains", f"none: the {clock.left:.1f} seconds left pay for {affordable} steps of warmup")
@@ -108,9 +112,10 @@ def run_chains(
         num_steps += num_samples
         draws = mcmc.get_samples()
         found = judge(draws)
-        if found.is_settled or _affordable(clock, per_step) < 2 * num_samples:
+        affordable = _affordable(clock, per_step)
+        if found.is_settled or affordable <= num_samples:
             break
-        num_samples *= 2
+        num_samples = min(affordable, 2 * num_samples)
     report.add(
         "Chains",
         f"{num_chains} microcanonical chains, unadjusted (bias tolerance {BIAS_TOLERANCE}), from Adam's optimum"
@@ -149,16 +154,29 @@ def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chain
     sizes = _arviz.effective_sample_size(by_chain[0])
     line = f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
     if num_chains == 1:
-        return Convergence(True, (line, "R-hat is unknown: a single chain; take more of them"))
+        return Convergence(True, (line, ONE_CHAIN))
     found = pooling(y, *by_chain)
     rhat = f"R-hat of predictions between chains: {found.between:.3f}, the largest {found.largest:.3f}"
     return Convergence(not found.unsettled, (line, rhat, found.advice))
 
 
-def _start(model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hold: str | None) -> tuple[Any, float]:
+def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
+    """Estimate the seconds of a gradient: a row's go with the width, and with its square between layers.
+
+    Args:
+        num_rows: number of rows.
+        depth: number of hidden layers.
+        width: number of units in each.
+    """
+    share = width / 50
+    return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
+
+
+def _start(
+    model: Any, args: tuple, num_chains: int, clock: Clock, key: Any, hold: str | None, each: float
+) -> tuple[Any, float]:
     """Return positions for the chains, and the seconds that a step of Adam took for all of them."""
-    num_rows = len(args[-1])
-    num_steps = int(np.clip(0.1 * clock.left / (num_chains * (1e-4 + SECONDS_A_ROW * num_rows)), 20, _NUM_ADAM))
+    num_steps = int(np.clip(0.1 * clock.left / (num_chains * each), 20, _NUM_ADAM))
     clock.begin("Adam, for starts of the chains")
     before = clock.working
     options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_steps, "hold": hold}

@@ -12,7 +12,7 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, _arviz, repriorise
-from numpyro_wide.estimators._chains import MOST_CHECKED, Convergence, run_chains
+from numpyro_wide.estimators._chains import MOST_CHECKED, ONE_CHAIN, Convergence, gradient_seconds, run_chains
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
 from numpyro_wide.estimators._posteriors import padded_blocks
@@ -143,11 +143,14 @@ class DrawnClasses:
         moves = own.std(axis=0) > 0
         lines = [] if moves.all() else [f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat"]
         by_chain = own[:, moves].reshape(num_chains, -1, np.sum(moves))
-        sizes, rhats = _arviz.effective_sample_size(by_chain), _arviz.rhat(by_chain)
-        lines += [
-            f"effective draws of probabilities: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}",
-            f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}",
-        ]
+        sizes = _arviz.effective_sample_size(by_chain)
+        lines.append(
+            f"effective draws of probabilities: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
+        )
+        if num_chains == 1:
+            return Convergence(True, (*lines, ONE_CHAIN))
+        rhats = _arviz.rhat(by_chain)
+        lines.append(f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}")
         return Convergence(bool(np.nanmax(rhats) <= _LARGEST_RHAT), tuple(lines))
 
     def _own(self, rows: slice) -> np.ndarray:
@@ -187,7 +190,8 @@ def sample(network: ClassNetwork, num_chains: int, clock: Clock, key: Any, repor
         surrogate = network.limit.surrogate()
         args = jnp.asarray(network.limit.inputs, float), jnp.asarray(network.limit.targets.astype(int))
         model = repriorised(network, surrogate)
-        run = run_chains(model, args, num_chains, clock, key, report, hold=None, judge=judge)
+        seconds = gradient_seconds(len(args[1]), network.limit.depth, network.width)
+        run = run_chains(model, args, num_chains, clock, key, report, gradient_seconds=seconds, hold=None, judge=judge)
         if run is None:
             return None
     return ClassChains(DrawnClasses(network, surrogate, run.draws), run.mcmc, run.num_steps)

@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_wide.datasets import Standardiser
-from numpyro_wide.estimators._base import WideBNN, standardised
+from numpyro_wide.estimators._base import WIDTH, WideBNN, standardised
 from numpyro_wide.estimators._chains import tell_no_chains
 from numpyro_wide.estimators._class_limit import ClassLimit, choose
 from numpyro_wide.estimators._class_network import ClassNetwork, sample
@@ -18,8 +18,6 @@ from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._report import Report
 from numpyro_wide.machine import set_blas_threads
 from numpyro_wide.wide_limit import WideLimitFit
-
-_WIDTH = 50  # hidden units where nothing else is said
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
@@ -100,7 +98,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = standardised(self._by_column, self._kept(inputs)), labels, len(self.classes_)
             limit = choose(*rows, depth, clock, random, report)
-            self._decide(limit, width or _WIDTH, clock, random, report)
+            self._decide(limit, width or WIDTH, clock, random, report)
         report.add("Decision", f'predictions are those of "{self.method_}"')
         report.add("Time", f"{clock.working:.1f} seconds of {clock.budget:g}, and {clock.compiling:.1f} of compilation")
         self.report_, self.fit_ = report, limit

@@ -1,5 +1,6 @@
 """Regression networks of a finite width, with latent scales and noise around medians that are arguments."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -48,7 +49,10 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
     noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
     if "input_scale" in medians:
         scales["w_std"] = medians["w_std"]
-    bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
+    with warnings.catch_warnings():
+        # The data chose the scales, and the report tells how large the outputs are.
+        warnings.filterwarnings("ignore", message="the prior variance of the network's output")
+        bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
 
 
 @cache

@@ -7,6 +7,11 @@ LARGEST_P = 1e-3  # at which the noise is taken for one that depends on the inpu
 _ROWS_A_COLUMN = 10  # at least: of fewer, the law of the statistic is another
 
 
+def fewest_rows(x: np.ndarray) -> int:
+    """Return the number of rows that the test needs, of inputs (n, d)."""
+    return _ROWS_A_COLUMN * (x.shape[1] + 2)  # columns, and two powers of the prediction
+
+
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
     r"""Return the p-value of Koenker's test: squared residuals regressed on the inputs and the prediction.
 
@@ -22,7 +27,7 @@ def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> 
         The p-value; None of too few rows.
     """
     regressors = np.column_stack([x, mean, mean**2])
-    if len(x) < _ROWS_A_COLUMN * regressors.shape[1]:
+    if len(x) < fewest_rows(x):
         return None
     # Logarithms of squares, which no single far row decides.
     squares = np.log(np.maximum(standardised**2, 1e-8))

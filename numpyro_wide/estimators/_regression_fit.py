@@ -10,32 +10,31 @@ from numpyro.infer import MCMC
 
 from numpyro_wide import wide_limit_draws
 from numpyro_wide.estimators import _leave_one_out as loo
+from numpyro_wide.estimators._base import WIDTH
 from numpyro_wide.estimators._chains import (
     GRADIENTS_A_STEP,
     MOST_CHECKED,
-    SECONDS_A_ROW,
     Convergence,
     convergence,
+    gradient_seconds,
     run_chains,
     tell_no_chains,
 )
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._network import SPREAD, Network, collapsed
-from numpyro_wide.estimators._noise_test import LARGEST_P, has_steps, noise_p_value
+from numpyro_wide.estimators._noise_test import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior
+from numpyro_wide.estimators._precision import needs_double
 from numpyro_wide.estimators._report import Report
-from numpyro_wide.estimators._scale_fit import MOST_FITTED, MOST_KNOWN, distinct_rows, fit_scales
+from numpyro_wide.estimators._scale_fit import MOST_FITTED, MOST_KNOWN, distinct_rows, fit_scales, repeats
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.wide_limit import WideLimitFit
 
 METHODS = ("auto", "limit", "weighted", "chains")
 NOISES = ("auto", "constant", "by_row")
-_WIDTH = 50  # hidden units where nothing else is said: on the benchmark's tables wider ones gain little
 _NUM_WEIGHTED = 500  # draws that are chosen by their evidence
 _MOST_WEIGHTED = 100  # rows: of more, few draws of the prior carry the weight
 _LARGEST_SHAPE = 0.7  # of the weights of these draws (Vehtari et al. 2024)
-# A noise, of targets of unit variance, from which on chains run in single precision: below, it is lost in rounding.
-_SINGLE_FROM = 0.15
 _MANY = 10_000  # rows, of which the user is told what will be done
 _ENOUGH_STEPS = 1000  # of chains, below which they run on fewer rows
 _MOST_SCORED = 1000  # rows of which log densities are compared
@@ -100,7 +99,7 @@ def decide(
     report.add("Data", f"{len(x)} rows, {x.shape[1]} column(s), {y.reshape(len(y), -1).shape[1]} target(s)")
     if len(x) > _MANY:
         _announce(request, len(x), clock, report)
-    fit = fit_scales(x, y, request.depth, clock, random, report)
+    fit, num_fitted = fit_scales(x, y, request.depth, clock, random, report)
     found = limit = Result("limit", LimitPosterior(fit), fit)
     clock.begin("leave-one-out log densities of the limit")
     scored = _scored(fit, report)
@@ -110,16 +109,15 @@ def decide(
     is_by_row = varies and _is_noise_by_row(request, fit, limit.posterior, scored, report)
     if request.method != "limit" and varies:
         num_outputs = None if fit.targets.ndim == 1 else fit.targets.shape[1]
-        network = Network(fit.depth, request.width or _WIDTH, fit.activation, num_outputs, is_by_row)
-        found = _sampled(request, network, fit, (x, y), scored, clock, random, report) or limit
+        network = Network(fit.depth, request.width or WIDTH, fit.activation, num_outputs, is_by_row)
+        tried = _tried(request, network, fit, (x, y), scored, clock, random, report)
+        found, by_draws = tried or (limit, by_limit)
     if found is not limit:
-        clock.begin("leave-one-out log densities of the draws")
-        by_draws = _score(found.posterior, fit, scored)
         unsure = f"a rough estimate for {by_draws.share_unsure:.1%} of the rows, whose Pareto shape is above 0.7"
         report.add("Decision", f"leave-one-out log density of a row by draws {by_draws}, {unsure}")
         # The limit's scales were fitted to these rows: one nat a number, as in Akaike's criterion.
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
-        penalised = by_limit._replace(by_row=by_limit.by_row - num_scales / min(len(fit.inputs), MOST_FITTED))
+        penalised = by_limit._replace(by_row=by_limit.by_row - num_scales / num_fitted)
         is_worse, gain = loo.is_better(penalised, by_draws)
         report.add(
             "Decision",
@@ -143,13 +141,13 @@ def _announce(request: Request, num_rows: int, clock: Clock, report: Report) -> 
     )
     if request.method in ("auto", "chains"):
         rows = "all rows" if _pays_for_all(num_rows, request, clock) else f"{MOST_KNOWN} rows, as the budget pays for"
-        report.announce(f"chains of {rows}, {request.width or _WIDTH} units, in {clock.budget:g} seconds at the most")
+        report.announce(f"chains of {rows}, {request.width or WIDTH} units, in {clock.budget:g} seconds at the most")
 
 
 def _pays_for_all(num_rows: int, request: Request, clock: Clock) -> bool:
-    """Tell whether the budget pays for enough steps of chains of all rows, whose cost goes with the width squared."""
-    width = (request.width or _WIDTH) / 50
-    step = GRADIENTS_A_STEP * SECONDS_A_ROW * num_rows * max(width, width**2) * request.num_chains
+    """Tell whether the budget pays for enough steps of chains of all rows."""
+    gradient = gradient_seconds(num_rows, request.depth or 1, request.width or WIDTH)
+    step = GRADIENTS_A_STEP * gradient * request.num_chains
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
@@ -174,12 +172,15 @@ def _scored(fit: WideLimitFit, report: Report) -> np.ndarray:
     What a row's copies say of it is still there when it is left out.
     """
     table = np.column_stack([fit.inputs, fit.targets.reshape(len(fit.inputs), -1)])
+    most = max(_MOST_SCORED, fewest_rows(fit.inputs))
+    if repeats(fit.inputs):
+        return np.unique(np.linspace(0, len(table) - 1, min(len(table), most)).astype(int))
     _, places, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
     single = np.flatnonzero(counts[places.ravel()] == 1)
     if len(single) < min(_FEWEST_SCORED, len(table)):
         report.add("Data", "most rows have copies, which say what they are: leave-one-out log densities are too high")
         single = np.arange(len(table))
-    return single[np.unique(np.linspace(0, len(single) - 1, min(len(single), _MOST_SCORED)).astype(int))]
+    return single[np.unique(np.linspace(0, len(single) - 1, min(len(single), most)).astype(int))]
 
 
 def _is_noise_by_row(
@@ -205,6 +206,32 @@ def _is_noise_by_row(
     found = "below {}, so it depends on the inputs" if is_by_row else "not below {}, so it is taken for constant"
     report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {found.format(f'{LARGEST_P:g}')}")
     return is_by_row
+
+
+def _tried(
+    request: Request,
+    network: Network,
+    fit: WideLimitFit,
+    data: tuple[np.ndarray, np.ndarray],
+    scored: np.ndarray,
+    clock: Clock,
+    random: np.random.RandomState,
+    report: Report,
+) -> tuple[Result, loo.LeaveOneOut] | None:
+    """Draw from a finite network, and score the draws; None where the limit is to predict in their place."""
+    try:
+        found = _sampled(request, network, fit, data, scored, clock, random, report)
+        if found is None:
+            return None
+        clock.begin("leave-one-out log densities of the draws")
+        return found, _score(found.posterior, fit, scored)
+    except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or draws that are not finite
+        if request.method != "auto":
+            raise
+        line = f"the finite network was given up, and the limit predicts: {error}"
+        report.add("Decision", line)
+        warnings.warn(line, UserWarning, stacklevel=2)
+        return None
 
 
 def _sampled(
@@ -273,7 +300,7 @@ def _chains(
     key: Any,
     report: Report,
 ) -> Result | None:
-    """Run chains, in the precision that the noise needs."""
+    """Run chains, in the precision that noise and scales need."""
     rows = scored[:: -(-len(scored) // MOST_CHECKED)]
     targets = fit.targets.reshape(len(fit.inputs), -1)[rows]
 
@@ -281,11 +308,14 @@ def _chains(
         mean, variance, noise_variance = DrawnPosterior(network, draws, known).function(fit.inputs[rows])
         return convergence(mean, variance + noise_variance, targets, request.num_chains)
 
-    is_double = fit.noise_scale < _SINGLE_FROM
-    report.add("Chains", f"in {'double' if is_double else 'single'} precision, for the noise is {fit.noise_scale:.3g}")
+    is_double, why = needs_double(fit, len(known[1]))
+    report.add("Chains", f"in {'double' if is_double else 'single'} precision, for {why}")
     with precision(is_double):
         args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-        run = run_chains(model, args, request.num_chains, clock, key, report, hold="scales", judge=judge)
+        # In double precision everything takes twice as long.
+        seconds = (1 + is_double) * gradient_seconds(len(known[1]), network.depth, network.width)
+        options: dict[str, Any] = {"gradient_seconds": seconds, "hold": "scales", "judge": judge}
+        run = run_chains(model, args, request.num_chains, clock, key, report, **options)
     if run is None:
         return None
     posterior = DrawnPosterior(network, run.draws, known)

@@ -32,7 +32,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     draws is too, given each draw, with Pareto-smoothed weights. ``report_`` tells all these numbers.
 
     All predictions are mixtures of Gaussians over draws, noise included, in the units of the targets, and computed in
-    double precision whatever JAX is set to. Chains run in single precision unless the noise is small.
+    double precision whatever JAX is set to. Chains run in single precision unless the noise is small, or
+    lost beside large features.
 
     Args:
         hidden: widths of the hidden layers, all the same, such as (50,); or "auto": depth by the evidence, 50 units.
@@ -121,6 +122,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         inputs, targets = validate_data(self, X, y, **given)
         targets = np.asarray(targets, float)
+        _refuse_constant_columns(targets)
         self._columns = np.flatnonzero(np.ptp(inputs, axis=0) > 0)
         self._by_column = Standardiser.fit(self._kept(inputs))
         self._by_target = Standardiser.fit(targets)
@@ -273,6 +275,16 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if not deviation:
             values = values + self._by_target.loc.reshape(1, -1)
         return values if self._by_target.loc.ndim else values[:, 0]
+
+
+def _refuse_constant_columns(targets: np.ndarray) -> None:
+    """Refuse targets of which some columns vary and some do not: all share scales and noise."""
+    is_constant = np.ptp(targets, axis=0) == 0
+    if np.any(is_constant) and not np.all(is_constant):
+        raise ValueError(
+            f"columns {np.flatnonzero(is_constant).tolist()} of y are constant, and would make the noise of the others "
+            "too small, which they share; leave them out."
+        )
 
 
 def _refuse_words(y: ArrayLike) -> None:

@@ -19,20 +19,27 @@ _SECONDS = 30.0
 _SHARE = 0.3  # of the budget that the fit may take
 
 
+def repeats(x: np.ndarray) -> bool:
+    """Tell whether inputs take few values, so that equal rows are measurements that were repeated, and no copies."""
+    return 2 * len(np.unique(x, axis=0)) < len(x)
+
+
 def distinct_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return indices of the rows that no earlier row is a copy of, in their order.
+    """Return indices of the rows that no earlier row is a copy of, in their order; all where inputs take few values.
 
     Args:
         x: inputs, (n, d).
         y: targets, (n, k).
     """
+    if repeats(x):
+        return np.arange(len(x))
     _, first = np.unique(np.column_stack([x, y]), axis=0, return_index=True)
     return np.sort(first)
 
 
 def fit_scales(
     x: np.ndarray, y: np.ndarray, depth: int | None, clock: Clock, random: np.random.RandomState, report: Report
-) -> WideLimitFit:
+) -> tuple[WideLimitFit, int]:
     """Choose an architecture on few rows, and fit its scales to more.
 
     Args:
@@ -44,7 +51,7 @@ def fit_scales(
         report: report, to which a section is added.
 
     Returns:
-        The fit, which predicts from up to three thousand of the rows.
+        The fit, which predicts from up to three thousand of the rows, and the number of rows that its scales are of.
     """
     clock.begin("scales of the infinitely wide network")
     rows = random.permutation(distinct_rows(x, y.reshape(len(x), -1)))
@@ -67,7 +74,7 @@ def fit_scales(
         + ("by column" if "input_scale" in found.scales else "shared"),
         f"noise {found.noise_scale:.4g} standard deviations of the targets, log evidence {found.log_evidence:.2f}",
     )
-    return replace(found, inputs=x[known], targets=y[known])
+    return replace(found, inputs=x[known], targets=y[known]), len(more)
 
 
 def _compared(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:

@@ -11,9 +11,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
-from numpyro_wide._checks import is_known, is_tracing
+from numpyro_wide._checks import is_tracing
 from numpyro_wide._programs import TracedProgram
-from numpyro_wide._validity import held_by_closures, is_valid
+from numpyro_wide._validity import is_bound, is_valid
 from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
 from numpyro_wide.mcmc._once import run_chains
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
@@ -141,7 +141,7 @@ class TargetKernel(MCMCKernel):
                 validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
-            self._is_bound = not all(map(is_known, held_by_closures(info.model_trace)))
+            self._is_bound = is_bound(info.model_trace)
             found, passes = info.param_info.z, is_valid(info.model_trace) if is_tracing() else True
             if not is_given:
                 return _as_floats(Point(*info.param_info)), passes

@@ -39,16 +39,16 @@ class SplitHMC(MetropolisKernel):
     asks for, so that warmup finds both. Every trajectory scales its angle by a random factor, because a fixed one can
     return to where it began.
 
-    With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it the step size
-    determines how many rotations $N$ a whole one takes. If $N > 24$, each later draw is a tenth of a trajectory and
-    keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues for about ``trajectory_angle``. Otherwise
-    trajectories stay whole and keep nothing. The reason is the number of effective draws per gradient. A whole
-    trajectory gives one draw that is independent in every direction, $1 / N$ per gradient. The mean function
-    decorrelates earlier: frequent draws give $f$ effective ones per gradient, 0.05 to 0.08 measured. For the weights
-    they give a share $c$ of $1 / N$, about a half, since rejections reverse the velocity. The criterion is the
-    geometric mean of the two. That of parts, $\sqrt{f c / N}$, is larger than $1 / N$ if $N > 1 / (f c)$, which is 25
-    to 40. A draw then costs a tenth, and more draws are needed. Take ``persistence=0.0`` for independent weights, or
-    where few draws can be stored.
+    With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it, and at its end
+    if trajectories are still whole, the step size determines how many rotations $N$ a whole one takes. If $N > 24$,
+    each later draw is a tenth of a trajectory and keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues
+    for about ``trajectory_angle``. Otherwise trajectories stay whole and keep nothing. The reason is the number of
+    effective draws per gradient. A whole trajectory gives one draw that is independent in every direction, $1 / N$ per
+    gradient. The mean function decorrelates earlier: frequent draws give $f$ effective ones per gradient, 0.05 to 0.08
+    measured. For the weights they give a share $c$ of $1 / N$, about a half, since rejections reverse the velocity. The
+    criterion is the geometric mean of the two. That of parts, $\sqrt{f c / N}$, is larger than $1 / N$ if
+    $N > 1 / (f c)$, which is 25 to 40. A draw then costs a tenth, and more draws are needed. Take ``persistence=0.0``
+    for independent weights, or where few draws can be stored.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
@@ -183,10 +183,12 @@ class SplitHMC(MetropolisKernel):
         step_size, adapt_state = super()._adapt(state, errors)
         if not self._adapt_step_size:
             return step_size, adapt_state
-        # Decided once, by the step size of whole trajectories: that of parts is another.
+        # By the step size of whole trajectories; that of parts is another. After a short warmup the last is smaller.
         has_arrived = _is_arriving(state) & ~_is_arriving(state._replace(i=state.i + 1))
         is_long = self._is_long(self._rule.step_size(state.adapt_state.learnt, has_arrived))
-        return step_size, adapt_state._replace(is_cut=jnp.where(has_arrived, is_long, adapt_state.is_cut))
+        is_last = state.i + 1 == state.adapt_state.schedule.num_warmup
+        is_cut = adapt_state.is_cut | (is_last & self._is_long(step_size))
+        return step_size, adapt_state._replace(is_cut=jnp.where(has_arrived, is_long, is_cut))
 
     def _is_long(self, step_size: Array) -> Array:
         """Tell whether a whole trajectory takes more rotations than it pays for."""

@@ -19,13 +19,12 @@ from numpyro_wide._checks import (
     check_names_known,
     check_one_of,
     check_positive,
-    is_known,
     listing,
     whole_number,
 )
 from numpyro_wide._programs import TracedProgram, combine, partition
 from numpyro_wide._traces import Sites, latent_sites, unwrap
-from numpyro_wide._validity import held_by_closures, is_valid
+from numpyro_wide._validity import is_bound, is_valid
 
 _NUM_STRETCHES = 50  # of the progress bar
 
@@ -128,7 +127,7 @@ def _found(
     # As one program, which a model that computes the same finds again; unless NumPyro keeps numbers of its trace, or
     # what is wrong is to be told by a run that sees numbers.
     program = TracedProgram(search, keys)
-    if all(map(is_known, held_by_closures(infos[0].model_trace))):
+    if not is_bound(infos[0].model_trace):
         found, passes = program(keys)
         if passes and np.all(np.isfinite(found.potential_energy)):
             return infos[0].potential_fn, found.z

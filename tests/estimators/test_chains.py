@@ -1,15 +1,20 @@
 """Chains of the estimators: how long they run, and what is compiled for them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro.handlers import seed, substitute, trace
 
 from numpyro_wide.estimators import WideBNNRegressor, _chains, _regression_fit
-from numpyro_wide.estimators._chains import Convergence, convergence, run_chains
+from numpyro_wide.estimators._chains import Convergence, convergence, gradient_seconds, run_chains
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._network import Network, collapsed
+from numpyro_wide.estimators._precision import needs_double
 from numpyro_wide.estimators._report import Report
+from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
 
 X = np.random.default_rng(0).uniform(-2, 2, (40, 2))
@@ -29,13 +34,30 @@ class GivenClock(Clock):
     left = 1e6
 
 
-def run(judge):
+def run(judge, seconds=1e-4):
     model = collapsed(Network(1, 4, "erf", None, False))
     args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
     report = Report("chains")
     with GivenClock(1e6) as clock:
-        options = {"hold": "scales", "judge": lambda draws: judge(draws, clock)}
+        options = {"gradient_seconds": seconds, "hold": "scales", "judge": lambda draws: judge(draws, clock)}
         return run_chains(model, args, 2, clock, jax.random.key(0), report, **options), str(report)
+
+
+@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (1e3, 50), (1e6, 20)])
+def test_adam_takes_as_many_steps_as_a_tenth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
+    def start(*_, num_steps, **__):
+        raise RuntimeError(f"{num_steps} steps")
+
+    monkeypatch.setattr(_chains, "init_to_optimum", start)
+    with pytest.raises(RuntimeError, match=f"^{num_steps} steps"):
+        run(None, seconds)
+
+
+def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
+    small = gradient_seconds(10_000, 1, 50)
+    assert gradient_seconds(20_000, 1, 50) == pytest.approx(2 * small, rel=0.02)
+    assert gradient_seconds(10_000, 1, 500) == pytest.approx(100 * small, rel=0.02)
+    assert gradient_seconds(10_000, 3, 50) == pytest.approx(3 * small, rel=0.02)
 
 
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
@@ -55,6 +77,15 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     assert found.mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
 
 
+def test_chains_go_on_for_what_the_budget_pays_where_it_does_not_pay_for_twice_as_many(monkeypatch):
+    affordable = iter((10_000, 300, 200))
+    monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
+    monkeypatch.setattr(_chains, "_NUM_KEPT", 50)
+    found, report = run(lambda *_: Convergence(False, ()))
+    assert found.num_steps == 200 + 200 + 300
+    assert "400 steps of warmup and 300 after it" in report
+
+
 def test_chains_that_never_settle_end_with_the_budget():
     looks = []
 
@@ -64,6 +95,20 @@ def test_chains_that_never_settle_end_with_the_budget():
         return Convergence(False, ())
 
     assert run(judge)[0].num_steps == 200 + 3 * 200 and len(looks) == 2
+
+
+@pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
+def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):
+    scales = SCALES | {"readout_w_std": readout_w_std}
+    noise = scales.pop("noise")
+    fit = WideLimitFit("relu", 1, 0.0, noise, scales, {}, [], X, Y)
+    found, sizes = needs_double(fit, len(X))
+    assert found is is_double and "the noise is 0.3" in sizes
+    assert needs_double(replace(fit, noise_scale=0.1), len(X))[0]  # whatever the features
+    model = collapsed(Network(1, 100, "relu", None, False))
+    args = jax.tree.map(jnp.asarray, (scales | {"noise": noise}, X, Y))
+    sites = trace(seed(substitute(model, {"noise_base": 0.0, "readout_w_std_base": 0.0}), 0)).get_trace(*args)
+    assert np.isfinite(float(sites["y"]["fn"].log_prob(sites["y"]["value"]))) is not is_double
 
 
 def test_judgement_of_chains():

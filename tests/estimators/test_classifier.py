@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier
+from numpyro_wide.estimators._class_network import DrawnClasses
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
@@ -41,3 +42,11 @@ def test_chains(labels):
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_allclose(again.predict_proba(X), model.predict_proba(X), rtol=1e-9)
     assert model.predictive_.draws["readout_base"].shape[0] == len(model.draws_["readout_base"])
+
+
+def test_a_single_chain_is_settled_without_an_r_hat(monkeypatch):
+    monkeypatch.setattr(DrawnClasses, "labels", np.zeros(20, int))
+    monkeypatch.setattr(DrawnClasses, "_own", lambda *_: np.random.default_rng(0).uniform(size=(200, 20)))
+    found = object.__new__(DrawnClasses).convergence(1)
+    assert found.is_settled and "a single chain" in found.lines[-1]
+    assert "R-hat of probabilities" in object.__new__(DrawnClasses).convergence(2).lines[-1]

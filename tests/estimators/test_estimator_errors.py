@@ -1,10 +1,14 @@
 """Bad input: an error that says so, or a right answer."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _regression_fit
+from numpyro_wide.estimators._noise_test import noise_p_value
+from numpyro_wide.estimators._report import Report
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
@@ -34,6 +38,7 @@ REFUSED = [
     (WideBNNRegressor(), X, _with(Y, 3, np.inf), "Input y contains infinity"),
     (WideBNNRegressor(), X[:1], Y[:1], "1 sample"),
     (WideBNNRegressor(), X, LABELS.astype(str).astype(object) + "th", "holds .*th.; for classes use WideBNNClassifier"),
+    (WideBNNRegressor(), X, np.column_stack([Y, np.full(24, 5.0)]), r"columns \[1\] of y are constant"),
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
     (WideBNNClassifier(), X, np.zeros(24), "y must hold two classes at least"),
     (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
@@ -124,6 +129,36 @@ def test_copies_of_rows_do_not_decide_the_noise():
     assert "60 rows are copies of others" in str(twice.report_)
     assert "leave-one-out log densities are too high" in str(twice.report_)
     np.testing.assert_allclose(twice.fit_.noise_scale, once.fit_.noise_scale, rtol=0.05)
+
+
+def test_equal_rows_of_inputs_that_take_few_values_are_measurements():
+    x = np.repeat([0.0, 1.0], 100)[:, None]
+    y = np.tile(np.repeat([0.0, 1.0], [10, 90]), 2)  # of each input the same, nine times one to once zero
+    model = WideBNNRegressor(**LIMIT).fit(x, y)
+    assert "copies" not in str(model.report_)
+    mean, deviation = model.predict(np.array([[0.0], [1.0]]), return_std=True)
+    np.testing.assert_allclose(mean, 0.9, atol=0.01)
+    np.testing.assert_allclose(deviation, 0.3, rtol=0.03)
+
+
+def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("nowhere finite")
+
+    monkeypatch.setattr(_regression_fit, "run_chains", fail)
+    monkeypatch.setattr(_regression_fit, "_MOST_WEIGHTED", 10)
+    with pytest.warns(UserWarning, match="given up, and the limit predicts: nowhere finite"):
+        model = WideBNNRegressor(random_state=0).fit(X, Y)
+    assert model.method_ == "limit" and "nowhere finite" in str(model.report_)
+    with pytest.raises(ValueError, match="nowhere finite"):
+        WideBNNRegressor(method="chains", random_state=0).fit(X, Y)
+
+
+def test_many_columns_have_enough_rows_for_the_test_of_the_noise():
+    x = RANDOM.normal(size=(2000, 120))
+    rows = _regression_fit._scored(SimpleNamespace(inputs=x, targets=RANDOM.normal(size=2000)), Report("rows"))
+    assert len(rows) >= 10 * 122
+    assert noise_p_value(x[rows], x[rows, 0], RANDOM.normal(size=len(rows))) is not None
 
 
 @pytest.mark.parametrize(("noise", "num_rows"), [("constant", 48), ("by_row", 24)])

@@ -86,11 +86,25 @@ def test_parts_have_more_effective_draws_a_gradient_of_what_is_stiff():
     assert gain[:3].mean() * gain[3] > 1.0
 
 
-def test_the_decision_stays():
-    _, (cut, step_size) = chains(
-        jnp.linspace(0.05, 1.0, 8), 200, 5, lambda s: (s.adapt_state.is_cut, s.step_size), num_chains=50
-    )
+def cut_and_step_size(least, num_warmup):
+    def keep(state):
+        return state.adapt_state.is_cut, state.step_size
+
+    return map(np.asarray, chains(jnp.linspace(least, 1.0, 8), num_warmup, 5, keep, num_chains=50)[1])
+
+
+def test_the_decision_stays_until_warmup_ends():
+    cut, step_size = cut_and_step_size(0.05, 200)
     # While the step size is still being found, trajectories of more than so many rotations come and go.
-    assert np.any((np.round(2.0 / np.asarray(step_size)) > MANY)[150:200] != cut[150:200])
-    assert np.all(cut[149:] == cut[-1])
+    assert np.any((np.round(2.0 / step_size) > MANY)[150:200] != cut[150:200])
+    assert np.all(cut[149:199] == cut[149])
+    assert np.all(cut[199:] == cut[-1])
     assert np.all(cut[:149] == cut[0])
+
+
+def test_trajectories_that_turn_out_long_at_the_end_of_warmup_are_cut_then():
+    cut, step_size = cut_and_step_size(0.06, 60)
+    whole, is_long = ~cut[58], np.round(2.0 / step_size[-1]) > MANY
+    assert np.any(whole & is_long)
+    np.testing.assert_array_equal(cut[-1][whole], is_long[whole])
+    assert np.all(cut[-1][~whole])
