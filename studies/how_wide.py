@@ -243,7 +243,9 @@ def draw(rows, options):
                     panel.plot(*zip(*found[kernel].items(), strict=True), "--", color=line.get_color(), linewidth=1)
                 _common.number_ticks(panel, widths)
                 panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
-        axes[0, -1].legend(fontsize=7, loc="lower left")  # of the form with all kernels
+        found = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
+        kernels = {kernel: line for pairs in found for line, kernel in pairs}
+        figure.legend(kernels.values(), kernels, loc="outside upper center", ncols=len(kernels), fontsize=8)
         figure.supxlabel("width", fontsize=10)
         figure.supylabel(f"effective samples a {unit}; broken, of the weights", fontsize=10)
         _common.save(figure, options, f"how_wide_{cost}.png", dpi=110)
@@ -314,7 +316,7 @@ if __name__ == "__main__":
             depths=[1, 2, 4],
             forms=names | {"default": FORMS, "choices": FORMS},
             kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
-            largest=(4_000_000, "weights of a network that is run"),
+            largest=(100_000, "weights of a network that is run"),
             gradients=(20_000, "of a chain after warmup, at most"),
             seconds=(3.0, "of a core for a cell after warmup, about"),
         )

@@ -37,6 +37,7 @@ SECTIONS = {
         "duel_summary duel",
         # What was run; four times the gradients, one chain of bike; choices by rows of the training part.
         "1202 301 13,903 3476 2025 6.91 32 64 0.2 9187 27,563 29,000 1000 180 17,500 0.1104 −0.904 −0.394 "
+        "40,000 0.2117 −0.588 "
         "−0.55 −0.61 −0.68 −0.53 −0.57 −0.62 1500 0.220 0.245 128",
     ),
 }
