@@ -152,12 +152,22 @@ def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chain
     """
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     sizes = _arviz.effective_sample_size(by_chain[0])
-    line = f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
+    line = effective_draws("predictions", sizes)
     if num_chains == 1:
         return Convergence(True, (line, ONE_CHAIN))
     found = pooling(y, *by_chain)
     rhat = f"R-hat of predictions between chains: {found.between:.3f}, the largest {found.largest:.3f}"
     return Convergence(not found.unsettled, (line, rhat, found.advice))
+
+
+def effective_draws(name: str, sizes: np.ndarray) -> str:
+    """Return a line for the report.
+
+    Args:
+        name: of what the draws are.
+        sizes: numbers of effective draws, NaN where they are unknown.
+    """
+    return f"effective draws of {name}: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
 
 
 def gradient_seconds(num_rows: int, depth: int, width: int) -> float:

@@ -12,7 +12,14 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import ReadoutPredictive, _arviz, repriorise
-from numpyro_wide.estimators._chains import MOST_CHECKED, ONE_CHAIN, Convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._chains import (
+    MOST_CHECKED,
+    ONE_CHAIN,
+    Convergence,
+    effective_draws,
+    gradient_seconds,
+    run_chains,
+)
 from numpyro_wide.estimators._clock import Clock
 from numpyro_wide.estimators._leave_one_out import LeaveOneOut, averaged
 from numpyro_wide.estimators._posteriors import padded_blocks
@@ -144,9 +151,7 @@ class DrawnClasses:
         lines = [] if moves.all() else [f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat"]
         by_chain = own[:, moves].reshape(num_chains, -1, np.sum(moves))
         sizes = _arviz.effective_sample_size(by_chain)
-        lines.append(
-            f"effective draws of probabilities: median {np.nanmedian(sizes):.0f}, least {np.nanmin(sizes):.0f}"
-        )
+        lines.append(effective_draws("probabilities", sizes))
         if num_chains == 1:
             return Convergence(True, (*lines, ONE_CHAIN))
         rhats = _arviz.rhat(by_chain)

@@ -1,6 +1,8 @@
 """The fit of the regressor: what is run, and what is kept of it."""
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -110,8 +112,8 @@ def decide(
     if request.method != "limit" and varies:
         num_outputs = None if fit.targets.ndim == 1 else fit.targets.shape[1]
         network = Network(fit.depth, request.width or WIDTH, fit.activation, num_outputs, is_by_row)
-        tried = _tried(request, network, fit, (x, y), scored, clock, random, report)
-        found, by_draws = tried or (limit, by_limit)
+        sample = partial(_sampled, request, network, fit, (x, y), scored, clock, random, report)
+        found, by_draws = _tried(request, sample, fit, scored, clock, report) or (limit, by_limit)
     if found is not limit:
         unsure = f"a rough estimate for {by_draws.share_unsure:.1%} of the rows, whose Pareto shape is above 0.7"
         report.add("Decision", f"leave-one-out log density of a row by draws {by_draws}, {unsure}")
@@ -210,17 +212,15 @@ def _is_noise_by_row(
 
 def _tried(
     request: Request,
-    network: Network,
+    sample: Callable[[], Result | None],
     fit: WideLimitFit,
-    data: tuple[np.ndarray, np.ndarray],
     scored: np.ndarray,
     clock: Clock,
-    random: np.random.RandomState,
     report: Report,
 ) -> tuple[Result, loo.LeaveOneOut] | None:
     """Draw from a finite network, and score the draws; None where the limit is to predict in their place."""
     try:
-        found = _sampled(request, network, fit, data, scored, clock, random, report)
+        found = sample()
         if found is None:
             return None
         clock.begin("leave-one-out log densities of the draws")
