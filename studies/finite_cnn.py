@@ -1,12 +1,13 @@
 """Posteriors of finite convolutional networks on images, beside their own wide limits.
 
 Accuracy, negative log-likelihood and calibration error at test images, of digits at 8 x 8 pixels and, with --folder, of
-MNIST averaged to 14 x 14: a network of two ReLU layers of 3 x 3 filters on one-hot codes and under softmax, its limit
-under both, and five such networks that were trained. Scale and noise of codes are those of the limit's evidence, the
-noise at least 0.1; the scale of logits is what predicts a fifth of the images best at the limit. Rows are written to
-finite_cnn.csv as they are done, and a study that was interrupted goes on where it stopped.
+MNIST or Fashion-MNIST averaged to 14 x 14: a network of two ReLU layers of 3 x 3 filters on one-hot codes and under
+softmax, its limit under both, five such networks that were trained, and five that have one wide layer. Scale and noise
+of codes are those of the limit's evidence, the noise at least 0.1; the scale of logits is what predicts a fifth of the
+images best at the limit. Rows are written to finite_cnn.csv as they are done, and a study that was interrupted goes on
+where it stopped.
 
-    python studies/finite_cnn.py --folder path/to/mnist
+    python studies/finite_cnn.py --sets digits MNIST --folder path/to/mnist
 """
 
 import argparse
@@ -32,7 +33,8 @@ LEAST_NOISE = 0.1
 LOGIT_SCALES = (3.0, 10.0, 30.0, 100.0)
 CHAINS = {"softmax": MICROCANONICAL, "softmax, surrogate": MICROCANONICAL._replace(has_surrogate=True)}
 LIMITS = ("codes, limit", "softmax, limit")
-MODELS = ("five trained", LIMITS[0], "codes", LIMITS[1], *CHAINS)
+MLPS = "five MLPs"
+MODELS = (MLPS, "five trained", LIMITS[0], "codes", LIMITS[1], *CHAINS)
 NETWORK = CNN(2, 1, "relu", padding="SAME", b_std=0.1, readout_w_std=2**0.5)
 
 
@@ -50,7 +52,7 @@ class Trained(linen.Module):
 
 
 class Cell(NamedTuple):
-    """A fit; width is 0 for a limit."""
+    """A fit; width is 0 where there are no channels to count."""
 
     images: str
     model: str
@@ -82,7 +84,7 @@ def table_of(name, task):
     else:
         parts = datasets.mnist(options.folder)
         parts = [
-            datasets.split(parts[0], options.num_mnist, 0, seed=0)[0],
+            datasets.split(parts[0], options.num_images, 0, seed=0)[0],
             datasets.split(parts[1], 1000, 0, seed=0)[0],
         ]
         # Averages over squares of two pixels.
@@ -115,6 +117,9 @@ def predict(cell, task):
     table, options = table_of(cell.images, task), argparse.Namespace(**vars(task.options), width=cell.width)
     data = table.x, table.labels, table.x_test
     match cell.model:
+        case "five MLPs":
+            flat = [x.reshape(len(x), -1) for x in (table.x, table.x_test)]
+            return baselines.ensemble(baselines.Network(1, options.mlp_width), flat[0], table.labels, flat[1])[0], None
         case "five trained":
             return baselines.ensemble(Trained(cell.width), *data, num_epochs=options.num_epochs)[0], None
         case "codes, limit":
@@ -147,10 +152,10 @@ def run(cell, task):
 
 def cells_of(options):
     """List what there is to run, chains of small networks first."""
-    names = ("digits", "MNIST") if options.folder else ("digits",)
-    found = [Cell(name, model, 0) for name in names for model in options.models if model in LIMITS]
+    fixed = (*LIMITS, MLPS)
+    found = [Cell(name, model, 0) for name in options.sets for model in options.models if model in fixed]
     for width in sorted(options.widths):
-        found += [Cell(name, model, width) for name in names for model in options.models if model not in LIMITS]
+        found += [Cell(name, model, width) for name in options.sets for model in options.models if model not in fixed]
     return found
 
 
@@ -160,7 +165,7 @@ def summary(rows):
         {
             "images": cell.images,
             "model": cell.model,
-            "channels": cell.width or "∞",
+            "channels": cell.width or ("∞" if cell.model in LIMITS else ""),
             "accuracy": f"{row.accuracy:.3f} ± {row.accuracy_se:.3f}",
             "NLL": f"{row.nll:.3f} ± {row.nll_se:.3f}",
             "ECE": f"{row.calibration_error:.3f}",
@@ -215,14 +220,19 @@ if __name__ == "__main__":
     main(
         _common.arguments(
             __doc__,
-            folder={"type": Path, "help": "with MNIST's four files; without it, digits alone"},
+            sets={"nargs": "+", "default": ["digits"], "choices": ["digits", "MNIST", "Fashion-MNIST"]},
+            folder={
+                "type": Path,
+                "help": "with the four files of MNIST or Fashion-MNIST: the same names",
+            },
             models={"type": str, "nargs": "+", "default": MODELS, "choices": MODELS, "metavar": "MODEL"},
             widths=([4, 16], "channels of a layer"),
             num_digits=1000,
-            num_mnist=500,
+            num_images=(500, "of the two other sets to learn from; 1000 test"),
             num_warmup=(75, "draws of each of two unadjusted microcanonical chains, ten steps a draw"),
             num_samples=(75, "draws of each"),
             power=(1.0, "of the likelihood of a cold posterior"),
-            num_epochs=(200, "of a member of the ensemble"),
+            num_epochs=(200, "of a member of the ensemble of convolutional networks"),
+            mlp_width=(1024, "units of the layer of the other ensemble"),
         )
     )

@@ -31,13 +31,13 @@ TINY = {
     "exact_laws.py": "--repetitions 2 --networks 1 --kernels pCN --num-chains 4 --num-warmup 20 --num-samples 100",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
-    "duel.py": "--models ours 'ours, noise by row' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "duel.py": "--models ours 'ours, noise by row, cube roots' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "estimator.py": "--gaps 1 --time-budget 5",
     "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
     "'network, one-hot codes' --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "images.py": "--sizes 20 40 --num-test 20",
-    "finite_cnn.py": "--models 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 --num-warmup 25 "
-    "--num-samples 25 --num-epochs 2",
+    "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
+    "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {

@@ -54,15 +54,15 @@ class Mixture:
         """
         return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))
 
-    def sample(self, random: np.random.RandomState, num_samples: int) -> np.ndarray:
-        """Draw observations, all rows of one sample from the same draw, (num_samples, m, k).
+    def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
+        """Draw observations, all rows of one sample from the same draw, (samples, m, k).
 
         Args:
             random: generator.
-            num_samples: number of samples.
+            places: where in the list of the draws the one of each sample is, as a share of it, (samples,).
         """
-        chosen = random.randint(len(self.mean), size=num_samples)
-        noise = random.standard_normal((num_samples, *self.mean.shape[1:]))
+        chosen = (places * len(self.mean)).astype(int)
+        noise = random.standard_normal((len(places), *self.mean.shape[1:]))
         return self.mean[chosen] + np.sqrt(self.variance[chosen]) * noise
 
     def by_draw(self, y: np.ndarray) -> np.ndarray:

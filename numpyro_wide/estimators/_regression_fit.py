@@ -34,7 +34,10 @@ from numpyro_wide.wide_limit import WideLimitFit
 
 METHODS = ("auto", "limit", "weighted", "chains")
 NOISES = ("auto", "constant", "by_row")
-_NUM_WEIGHTED = 500  # draws that are chosen by their evidence
+_NUM_WEIGHTED = 500  # draws that are chosen by their evidence, at the most
+_LEAST_WEIGHTED = 50
+# A draw is chosen from ten, in double precision, and its evidence costs about half of a gradient.
+_GRADIENTS_A_DRAW = 10
 _MOST_WEIGHTED = 100  # rows: of more, few draws of the prior carry the weight
 _LARGEST_SHAPE = 0.7  # of the weights of these draws (Vehtari et al. 2024)
 _MANY = 10_000  # rows, of which the user is told what will be done
@@ -141,13 +144,15 @@ def _announce(request: Request, num_rows: int, clock: Clock, report: Report) -> 
     report.announce(
         f"scales are fitted to {MOST_FITTED} of {num_rows} rows at most, the limit predicts from {MOST_KNOWN}"
     )
-    if request.method in ("auto", "chains"):
+    if request.method != "limit":
         rows = "all rows" if _pays_for_all(num_rows, request, clock) else f"{MOST_KNOWN} rows, as the budget pays for"
-        report.announce(f"chains of {rows}, {request.width or WIDTH} units, in {clock.budget:g} seconds at the most")
+        report.announce(
+            f"a finite network of {rows}, {request.width or WIDTH} units, in {clock.budget:g} seconds at the most"
+        )
 
 
 def _pays_for_all(num_rows: int, request: Request, clock: Clock) -> bool:
-    """Tell whether the budget pays for enough steps of chains of all rows."""
+    """Tell whether the budget pays for enough steps of chains of all rows; weighted draws cost as much."""
     gradient = gradient_seconds(num_rows, request.depth or 1, request.width or WIDTH)
     step = GRADIENTS_A_STEP * gradient * request.num_chains
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
@@ -253,16 +258,18 @@ def _sampled(
     kind = f"{network.depth} hidden layer(s) of {network.width} {network.activation} units, "
     kind += "noise by row" if network.by_row else "constant noise"
     report.add("Finite network", f"{kind}; priors log-normal, by {SPREAD:g} around the fitted scales")
+    if not _pays_for_all(len(data[0]), request, clock):
+        data = fit.inputs, fit.targets
+        report.add("Finite network", f"of {len(data[0])} rows: the budget does not pay for all")
     if request.method == "weighted" or (request.method == "auto" and len(data[0]) <= _MOST_WEIGHTED):
         clock.begin("weighted draws")
-        found, shape = _weighted(network, model, fit, (medians, *data), key)
-        report.add("Weighted draws", f"{_NUM_WEIGHTED} draws of ten times as many, Pareto shape {shape:.2f}")
+        each = _GRADIENTS_A_DRAW * gradient_seconds(len(data[0]), network.depth, network.width)
+        num_draws = int(np.clip(clock.left / (2 * each), _LEAST_WEIGHTED, _NUM_WEIGHTED))  # half is for their scores
+        found, shape = _weighted(network, model, fit, (medians, *data), num_draws, key)
+        report.add("Weighted draws", f"{num_draws} draws of ten times as many, Pareto shape {shape:.2f}")
         if request.method == "weighted" or shape <= _LARGEST_SHAPE:
             return found
         report.add("Weighted draws", f"above {_LARGEST_SHAPE}: few draws carry the weight, so chains are run")
-    if not _pays_for_all(len(data[0]), request, clock):
-        data = fit.inputs, fit.targets
-        report.add("Chains", f"of {len(data[0])} rows: the budget does not pay for all")
     result = _chains(request, network, model, fit, (medians, *data), scored, clock, key, report)
     if result is None:
         tell_no_chains(clock, request.method == "chains", report)
@@ -277,12 +284,14 @@ def _without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nd
     return x[rows], y[rows]
 
 
-def _weighted(network: Network, model: Any, fit: WideLimitFit, known: tuple, key: Any) -> tuple[Result, float]:
+def _weighted(
+    network: Network, model: Any, fit: WideLimitFit, known: tuple, num_draws: int, key: Any
+) -> tuple[Result, float]:
     """Draw from the prior by the evidence, in double precision; with the Pareto shape of the weights."""
     with double_precision(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the Pareto shape")  # the report tells it
         args = jax.tree.map(jnp.asarray, known)
-        found = wide_limit_draws(key, model, _NUM_WEIGHTED, *args, weighted=True)
+        found = wide_limit_draws(key, model, num_draws, *args, weighted=True)
         shape = float("nan") if found.pareto_shape is None else found.pareto_shape
         latent = {name: values for name, values in found.items() if name != "readout"}
     posterior = DrawnPosterior(network, latent, known)

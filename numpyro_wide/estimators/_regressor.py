@@ -1,6 +1,6 @@
 """Regression with wide Bayesian neural networks, as scikit-learn's estimators do it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpyro_wide.estimators._mixture import Mixture
 from numpyro_wide.estimators._regression_fit import METHODS, NOISES, Request, decide
 from numpyro_wide.estimators._report import Report
 from numpyro_wide.machine import set_blas_threads
+
+_BLOCK = 8192  # rows predicted at a time: of all of them and all draws there may be too many
 
 
 class WideBNNRegressor(RegressorMixin, WideBNN):
@@ -163,7 +165,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 "diagonal of the latter."
             )
         rows = self._rows(X)
-        mean, variance = self._posterior.mixture(rows).moments()
+        mean, variance = self._by_blocks(rows, lambda mixture, _: np.stack(mixture.moments()))
         if return_std:
             return self._out(mean), self._out(np.sqrt(variance), deviation=True)
         if not return_cov:
@@ -191,7 +193,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if not levels:
             raise ValueError("quantiles must hold a probability at least, such as 0.5, but is empty.")
         check_levels("quantiles", levels)
-        by_level = self._mixture(X).quantiles(levels)
+        by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
         return np.stack([self._out(values) for values in by_level], axis=-1)
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> np.ndarray:
@@ -225,14 +227,16 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         Raises:
             ValueError: for data that scikit-learn refuses, or observations of another shape.
         """
-        mixture = self._mixture(X)
+        rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         check_consistent_length(X, observed)
         shape = (len(observed), *self._by_target.loc.shape)
         if observed.shape != shape:
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
         units = np.sum(np.log(self._by_target.scale))
-        return mixture.log_density(standardised(self._by_target, observed).reshape(len(observed), -1)) - units
+        targets = standardised(self._by_target, observed).reshape(len(observed), -1)
+        found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
+        return found[0] - units
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations from the predictive distribution of each row.
@@ -252,7 +256,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             ValueError: for inputs that scikit-learn refuses, or no positive number of samples.
         """
         num_samples = whole_number("n_samples", n_samples)
-        samples = self._mixture(X).sample(check_random_state(random_state), num_samples)
+        random = check_random_state(random_state)
+        rows, places = self._rows(X), random.random_sample(num_samples)
+        samples = self._by_blocks(rows, lambda mixture, _: mixture.sample(random, places))
         return np.stack([self._out(values) for values in samples], axis=-1)
 
     def __sklearn_tags__(self) -> Any:
@@ -265,9 +271,10 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         check_is_fitted(self)
         return standardised(self._by_column, self._kept(validate_data(self, X, dtype=np.float64, reset=False)))
 
-    def _mixture(self, X: ArrayLike) -> Mixture:
-        rows = self._rows(X)  # which looks whether there is a fit
-        return self._posterior.mixture(rows)
+    def _by_blocks(self, rows: np.ndarray, find: Callable[[Mixture, slice], np.ndarray]) -> np.ndarray:
+        """Join what is found, (s, m, ...), of the mixtures of blocks of rows."""
+        blocks = (slice(start, start + _BLOCK) for start in range(0, len(rows), _BLOCK))
+        return np.concatenate([find(self._posterior.mixture(rows[block]), block) for block in blocks], axis=1)
 
     def _out(self, values: np.ndarray, deviation: bool = False) -> np.ndarray:
         """Return (m, k) in the units and of the shape of the targets."""

@@ -12,6 +12,7 @@ from numpyro_wide.wide_limit import WideLimitFit, fit
 _COMPARED = 200  # rows on which architectures are compared
 MOST_FITTED = 1000  # that scales are fitted to
 MOST_KNOWN = 3000  # that the infinitely wide network predicts from
+_ACTIVATIONS = ("erf", "relu")
 _DEEP = 3  # hidden layers, where more than one is compared
 _FEW = 50  # rows below which one scale for all columns and one layer are all that is tried
 # Seconds of a core that the fit to a thousand rows takes, about; it goes with the cube of their number.
@@ -80,18 +81,19 @@ def fit_scales(
 def _compared(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
     """Compare activations, then depths, then scales of the columns, by the evidence of some rows."""
     is_small = len(x) < _FEW
-    best = _fit(x, y, len(x), activation=("erf", "relu"), depth=depth or 1, input_scale=False)
+    best = _fit(x, y, len(x), activation=_ACTIVATIONS, depth=depth or 1, input_scale=False)
     table = list(best.table)
-    others = []
+    others: list[dict[str, object]] = []
     if not is_small and depth is None:
-        others.append({"depth": _DEEP, "input_scale": False})
+        others.append({"activation": best.activation, "depth": _DEEP, "input_scale": False})
     if not is_small and x.shape[1] > 1:
-        others.append({"depth": best.depth, "input_scale": True})
+        # Both again: with a scale for each column the order of the activations is often another.
+        others.append({"activation": _ACTIVATIONS, "depth": best.depth, "input_scale": True})
     for kind in others:
-        other = _fit(x, y, len(x), activation=best.activation, **kind)
-        table += other.table
-        if other.table[0]["log_marginal"] > max(row["log_marginal"] for row in table[:-1]):
+        other = _fit(x, y, len(x), **kind)
+        if other.table[0]["log_marginal"] > max(row["log_marginal"] for row in table):
             best = other
+        table += other.table
     table.sort(key=lambda row: -row["log_marginal"])
     report.add(
         "Infinitely wide network",

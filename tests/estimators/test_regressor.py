@@ -12,7 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 
 from numpyro_wide import wide_limit
-from numpyro_wide.estimators import WideBNNRegressor
+from numpyro_wide.estimators import WideBNNRegressor, _regressor
 from numpyro_wide.estimators import _leave_one_out as loo
 from numpyro_wide.estimators._noise_test import has_steps, noise_p_value
 from numpyro_wide.machine import double_precision
@@ -55,6 +55,23 @@ class _GivenKernel(Kernel):
 
     def is_stationary(self):
         return False
+
+
+def test_scales_of_the_columns_are_tried_with_every_activation():
+    # erf has the better evidence with one scale for all columns, ReLU with a scale for each.
+    random = np.random.default_rng(0)
+    x = random.normal(size=(80, 6))
+    y = x[:, 1] + 0.5 * np.sin(3 * x[:, 0]) + 0.1 * random.normal(size=80)
+    y -= y.mean()
+    model = WideBNNRegressor(method="limit", hidden=(50,), random_state=0).fit(x, y)
+    best = {
+        by_column: wide_limit.fit(
+            x, y / y.std(), activation=("erf", "relu"), input_scale=by_column, num_restarts=1
+        ).activation
+        for by_column in (False, True)
+    }
+    assert best == {False: "erf", True: "relu"}
+    assert model.fit_.activation == "relu" and "input_scale" in model.fit_.scales
 
 
 def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
@@ -114,6 +131,34 @@ def test_predictions_are_the_mixture_over_draws(weighted):
     found_mean, deviation = weighted.predict(X_NEW, return_std=True)
     np.testing.assert_allclose(samples.mean(axis=1), found_mean, atol=5 * deviation.max() / 4000**0.5)
     np.testing.assert_allclose(samples.std(axis=1), deviation, rtol=0.1)
+
+
+def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
+    def predictions():
+        found = weighted.predict_interval(X_NEW, 0.8), weighted.log_density(X_NEW, Y_NEW), weighted.sample_y(X_NEW, 500)
+        return *weighted.predict(X_NEW, return_std=True), *found
+
+    *whole, samples = predictions()
+    monkeypatch.setattr(_regressor, "_BLOCK", 3)
+    *by_blocks, samples_by_blocks = predictions()
+    for expected, found in zip(whole, by_blocks, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    # The rows of a sample share a draw, also across blocks.
+    mixture = weighted._posterior.mixture((X_NEW - X.mean(axis=0)) / X.std(axis=0))
+    for blocks, found in (([slice(0, 8)], samples), ([slice(0, 3), slice(3, 6), slice(6, 8)], samples_by_blocks)):
+        random = np.random.RandomState(0)
+        draw = (random.random_sample(500) * len(mixture.mean)).astype(int)
+        for block in blocks:
+            mean, variance = mixture.mean[draw, block], mixture.variance[draw, block]
+            expected = mean + np.sqrt(variance) * random.standard_normal(mean.shape)
+            np.testing.assert_allclose(found[block].T, Y.mean() + Y.std() * expected[..., 0], rtol=1e-9)
+
+
+def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
+    few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
+    for found, expected in ((weighted, 500), (few, 50)):
+        assert {len(values) for values in found.draws_.values()} == {expected}
+        assert f"{expected} draws of ten times as many" in str(found.report_)
 
 
 def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
