@@ -26,6 +26,10 @@ class ClassLimit:
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 
+    def prepare(self) -> None:
+        """Find the surrogate that predictions are made with, which the fit keeps: the first would wait for it."""
+        self.probabilities(self.fit.inputs[:1])
+
     def probabilities(self, x: np.ndarray) -> np.ndarray:
         """Return probabilities of the classes, averaged over the logits, (m, classes).
 

@@ -151,9 +151,12 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
 
     def _decide(self, limit: WideLimitFit, width: int, clock: Clock, random: Any, report: Report) -> None:
         """Run chains if they are asked for."""
-        self.method_, self._posterior, self.n_iter_ = "limit", ClassLimit(limit), 1
+        posterior = ClassLimit(limit)
+        self.method_, self._posterior, self.n_iter_ = "limit", posterior, 1
         self.model_ = self.model_args_ = self.mcmc_ = self.draws_ = None
         if self.method != "chains":
+            clock.begin("surrogate of the likelihood")
+            posterior.prepare()
             return
         network = ClassNetwork(limit, width)
         key = jax.random.key(random.randint(2**31 - 1))

@@ -8,14 +8,16 @@ import pytest
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier
 from numpyro_wide.estimators._class_network import DrawnClasses
+from numpyro_wide.surrogates.internal import Observations
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
-def test_the_fit_is_a_limit_of_its_labels():
+def test_the_fit_is_a_limit_of_its_labels(monkeypatch):
     model = WideBNNClassifier(random_state=0).fit(X, X[:, 0] > 0)
+    monkeypatch.delattr(Observations, "fitted")  # the surrogate is found once, and in the fit
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
     inputs = (X - X.mean(axis=0)) / X.std(axis=0)
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], model.fit_.predict(inputs), rtol=1e-9)
