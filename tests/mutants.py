@@ -100,7 +100,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "estimators/_regression_fit.py": [
         (
             "estimators: weighted draws have no clock",
-            "clock.left / (2 * each)",
+            "clock.left / each",
             "_NUM_WEIGHTED",
             "estimators/test_regressor.py::test_weighted_draws_are_as_many_as_the_budget_pays_for",
         ),

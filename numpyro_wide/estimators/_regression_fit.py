@@ -36,8 +36,7 @@ METHODS = ("auto", "limit", "weighted", "chains")
 NOISES = ("auto", "constant", "by_row")
 _NUM_WEIGHTED = 500  # draws that are chosen by their evidence, at the most
 _LEAST_WEIGHTED = 50
-# A draw is chosen from ten, in double precision, and its evidence costs about half of a gradient.
-_GRADIENTS_A_DRAW = 10
+_GRADIENTS_A_DRAW = 30  # that a draw costs, chosen from ten in double precision, with its score: measured
 _MOST_WEIGHTED = 100  # rows: of more, few draws of the prior carry the weight
 _LARGEST_SHAPE = 0.7  # of the weights of these draws (Vehtari et al. 2024)
 _MANY = 10_000  # rows, of which the user is told what will be done
@@ -264,7 +263,7 @@ def _sampled(
     if request.method == "weighted" or (request.method == "auto" and len(data[0]) <= _MOST_WEIGHTED):
         clock.begin("weighted draws")
         each = _GRADIENTS_A_DRAW * gradient_seconds(len(data[0]), network.depth, network.width)
-        num_draws = int(np.clip(clock.left / (2 * each), _LEAST_WEIGHTED, _NUM_WEIGHTED))  # half is for their scores
+        num_draws = int(np.clip(clock.left / each, _LEAST_WEIGHTED, _NUM_WEIGHTED))
         found, shape = _weighted(network, model, fit, (medians, *data), num_draws, key)
         report.add("Weighted draws", f"{num_draws} draws of ten times as many, Pareto shape {shape:.2f}")
         if request.method == "weighted" or shape <= _LARGEST_SHAPE:
