@@ -88,10 +88,11 @@ def tables_of(folder, name):
     return datasets.uci(folder, name)
 
 
-def rows_of(folder, name, *, root=1):
-    """Return training and test rows, inputs and roots of the targets standardised by the former."""
-    parts = (part._replace(targets=part.targets ** (1 / root)) for part in tables_of(folder, name))
-    return _common.standardised_by(*parts, np.float32)[:2]
+def rows_of(tables, *, in_cube_roots):
+    """Return training and test rows, inputs and targets or their cube roots standardised by the former."""
+    if in_cube_roots:
+        tables = [part._replace(targets=np.cbrt(part.targets)) for part in tables]
+    return _common.standardised_by(*tables, np.float32)[:2]
 
 
 def network(num_inputs, options, *, by_row):
@@ -212,7 +213,8 @@ def of_targets(scores, tables, mean, variance):
 
 def run(cell, options):
     """Fit, predict, score."""
-    rows = rows_of(options.folder, cell.set, root=3 if cell.model == CUBE_ROOT else 1)
+    tables, in_cube_roots = tables_of(options.folder, cell.set), cell.model == CUBE_ROOT
+    rows = rows_of(tables, in_cube_roots=in_cube_roots)
     with_noise_by_row = partial(ours, by_row=True)
     functions = (ours, with_noise_by_row, with_noise_by_row, estimator, bde, boosted_trees, nngp, gaussian_process)
     fits = dict(zip(MODELS, functions, strict=True))
@@ -221,8 +223,8 @@ def run(cell, options):
     seconds, core_seconds = time.perf_counter() - start, sum(os.times()[:4]) - core_start
     y_test = rows[1][1]
     scores = regression_scores(y_test, *(part.reshape(-1, part.shape[-1]) for part in (mean, variance)))
-    if cell.model == CUBE_ROOT:
-        scores = of_targets(scores, tables_of(options.folder, cell.set), mean, variance)
+    if in_cube_roots:
+        scores = of_targets(scores, tables, mean, variance)
     found = {}
     if len(mean) > 1:
         report = pooling(y_test, mean, variance)
