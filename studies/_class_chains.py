@@ -18,7 +18,7 @@ import _chains
 import _common
 from _fashion_baselines import scales_by_evidence
 from _fashion_data import shares_of_largest
-from _sampling import stretch_of
+from _sampling import first_states, stretch_of
 from numpyro_wide import collapse_readout, fitted_surrogate, repriorise, wide_limit
 from numpyro_wide.diagnostics import project
 from numpyro_wide.linear_gaussian import readout_posterior
@@ -206,9 +206,9 @@ def _run(kernel, args, predict, way, options, start):
     counts = way.warmup * options.num_warmup, options.num_samples
     num_warm, num_kept = (max(1, round(count / STRETCH)) for count in counts)
     num_steps = num_warm * STRETCH * way.thinning
-    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), num_steps, None, args, {})
+    state = first_states(kernel, args, NUM_CHAINS, num_steps)
     stretch = stretch_of(kernel, args, STRETCH, way.thinning)
-    predicted = jax.jit(partial(jax.lax.map, jax.vmap(predict)))
+    predicted = jax.jit(partial(jax.lax.map, partial(jax.lax.map, predict)))
     found, gradients, seconds = [], 0, 0.0
     for i in range(num_warm + num_kept):
         before = time.process_time()
@@ -217,7 +217,7 @@ def _run(kernel, args, predict, way, options, start):
             seconds += time.process_time() - before
             gradients += int(np.sum(costs))
             found.append(predicted(positions))
-    function, probs = (np.concatenate(parts).swapaxes(0, 1) for parts in zip(*found, strict=True))
+    function, probs = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
     ess = _chains.bulk_ess(np.asarray(project({"function": function}, jax.random.key(2))))
     moves = probs.std(axis=(0, 1)) > 1e-6  # what is as good as certain in all draws has no R-hat
     rhat = np.max(_chains.rhat(probs[:, :, moves]), initial=1.0)

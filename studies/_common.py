@@ -180,6 +180,13 @@ def plot_lines(axes: Any, lines: Mapping[str, Mapping[int, float]]) -> None:
         axes.loglog(list(values), list(values.values()), marker=marker, markersize=4, label=label)
 
 
+def plot_with_broken(axes: Any, lines: Mapping[str, Mapping], broken: Mapping[str, Mapping]) -> None:
+    """Plot lines by label, as :func:`plot_lines` does, and broken ones in their colours."""
+    plot_lines(axes, lines)
+    for line, values in zip(axes.get_lines(), broken.values(), strict=True):
+        axes.plot(list(values), list(values.values()), "--", color=line.get_color(), linewidth=1)
+
+
 def shades(count: int) -> np.ndarray:
     """Return colours from light to dark, for growing widths."""
     return matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, count))

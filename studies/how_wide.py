@@ -23,7 +23,7 @@ from numpyro.infer import NUTS
 
 import _chains
 import _common
-from _sampling import clock, gradient_seconds, stretch_of
+from _sampling import clock, first_states, gradient_seconds, stretch_of
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
 from numpyro_wide.diagnostics import project, regression_scores
 from numpyro_wide.readout import readout_function, site_function
@@ -38,7 +38,7 @@ KERNELS = {
 # What an iteration costs before warmup has found out: of MCLMC what it is given, a step being two gradients.
 GUESS = {"SplitHMC": 15, "NUTS": 30, "MAMS": 60}
 NUM_CHAINS = 2
-MOST_DRAWS = 2000  # of a chain
+MOST_DRAWS = 5000  # of a chain
 MOST_OF_MCLMC = 500  # whose draws may be any number of steps apart
 LEAST_DRAWS, STRETCH = 50, 10  # of a chain, and those that are made at a time
 LARGEST_RHAT = 1.1  # of chains that have met
@@ -138,7 +138,7 @@ def sampled(cell, model, task):
     if guess * a_gradient > longest:
         return None
     num_stretches = int(np.clip(budget // guess, LEAST_DRAWS, MOST_OF_MCLMC)) // STRETCH
-    state = kernel.init(jax.random.split(jax.random.key(0), NUM_CHAINS), STRETCH * num_stretches, None, (x, y), {})
+    state = first_states(kernel, (x, y), NUM_CHAINS, STRETCH * num_stretches)
     stretch = stretch_of(kernel, (x, y), STRETCH)
     for i in range(num_stretches):
         start = clock()
@@ -146,14 +146,13 @@ def sampled(cell, model, task):
         if i > 0 and (clock() - start) / STRETCH > longest:  # the first compiles
             return None
     found, gradients, start = [], 0, clock()
-    while len(found) * STRETCH < LEAST_DRAWS or (gradients < budget and len(found) * STRETCH < MOST_DRAWS):
+    while len(found) * STRETCH < LEAST_DRAWS or (gradients < NUM_CHAINS * budget and len(found) * STRETCH < MOST_DRAWS):
         state, (positions, (costs, _)) = stretch(state)
         found.append(jax.tree.map(np.asarray, positions))
-        # In lockstep, all chains take as long as the slowest.
-        gradients += int(np.sum(np.max(costs, axis=-1)))
+        gradients += int(np.sum(costs))
     seconds = clock() - start
-    positions = jax.tree.map(lambda *parts: np.concatenate(parts).swapaxes(0, 1), *found)
-    return kernel, positions, NUM_CHAINS * gradients, seconds
+    positions = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
+    return kernel, positions, gradients, seconds
 
 
 def projections_of(task, plain, positions):
@@ -236,11 +235,11 @@ def draw(rows, options):
         )
         for depth, row in zip(depths, axes, strict=True):
             for form, panel in zip(forms, row, strict=True):
-                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_function / getattr(row, cost))
-                _common.plot_lines(panel, found)
-                found = lines(rows, form, depth, lambda row, cost=cost: row.ess_weights / getattr(row, cost))
-                for kernel, line in zip(found, panel.get_lines(), strict=True):
-                    panel.plot(*zip(*found[kernel].items(), strict=True), "--", color=line.get_color(), linewidth=1)
+                found = [
+                    lines(rows, form, depth, lambda row, of=of, cost=cost: getattr(row, of) / getattr(row, cost))
+                    for of in ("ess_function", "ess_weights")
+                ]
+                _common.plot_with_broken(panel, *found)
                 _common.number_ticks(panel, widths)
                 panel.set_title(f"{form}, {depth} {'layer' if depth == 1 else 'layers'}", fontsize=9)
         found = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in axes.flat)
@@ -317,7 +316,7 @@ if __name__ == "__main__":
             forms=names | {"default": FORMS, "choices": FORMS},
             kernels=names | {"default": list(KERNELS), "choices": list(KERNELS)},
             largest=(100_000, "weights of a network that is run"),
-            gradients=(20_000, "of a chain after warmup, at most"),
-            seconds=(3.0, "of a core for a cell after warmup, about"),
+            gradients=(40_000, "of a chain after warmup, at most"),
+            seconds=(5.0, "of a core for a cell after warmup, about"),
         )
     )

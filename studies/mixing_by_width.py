@@ -1,9 +1,10 @@
 """The mixing of every kernel, by width and by number of images, in three sets of coordinates (Hron 2022, Figure 7).
 
 Each cell of the study is one chain: a kernel on the plain, the repriorised or the collapsed form of a network with one
-hidden layer, at one width, number of images and regulariser. Effective draws are those of the hidden weights. Its row
-is written to mixing_by_width.csv as soon as it is done, so that a study that was interrupted goes on where it stopped;
-delete the file to start again.
+hidden layer, at one width, number of images and regulariser. Effective draws are those of the mean function at test
+images, the readout integrated out whatever the form, and of the hidden weights. Its row is written to
+mixing_by_width.csv as soon as it is done, so that a study that was interrupted goes on where it stopped; delete the
+file to start again.
 
     python studies/mixing_by_width.py --quick
     python studies/mixing_by_width.py --cifar10 path/to/cifar-10-batches-py
@@ -23,7 +24,9 @@ import _chains
 import _common
 from numpyro_wide import collapse_readout, datasets, mcmc, nn, repriorise
 from numpyro_wide.diagnostics import random_projections
+from numpyro_wide.readout import readout_function
 
+NUM_TEST = 100
 NOISE_SCALE = 0.1
 HIDDEN = "hidden.hidden_0.kernel"
 # The forms of the model, and the wide sites that a draw of each holds.
@@ -54,9 +57,10 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Results of a cell."""
+    """Results of a cell: effective draws of the mean function and of the weights a gradient, and what draws cost."""
 
-    ess_per_gradient: float
+    function_ess: float
+    weight_ess: float
     gradients_per_draw: float
     accept_prob: float
     seconds: float
@@ -74,11 +78,16 @@ def model_of(cell):
     return repriorise(plain, **names, targets="y", noise_scale=NOISE_SCALE, regulariser=regulariser)
 
 
-def run(cell, data, budget) -> Row:
+def run(cell, data, x_test, budget) -> Row:
     """Run a chain: warm up for half the budget, as far as can be told, then draw for the budget."""
     x, y = (part[: cell.num_train] for part in data)
     num_warmup = max(10, budget // 2 // GRADIENTS_AN_ITERATION.get(cell.kernel, 1))
-    projections = {"projections": random_projections(jax.random.key(1), [HIDDEN])}
+    mean = readout_function(model_of(cell._replace(form="collapsed")), (x, y), x_test)
+    of_values, of_weights = (random_projections(jax.random.key(1), [name]) for name in ("values", HIDDEN))
+    projections = {
+        "function": lambda draw: of_values({"values": mean({HIDDEN: draw[HIDDEN]})}),
+        "weights": of_weights,
+    }
     # NumPyro remembers the latest chains, draws included: with their weights, a study would fill the memory.
     kernel = mcmc.reduced(KERNELS[cell.kernel](model_of(cell)), drop=FORMS[cell.form], functions=projections)
     chain = MCMC(kernel, num_warmup=num_warmup, num_samples=1, progress_bar=False)
@@ -91,30 +100,32 @@ def run(cell, data, budget) -> Row:
     chain.run(chain.post_warmup_state.rng_key, x, y, extra_fields=(cost, "accept_prob"))
     fields = chain.get_extra_fields()
     spent, accept_prob = int(np.sum(fields[cost])), float(np.mean(fields["accept_prob"]))
-    ess = float(_chains.bulk_ess(chain.get_samples(group_by_chain=True)["projections"]).mean())
-    return Row(ess / spent, spent / chain.num_samples, accept_prob, time.perf_counter() - start)
+    draws = chain.get_samples(group_by_chain=True)
+    ess = [float(_chains.bulk_ess(draws[name]).mean()) / spent for name in projections]
+    return Row(*ess, spent / chain.num_samples, accept_prob, time.perf_counter() - start)
 
 
-def lines(rows, kernels, by, **fixed):
+def lines(rows, kernels, by, of, **fixed):
     """Return ESS per gradient of the kernels by width or number of images, where the rest is as given."""
     fixed["regulariser"] = 1.0
     cells = [cell for cell in rows if all(getattr(cell, name) == value for name, value in fixed.items())]
     cells.sort(key=lambda cell: getattr(cell, by))
-    return {k: {getattr(c, by): rows[c].ess_per_gradient for c in cells if c.kernel == k} for k in kernels}
+    return {k: {getattr(c, by): getattr(rows[c], of) for c in cells if c.kernel == k} for k in kernels}
 
 
 def draw_mixing(width, num_train, rows, options):
-    """Draw a column for each form; by width above, by number of images below."""
+    """Draw a column for each form; by width above, by number of images below; broken lines are the weights'."""
     style = {"figsize": (1 + 3 * len(options.forms), 6), "sharey": True, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(2, len(options.forms), **style)
     for column, form in zip(axes.T, options.forms, strict=True):
-        _common.plot_lines(column[0], lines(rows, options.kernels, "width", form=form, num_train=num_train))
-        _common.plot_lines(column[1], lines(rows, options.kernels, "num_train", form=form, width=width))
-        for panel, ticks in zip(column, (options.widths, options.num_train), strict=True):
+        sizes = ("width", {"num_train": num_train}, options.widths), ("num_train", {"width": width}, options.num_train)
+        for panel, (by, fixed, ticks) in zip(column, sizes, strict=True):
+            found = [lines(rows, options.kernels, by, of, form=form, **fixed) for of in ("function_ess", "weight_ess")]
+            _common.plot_with_broken(panel, *found)
             _common.number_ticks(panel, ticks)
         column[0].set(title=form, xlabel=f"width, {num_train} images")
         column[1].set(xlabel=f"number of images, width {width}")
-    figure.supylabel("ESS per gradient")
+    figure.supylabel("ESS per gradient; broken, of the weights")
     axes[0, 0].legend(fontsize=8)
     _common.save(figure, options, "mixing_by_width.png")
 
@@ -124,12 +135,17 @@ def draw_regularisers(width, num_train, rows, options):
     cells = [Cell("NUTS", "repriorised", num_train, width, value) for value in sorted({1.0, *options.regularisers})]
     cells = [cell for cell in cells if cell in rows]
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-    _common.plot_lines(axes, {"repriorised": {cell.regulariser: rows[cell].ess_per_gradient for cell in cells}})
+    found = [
+        {"repriorised": {cell.regulariser: getattr(rows[cell], of) for cell in cells}}
+        for of in ("function_ess", "weight_ess")
+    ]
+    _common.plot_with_broken(axes, *found)
     plain = rows.get(Cell("NUTS", "plain", num_train, width))
     if plain is not None:
-        axes.axhline(plain.ess_per_gradient, color="0.5", linestyle="--", label="plain")
+        axes.axhline(plain.function_ess, color="0.5", label="plain")
+        axes.axhline(plain.weight_ess, color="0.5", linestyle="--", linewidth=1)
     title = f"NUTS, {num_train} images, width {width}"
-    axes.set(xlabel="regulariser / noise variance", ylabel="ESS per gradient", title=title)
+    axes.set(xlabel="regulariser / noise variance", ylabel="ESS per gradient; broken, of the weights", title=title)
     axes.legend()
     _common.save(figure, options, "regulariser.png")
 
@@ -141,10 +157,10 @@ def main(options):
     if min(len(options.widths), len(options.num_train)) < 2:
         raise SystemExit("expected at least two widths and two numbers of images")
     images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-    images = datasets.split(images, max(options.num_train), 0, seed=0)[0]
-    pixels = images.inputs.reshape(len(images.targets), -1)
-    inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
-    data = inputs, _common.centred_codes(images.targets, 10)
+    images, test = datasets.split(images, max(options.num_train), NUM_TEST, seed=0)
+    pixels, pixels_test = (part.inputs.reshape(len(part.targets), -1) for part in (images, test))
+    scale = datasets.Standardiser.fit(pixels, by_column=False)
+    data, x_test = (scale(pixels), _common.centred_codes(images.targets, 10)), scale(pixels_test)
 
     # Widths at one number of images, numbers of images at one width, regularisers at both.
     num_train, width = options.num_train[-2], options.widths[-2]
@@ -156,7 +172,7 @@ def main(options):
 
     def run_alone(cell):
         """Run a cell and forget its programs: no two cells share one."""
-        row = run(cell, data, options.budget)
+        row = run(cell, data, x_test, options.budget)
         jax.clear_caches()
         return row
 

@@ -32,7 +32,7 @@ from numpyro.infer import NUTS
 import _chains
 import _common
 import _fashion_data
-from _sampling import clock, gradient_seconds, stretch_of
+from _sampling import clock, first_states, gradient_seconds, stretch_of
 from numpyro_wide import mcmc, nn, repriorise
 from numpyro_wide.diagnostics import effective_sample_size, random_projections, rhat_squared
 from numpyro_wide.readout import site_function
@@ -152,7 +152,7 @@ def run(cell, options):
     num_stretches = min(MOST_DRAWS, max(LEAST_DRAWS // 2, affordable // 3)) // STRETCH
     kernel = KERNELS[cell.kernel](model)
     num_warmup = num_stretches * STRETCH * THINNING[cell.kernel]
-    state = kernel.init(jax.random.split(jax.random.key(0), options.num_chains), num_warmup, None, args, {})
+    state = first_states(kernel, args, options.num_chains, num_warmup)
     stretch = stretch_of(kernel, args, STRETCH, THINNING[cell.kernel])
     for i in range(num_stretches):
         start = clock()
@@ -170,7 +170,7 @@ def run(cell, options):
         gradients += int(np.sum(costs))
         acceptance.append(np.mean(rates))
         for told, part in zip((weights, values), projections(positions), strict=True):
-            told.append(np.asarray(part).swapaxes(0, 1))
+            told.append(np.asarray(part))
     weights, values = (np.concatenate(part, axis=1) for part in (weights, values))
     stages = [weights[:, : max(2, weights.shape[1] * stage // STAGES)] for stage in range(1, STAGES + 1)]
     rhats = [rhat_squared(stage) for stage in stages]

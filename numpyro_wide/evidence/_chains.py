@@ -14,6 +14,7 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
+from numpyro_wide._over_chains import is_one_by_one, over_chains
 from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
 from numpyro_wide._recent import Recent
 from numpyro_wide.evidence._density import Position, draw, log_density
@@ -219,7 +220,7 @@ def _start(
     def first(keys: Array, beta: Array, positions: Position) -> KernelState:
         return _kernel(model, rest, data, beta).init(keys, num_warmup, positions)
 
-    state = jax.vmap(first)(keys, betas, positions)
+    state = over_chains(first)(keys, betas, positions)
     # All chains are equally far: what happens at the end of a window is then computed there alone.
     return share_schedule(state)
 
@@ -235,18 +236,24 @@ def _advance(
     phase: Array,
 ) -> tuple[KernelState, Reference | None, Array]:
     rest = static[1]
-    axes = chain_axes()
 
     def step(state: KernelState, beta: Array) -> KernelState:
         return _kernel(model, rest, data, beta).sample(state, (), {})
 
+    def step_all(state: KernelState) -> KernelState:
+        if is_one_by_one():
+            parts = state.without_schedule(), betas
+            return share_schedule(jax.lax.map(lambda part: step(part[0].with_schedule_of(state), part[1]), parts))
+        axes = chain_axes()
+        return jax.vmap(step, in_axes=(axes, 0), out_axes=axes)(state, betas)
+
     def body(i: Array, carry: tuple) -> tuple:
         state, reference, recorded = carry
-        state = jax.vmap(step, in_axes=(axes, 0), out_axes=axes)(state, betas)
+        state = step_all(state)
         if reference is not None:
             known, seen = reference, _together(state)
             reference = jax.lax.cond(phase == _FIT, lambda: known.count_draw(seen), lambda: known)
-        ratios = jax.vmap(jax.vmap(lambda z: _log_ratio(model, rest, data, reference, z)))
+        ratios = over_chains(over_chains(lambda z: _log_ratio(model, rest, data, reference, z)))
         found = jax.lax.cond(phase == _RECORD, lambda: ratios(state.z), lambda: recorded[0])
         return state, reference, recorded.at[i].set(found)
 

@@ -28,6 +28,7 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
+from numpyro_wide._over_chains import is_one_by_one, over_chains
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     AdaptState,
@@ -142,7 +143,7 @@ class MetropolisKernel(TargetKernel):
         def start(rng_key: Array, point: Point) -> KernelState:
             evaluate = self._evaluator(model_args, model_kwargs)
             first = partial(self._first_state, num_warmup=num_warmup, evaluate=evaluate)
-            return (first if single else jax.vmap(first))(point, rng_key)
+            return (first if single else over_chains(first))(point, rng_key)
 
         def begin(rng_key: Array) -> tuple[KernelState, Array | bool]:
             rng_key, point, passes = arrive(rng_key)
@@ -322,5 +323,7 @@ class MetropolisKernel(TargetKernel):
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
+        if is_one_by_one():
+            return jax.lax.map(lambda chain: fn(chain, *args), state)
         shared = share_schedule(state)
         return jax.vmap(lambda chain: fn(chain, *args), in_axes=(chain_axes(),))(shared)

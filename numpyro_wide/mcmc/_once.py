@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.util import nested_attrgetter
 
+from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import TracedProgram
 
 
@@ -38,7 +39,7 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
 
     def collected(state: Any) -> dict[str, Any]:
         found = {name: nested_attrgetter(name)(state) for name in names}
-        sites = jax.vmap(postprocess)(found[names[0]])
+        sites = over_chains(postprocess)(found[names[0]])
         return found | {names[0]: {k: v for k, v in sites.items() if k not in left_out} if left_out else sites}
 
     def loop(state: Any, begin: Array, upper: Array, thinning: Array) -> tuple[dict, Any]:

@@ -12,6 +12,7 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
 from numpyro_wide._checks import is_tracing
+from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import TracedProgram
 from numpyro_wide._validity import is_bound, is_valid
 from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
@@ -152,7 +153,7 @@ class TargetKernel(MCMCKernel):
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
         check_given_start(init_params, found, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
-        run = evaluate if num_chains is None else jax.vmap(evaluate)
+        run = evaluate if num_chains is None else over_chains(evaluate)
         return (run if is_tracing() else jax.jit(run))(_as_floats(init_params)), passes
 
     def _in_one_program(self, begin: Callable[[Array], Any], rng_key: Array) -> Any:

@@ -22,6 +22,7 @@ from numpyro_wide._checks import (
     listing,
     whole_number,
 )
+from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import TracedProgram, combine, partition
 from numpyro_wide._traces import Sites, latent_sites, unwrap
 from numpyro_wide._validity import is_bound, is_valid
@@ -189,7 +190,7 @@ def _descend(
         def one(state: tuple, held: Any) -> tuple:
             return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, arrays), state)
 
-        return jax.vmap(one)(states, held)
+        return over_chains(one)(states, held)
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
