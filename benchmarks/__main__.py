@@ -20,6 +20,7 @@ from benchmarks import (
     sizes,
     startup,
     surrogates,
+    turns,
     vi,
 )
 
@@ -37,6 +38,7 @@ TABLES = {
     "sizes": sizes,
     "startup": startup,
     "surrogates": surrogates,
+    "turns": turns,
     "vi": vi,
 }
 

@@ -19,7 +19,7 @@ import _common
 from _fashion_baselines import scales_by_evidence
 from _fashion_data import shares_of_largest
 from _sampling import first_states, stretch_of
-from numpyro_wide import collapse_readout, fitted_surrogate, repriorise, wide_limit
+from numpyro_wide import collapse_readout, fitted_surrogate, mean_kernel, repriorise, wide_limit
 from numpyro_wide.diagnostics import project
 from numpyro_wide.linear_gaussian import readout_posterior
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
@@ -40,14 +40,15 @@ class Way(NamedTuple):
         kernel: function from a model to a kernel.
         thinning: number of its steps that make a draw.
         warmup: share of the option's draws of warmup that it takes: whole trajectories are dear.
-        has_surrogate: whether the readout is repriorised with a fitted surrogate.
+        surrogate: surrogate with which the readout is repriorised, or "": "limit", fitted at the wide limit; "by
+            class", the same with a weight for each class of a row; "pilot", fitted to the mean kernel of a pilot run.
         is_cold: whether the likelihood is taken to a power.
     """
 
     kernel: Callable
     thinning: int
     warmup: float = 1.0
-    has_surrogate: bool = False
+    surrogate: str = ""
     is_cold: bool = False
 
 
@@ -64,7 +65,9 @@ WAYS = {
     "microcanonical": MICROCANONICAL,
     "cold": MICROCANONICAL._replace(is_cold=True),
     "persistent": Way(SplitHMC, 4, 0.2),
-    "surrogate": Way(SplitHMC, 4, 0.2, has_surrogate=True),
+    "surrogate": Way(SplitHMC, 4, 0.2, surrogate="limit"),
+    "surrogate by class": Way(SplitHMC, 4, 0.2, surrogate="by class"),
+    "surrogate of a pilot": Way(SplitHMC, 4, 0.2, surrogate="pilot"),
     "whole trajectories": Way(_whole, 1, 0.2),
     "NUTS": Way(NUTS, 1, 0.2),
 }
@@ -161,24 +164,54 @@ def of_network(table, network, way, options):
     start = time.process_time()
     finite = {"network": network.clone(width=options.width), "num_classes": table.num_classes}
     plain = model = partial(on_classes, **finite, power=options.power if way.is_cold else 1.0)
-    if way.has_surrogate:
-        model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate_of(network, table))
+    if way.surrogate:
+        kernel = _pilot_kernel(plain, table, options) if way.surrogate == "pilot" else kernel_of(network, table.x)
+        surrogate = surrogate_of(kernel, table)
+        if way.surrogate == "by class":
+            surrogate = _by_class(surrogate, kernel, table)
+        model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate)
     kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
 
     def predict(draw):
-        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.has_surrogate else draw
+        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.surrogate else draw
         found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
         return found, probabilities(found)
 
     return _run(kernel, (table.x, table.labels), predict, way, options, start)
 
 
-def surrogate_of(network, table):
-    """Fit a surrogate at the wide limit."""
-    kernel = kernel_of(network, table.x)
+def surrogate_of(kernel, table):
+    """Fit a surrogate to the covariance of function values."""
     if table.num_classes == 2:
         return fitted_surrogate(table.labels, "bernoulli", kernel)
     return fitted_surrogate(table.labels, "categorical", kernel, num_classes=table.num_classes, contrasts=True)
+
+
+def _pilot_kernel(plain, table, options):
+    """Return the mean kernel of the features over unadjusted microcanonical chains, those of the other ways' warmup."""
+    args = jnp.asarray(table.x), jnp.asarray(table.labels)
+    length = STRETCH * max(1, options.num_warmup // STRETCH)
+    pilot = _microcanonical(plain)
+    state = first_states(pilot, args, NUM_CHAINS, length * MICROCANONICAL.thinning)
+    state, _ = stretch_of(pilot, args, length, MICROCANONICAL.thinning)(state)
+    _, (positions, _) = stretch_of(pilot, args, STRETCH, MICROCANONICAL.thinning)(state)
+    draws = {name: values.reshape(-1, *values.shape[2:]) for name, values in positions.items()}
+    hidden = {name: values for name, values in draws.items() if name.startswith("hidden")}
+    return mean_kernel(jax.random.key(4), plain, "features", table.x, samples=hidden)
+
+
+def _by_class(surrogate, kernel, table):
+    """Give each class of a row a weight of its own: Laplace's, at the mean of the surrogate's posterior."""
+    if table.num_classes == 2:
+        return surrogate  # one logit
+    noise = np.broadcast_to(np.asarray(surrogate.noise_scale, float).reshape(-1, 1), (len(table.x), 1))
+    mean = kernel @ np.linalg.solve(kernel + np.diag(noise[:, 0] ** 2), np.asarray(surrogate.targets, float))
+    contrasts = np.asarray(class_contrasts(table.num_classes), float)
+    probs = np.asarray(jax.nn.softmax(mean @ contrasts.T))
+    slopes = (np.eye(table.num_classes)[table.labels] - probs) @ contrasts
+    weights = probs @ contrasts**2 - (probs @ contrasts) ** 2
+    weights = np.maximum(weights, 1 / np.max(noise) ** 2)  # no less than the least of the rows'
+    return surrogate._replace(targets=np.float32(mean + slopes / weights), noise_scale=np.float32(weights**-0.5))
 
 
 def of_codes(table, network, options, way=CODES, least_noise=0.0):

@@ -31,7 +31,7 @@ from numpyro_wide.nn import CNN
 
 LEAST_NOISE = 0.1
 LOGIT_SCALES = (3.0, 10.0, 30.0, 100.0)
-CHAINS = {"softmax": MICROCANONICAL, "softmax, surrogate": MICROCANONICAL._replace(has_surrogate=True)}
+CHAINS = {"softmax": MICROCANONICAL, "softmax, surrogate": MICROCANONICAL._replace(surrogate="limit")}
 LIMITS = ("codes, limit", "softmax, limit")
 MLPS = "five MLPs"
 MODELS = (MLPS, "five trained", LIMITS[0], "codes", LIMITS[1], *CHAINS)
@@ -94,7 +94,7 @@ def table_of(name, task):
 
 def limit_of_softmax(network, table):
     """Predict by the limit under softmax."""
-    surrogate = _class_chains.surrogate_of(network, table)
+    surrogate = _class_chains.surrogate_of(_class_chains.kernel_of(network, table.x), table)
     return np.asarray(baselines.infinite_softmax(limit_kernel(network), surrogate, table.x, table.x_test)[0])
 
 
