@@ -127,7 +127,7 @@ def draw_mixing(width, num_train, rows, options):
         column[1].set(xlabel=f"number of images, width {width}")
     figure.supylabel("ESS per gradient; broken, of the weights")
     axes[0, 0].legend(fontsize=8)
-    _common.save(figure, options, "mixing_by_width.png")
+    _common.save(figure, options, "mixing_by_width.png", dpi=110)
 
 
 def draw_regularisers(width, num_train, rows, options):
