@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 
 from benchmarks.timing import interleaved, median_ratio, milliseconds
 from numpyro_wide import collapse_readout, nn
-from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC, _kernel
+from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC, _state
 
 CASES = [(20, 1, 1, 50, 4), (20, 1, 1, 200, 4), (100, 5, 1, 64, 4), (200, 5, 1, 256, 2), (455, 13, 2, 64, 4)]
 NUM_DRAWS, FIXED = 20, {"step_size": 0.05, "adapt_step_size": False}
@@ -23,11 +24,11 @@ KERNELS = {
 
 def stretch(kernel: Any, args: tuple, num_chains: int, in_turns: bool) -> Callable:
     """Compile draws of chains after warmup, without arguments."""
-    _kernel.is_one_by_one = lambda: in_turns
     state = kernel.init(jax.random.split(jax.random.key(0), num_chains), 100, None, args, {})
     state = state._replace(i=jnp.full(num_chains, 100))  # warmup is over
     run = jax.jit(lambda state: jax.lax.fori_loop(0, NUM_DRAWS, lambda _, state: kernel.sample(state, args, {}), state))
-    jax.block_until_ready(run(state))
+    with mock.patch.object(_state, "is_one_by_one", lambda: in_turns):
+        jax.block_until_ready(run(state))
     return partial(run, state)
 
 
@@ -36,7 +37,7 @@ def tables() -> None:
     print("\n## A draw of several chains: all at once over in turns, float32, processor seconds\n")
     print("| rows | network | chains | kernel | form | in turns | at once / in turns |")
     print("|---|---|---|---|---|---|---|")
-    known, rng = _kernel.is_one_by_one, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for num_rows, num_inputs, depth, width, num_chains in CASES:
         x = jnp.asarray(rng.normal(size=(num_rows, num_inputs)), jnp.float32)
         plain = nn.bnn(nn.FCN(depth, width, "gelu"), None, 0.1)
@@ -49,4 +50,3 @@ def tables() -> None:
                 each = milliseconds([run / NUM_DRAWS for run in seconds["turns"]])
                 cells = f"{depth} x {width} | {num_chains} | {name} | {form} | {each}"
                 print(f"| {num_rows} | {cells} | {median_ratio(seconds, 'once', 'turns'):.2f} |", flush=True)
-    _kernel.is_one_by_one = known

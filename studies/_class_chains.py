@@ -190,11 +190,11 @@ def surrogate_of(kernel, table):
 def _pilot_kernel(plain, table, options):
     """Return the mean kernel of the features over unadjusted microcanonical chains, those of the other ways' warmup."""
     args = jnp.asarray(table.x), jnp.asarray(table.labels)
-    length = STRETCH * max(1, options.num_warmup // STRETCH)
-    pilot = _microcanonical(plain)
-    state = first_states(pilot, args, NUM_CHAINS, length * MICROCANONICAL.thinning)
-    state, _ = stretch_of(pilot, args, length, MICROCANONICAL.thinning)(state)
-    _, (positions, _) = stretch_of(pilot, args, STRETCH, MICROCANONICAL.thinning)(state)
+    pilot, num_warm = MICROCANONICAL.kernel(plain), max(1, options.num_warmup // STRETCH)
+    state = first_states(pilot, args, NUM_CHAINS, num_warm * STRETCH * MICROCANONICAL.thinning)
+    stretch = stretch_of(pilot, args, STRETCH, MICROCANONICAL.thinning)
+    for _ in range(num_warm + 1):
+        state, (positions, _) = stretch(state)
     draws = {name: values.reshape(-1, *values.shape[2:]) for name, values in positions.items()}
     hidden = {name: values for name, values in draws.items() if name.startswith("hidden")}
     return mean_kernel(jax.random.key(4), plain, "features", table.x, samples=hidden)

@@ -27,6 +27,7 @@ from numpyro_wide.diagnostics import random_projections
 from numpyro_wide.readout import readout_function
 
 NUM_TEST = 100
+COUNTED = ("function_ess", "weight_ess")  # drawn by lines, and by broken ones
 NOISE_SCALE = 0.1
 HIDDEN = "hidden.hidden_0.kernel"
 # The forms of the model, and the wide sites that a draw of each holds.
@@ -120,7 +121,7 @@ def draw_mixing(width, num_train, rows, options):
     for column, form in zip(axes.T, options.forms, strict=True):
         sizes = ("width", {"num_train": num_train}, options.widths), ("num_train", {"width": width}, options.num_train)
         for panel, (by, fixed, ticks) in zip(column, sizes, strict=True):
-            found = [lines(rows, options.kernels, by, of, form=form, **fixed) for of in ("function_ess", "weight_ess")]
+            found = [lines(rows, options.kernels, by, of, form=form, **fixed) for of in COUNTED]
             _common.plot_with_broken(panel, *found)
             _common.number_ticks(panel, ticks)
         column[0].set(title=form, xlabel=f"width, {num_train} images")
@@ -135,10 +136,7 @@ def draw_regularisers(width, num_train, rows, options):
     cells = [Cell("NUTS", "repriorised", num_train, width, value) for value in sorted({1.0, *options.regularisers})]
     cells = [cell for cell in cells if cell in rows]
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-    found = [
-        {"repriorised": {cell.regulariser: getattr(rows[cell], of) for cell in cells}}
-        for of in ("function_ess", "weight_ess")
-    ]
+    found = [{"repriorised": {cell.regulariser: getattr(rows[cell], of) for cell in cells}} for of in COUNTED]
     _common.plot_with_broken(axes, *found)
     plain = rows.get(Cell("NUTS", "plain", num_train, width))
     if plain is not None:

@@ -14,12 +14,12 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
-from numpyro_wide._over_chains import is_one_by_one, over_chains
+from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
 from numpyro_wide._recent import Recent
 from numpyro_wide.evidence._density import Position, draw, log_density
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.mcmc.internal import KernelState, Reference, chain_axes, share_schedule
+from numpyro_wide.mcmc.internal import KernelState, Reference, over_states
 
 _CHUNK = 50  # steps between two looks at the progress bar
 _WARM, _FIT, _RECORD = 0, 1, 2
@@ -220,9 +220,7 @@ def _start(
     def first(keys: Array, beta: Array, positions: Position) -> KernelState:
         return _kernel(model, rest, data, beta).init(keys, num_warmup, positions)
 
-    state = over_chains(first)(keys, betas, positions)
-    # All chains are equally far: what happens at the end of a window is then computed there alone.
-    return share_schedule(state)
+    return over_chains(first)(keys, betas, positions)
 
 
 def _advance(
@@ -240,16 +238,9 @@ def _advance(
     def step(state: KernelState, beta: Array) -> KernelState:
         return _kernel(model, rest, data, beta).sample(state, (), {})
 
-    def step_all(state: KernelState) -> KernelState:
-        if is_one_by_one():
-            parts = state.without_schedule(), betas
-            return share_schedule(jax.lax.map(lambda part: step(part[0].with_schedule_of(state), part[1]), parts))
-        axes = chain_axes()
-        return jax.vmap(step, in_axes=(axes, 0), out_axes=axes)(state, betas)
-
     def body(i: Array, carry: tuple) -> tuple:
         state, reference, recorded = carry
-        state = step_all(state)
+        state = over_states(step, state, betas)
         if reference is not None:
             known, seen = reference, _together(state)
             reference = jax.lax.cond(phase == _FIT, lambda: known.count_draw(seen), lambda: known)

@@ -179,8 +179,7 @@ def _ladder(
 
 def _stack(states: list[KernelState]) -> KernelState:
     """Join states of single temperatures to one of several."""
-    mapped = [state.without_schedule() for state in states]
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *mapped).with_schedule_of(states[0])
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:

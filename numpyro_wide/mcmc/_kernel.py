@@ -28,7 +28,7 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import is_prng_key
 
-from numpyro_wide._over_chains import is_one_by_one, over_chains
+from numpyro_wide._over_chains import over_chains
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     AdaptState,
@@ -48,10 +48,9 @@ from numpyro_wide.mcmc._state import (
     Move,
     Proposal,
     acceptance,
-    chain_axes,
     is_warming_up,
+    over_states,
     point_of,
-    share_schedule,
 )
 from numpyro_wide.mcmc._step_size import AcceptanceRule, find_step_size
 from numpyro_wide.mcmc._target import TargetKernel
@@ -323,7 +322,4 @@ class MetropolisKernel(TargetKernel):
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
-        if is_one_by_one():
-            return jax.lax.map(lambda chain: fn(chain, *args), state)
-        shared = share_schedule(state)
-        return jax.vmap(lambda chain: fn(chain, *args), in_axes=(chain_axes(),))(shared)
+        return over_states(lambda chain: fn(chain, *args), state)

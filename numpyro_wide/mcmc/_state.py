@@ -1,5 +1,6 @@
 """The state of a chain, and what one step proposes."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_wide._checks import listing
+from numpyro_wide._over_chains import is_one_by_one, over_chains
 from numpyro_wide.mcmc._adaptation import AdaptState
 from numpyro_wide.mcmc._moves import Moves
 from numpyro_wide.mcmc._point import Point, PyTree, all_finite
@@ -59,31 +61,27 @@ class KernelState(NamedTuple):
             raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {place!r}.")
         return tuple.__getitem__(self, place)
 
-    def without_schedule(self) -> Any:
-        """Return the state with None for the step number and the schedule, so that states of chains can be joined."""
-        none: Any = None
-        return self._replace(i=none, adapt_state=self.adapt_state._replace(schedule=none))
 
-    def with_schedule_of(self, known: "KernelState") -> "KernelState":
-        """Undo :meth:`without_schedule`."""
-        return self._replace(i=known.i, adapt_state=self.adapt_state._replace(schedule=known.adapt_state.schedule))
+def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any:
+    """Map a function over the states of chains and what comes with each, as :func:`over_chains` does.
 
-
-def share_schedule(state: KernelState) -> KernelState:
-    """Give the chains of a batch one step number and one schedule in common; :func:`chain_axes` tells the others.
-
-    Chains of a batch are equally far. With a step number of its own each, what a kernel does at the end of a window
-    would be computed in every step of every chain, and thrown away.
+    Chains of a batch are equally far, and share their step number and schedule where they move at once. With one of
+    each own, what a kernel does at the end of a window would be computed in every step of every chain, and thrown away.
 
     Args:
+        fn: function of a state and the others.
         state: states of chains, with a leading axis for them throughout.
+        *others: arrays with the same leading axis.
     """
+    if is_one_by_one():
+        return over_chains(fn)(state, *others)
     i, schedule = jax.tree.map(lambda of_chains: of_chains[0], (state.i, state.adapt_state.schedule))
-    return state._replace(i=i, adapt_state=state.adapt_state._replace(schedule=schedule))
+    shared = state._replace(i=i, adapt_state=state.adapt_state._replace(schedule=schedule))
+    return jax.vmap(fn, in_axes=(_chain_axes(), *(0 for _ in others)))(shared, *others)
 
 
-def chain_axes() -> Any:
-    """Return the axes to map over, as ``jax.vmap`` wants them, of a state that :func:`share_schedule` returned."""
+def _chain_axes() -> Any:
+    """Return the axes to map over, as ``jax.vmap`` wants them, of a state whose chains share their schedule."""
     adapted: dict[str, Any] = dict.fromkeys(AdaptState._fields, 0) | {"schedule": None}
     parts: dict[str, Any] = dict.fromkeys(KernelState._fields, 0) | {"i": None, "adapt_state": AdaptState(**adapted)}
     return KernelState(**parts)

@@ -13,7 +13,7 @@ from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum
 from tests.mcmc.cases import KERNELS, chain, regression, regression_data
 
-MODULES = "_over_chains", "mcmc._kernel", "evidence._chains"
+MODULES = "_over_chains", "mcmc._state"
 
 
 def at_once(monkeypatch):
@@ -75,7 +75,6 @@ def test_an_evidence_is_the_same(monkeypatch, method):
 
     in_turns = found()
     at_once(monkeypatch)
-    monkeypatch.setattr(_chains, "over_chains", jax.vmap)
     monkeypatch.setattr(_chains, "_TRACED", Recent(4))  # the programs in turns
     other = found()
     assert in_turns.log_evidence == pytest.approx(other.log_evidence, rel=1e-6)
