@@ -149,13 +149,19 @@ def test_moments_of_a_vectorized_run_are_those_of_each_chain():
     assert np.max(np.abs(together.scale[0] - together.scale[1])) > 0.01
 
 
-def test_windows_cost_nothing_between_their_ends_however_many_chains():
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_windows_cost_nothing_between_their_ends_however_many_chains(monkeypatch, in_turns):
+    monkeypatch.setattr("numpyro_wide.mcmc._state.is_one_by_one", lambda: in_turns)
+    monkeypatch.setattr("numpyro_wide._over_chains.is_one_by_one", lambda: in_turns)
     kernel = SplitHMC(potential_fn=lambda z: jnp.sum(z**2))
     state = kernel.init(jax.random.split(jax.random.key(0), 3), 50, jnp.ones((3, 4)))
-    equations = jax.make_jaxpr(lambda state: kernel.sample(state, (), {}))(state).eqns
-    outside = {equation.primitive.name for equation in equations}
-    assert "cond" in outside  # with a predicate of its own for each chain it would have become a select
-    assert not outside & {"eigh", "householder_product", "geqrf"}
+    step = jax.make_jaxpr(lambda state: kernel.sample(state, (), {}))(state).jaxpr
+    if in_turns:
+        (turns,) = [equation for equation in step.eqns if equation.primitive.name == "scan"]
+        step = turns.params["jaxpr"].jaxpr
+    always = {equation.primitive.name for equation in step.eqns}
+    assert "cond" in always  # with a predicate of its own for each chain it would have become a select
+    assert not always & {"eigh", "householder_product", "geqrf"}
 
 
 def test_directions_are_orthonormal_and_no_more_than_rows():
