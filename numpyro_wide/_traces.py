@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample
@@ -101,6 +102,13 @@ def sample_sites(sites: Sites) -> Sites:
 def latent_sites(sites: Sites) -> Sites:
     """Return the sample sites that are not observed."""
     return {name: site for name, site in sample_sites(sites).items() if not site["is_observed"]}
+
+
+def fixed_supports(sites: Sites) -> dict[str, Constraint] | None:
+    """Return where the latent sites may be; None if a bound may depend on the values of other sites."""
+    supports = {name: site["fn"].support for name, site in latent_sites(sites).items()}
+    # A bound that is an array may be a constant, but nothing tells it from a value.
+    return supports if all(isinstance(bound, int | float) for bound in jax.tree.leaves(supports)) else None
 
 
 def observed_sites(sites: Sites) -> Sites:

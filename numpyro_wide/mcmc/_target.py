@@ -7,6 +7,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax import Array
+from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
@@ -14,10 +16,14 @@ from numpyro.util import identity, is_prng_key
 from numpyro_wide._checks import is_tracing
 from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import TracedProgram
+from numpyro_wide._traces import fixed_supports
 from numpyro_wide._validity import is_bound, is_valid
 from numpyro_wide.mcmc._checks import check_given_start, check_scalar, check_target
 from numpyro_wide.mcmc._once import run_chains
 from numpyro_wide.mcmc._point import Evaluate, Point, PyTree
+
+# Made by `init` from a trace of the model, and good for it alone.
+_OF_A_TRACE = "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
 
 
 class TargetKernel(MCMCKernel):
@@ -27,6 +33,8 @@ class TargetKernel(MCMCKernel):
     _needs_gradient = True
     # Whether the closures below hold numbers of the trace that they were made in, and serve nowhere else.
     _is_bound = False
+    # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
+    _supports: dict[str, Constraint] | None
     _potential_fn_gen: Callable[..., Any] | None
     _postprocess_fn: Callable[..., Any] | None
     # MCMC looks at this name to learn whether `init` has run.
@@ -66,6 +74,16 @@ class TargetKernel(MCMCKernel):
         postprocess = self._postprocess_fn(*model_args, **(model_kwargs or {}))
         # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
         return lambda z: TracedProgram(postprocess, z)(z)
+
+    def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
+        """Return the map from unconstrained to constrained values alone, which other blocks of ``Gibbs`` are given.
+
+        A model whose other sites are not conditioned cannot be run for it, and need not be.
+        """
+        supports = self._supports
+        if supports is None:
+            return self.postprocess_fn(model_args, model_kwargs)
+        return lambda z: {name: biject_to(supports[name])(value) for name, value in z.items()}
 
     def compiled_once(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.
@@ -109,10 +127,10 @@ class TargetKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         # The closures over the model's trace are rebuilt by the next `init`.
-        return {**self.__dict__, "_sample_fn": None, "_potential_fn_gen": None, "_postprocess_fn": None}
+        return {**self.__dict__, **dict.fromkeys(_OF_A_TRACE)}
 
     def _forget_model(self) -> None:
-        self._potential_fn_gen = self._postprocess_fn = self._sample_fn = None
+        self.__dict__.update(dict.fromkeys(_OF_A_TRACE))
 
     def _initial_point(
         self,
@@ -142,6 +160,7 @@ class TargetKernel(MCMCKernel):
                 validate_grad=self._needs_gradient and not is_given,
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
+            self._supports = fixed_supports(info.model_trace)
             self._is_bound = is_bound(info.model_trace)
             found, passes = info.param_info.z, is_valid(info.model_trace) if is_tracing() else True
             if not is_given:
