@@ -60,8 +60,8 @@ class SplitHMC(MetropolisKernel):
         potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
-            ``trajectory_angle``. Under ``"auto"`` the angle is rounded, so that a whole number of rotations makes a
-            trajectory.
+            ``trajectory_angle``. By default 0.1, or less if ``num_steps`` leave less. Under ``num_steps="auto"``
+            the angle is rounded, so that a whole number of rotations makes a trajectory.
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
@@ -110,7 +110,7 @@ class SplitHMC(MetropolisKernel):
         model: Callable[..., Any] | None = None,
         *,
         potential_fn: Callable[[PyTree], Array] | None = None,
-        step_size: float = 0.1,
+        step_size: float | None = None,
         num_steps: int | Literal["auto"] = "auto",
         trajectory_angle: float = 2.0,
         max_num_steps: int = 128,
@@ -129,15 +129,16 @@ class SplitHMC(MetropolisKernel):
         self._angle_jitter = check_number("angle_jitter", angle_jitter, 0.0, 1.0, include_low=True)
         self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
+        max_step_size = self._trajectory_angle / (self._num_steps or 1)
         super().__init__(
             model,
             potential_fn,
-            step_size=step_size,
+            step_size=min(0.1, max_step_size) if step_size is None else step_size,
             adapt_step_size=adapt_step_size,
             target_accept_prob=target_accept_prob,
             find_heuristic_step_size=find_heuristic_step_size and adapt_step_size,
             init_strategy=init_strategy,
-            max_step_size=self._trajectory_angle / (self._num_steps or 1),
+            max_step_size=max_step_size,
         )
 
     def get_diagnostics_str(self, state: KernelState) -> str:

@@ -49,7 +49,7 @@ def test_without_warmup_the_step_size_that_is_given_decides():
         assert np.all(num_grad == (round((MANY + 1) / PARTS) if expected else MANY))
 
 
-@pytest.mark.parametrize("settings", [{"persistence": 0.0}, {"num_steps": 30, "step_size": 0.01}])
+@pytest.mark.parametrize("settings", [{"persistence": 0.0}, {"num_steps": 30}])
 def test_who_names_a_persistence_or_a_number_of_rotations_has_them(settings):
     last, num_grad = chains(STIFF, 60, 10, lambda s: s.num_grad, **settings)
     assert not np.any(last.adapt_state.is_cut)
