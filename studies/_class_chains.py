@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import NUTS
+from numpyro.infer import NUTS, Gibbs
 
 import _chains
 import _common
@@ -37,12 +37,13 @@ class Way(NamedTuple):
     """A way to sample.
 
     Attributes:
-        kernel: function from a model to a kernel.
+        kernel: function from a model to a kernel, or, where there are blocks, from a model and its arguments.
         thinning: number of its steps that make a draw.
         warmup: share of the option's draws of warmup that it takes: whole trajectories are dear.
         surrogate: surrogate with which the readout is repriorised, or "": "limit", fitted at the wide limit; "by
             class", the same with a weight for each class of a row; "pilot", fitted to the mean kernel of a pilot run.
         is_cold: whether the likelihood is taken to a power.
+        has_blocks: whether sites are sampled by blocks; gradients are counted of the first.
     """
 
     kernel: Callable
@@ -50,6 +51,7 @@ class Way(NamedTuple):
     warmup: float = 1.0
     surrogate: str = ""
     is_cold: bool = False
+    has_blocks: bool = False
 
 
 def _microcanonical(model):
@@ -60,11 +62,22 @@ def _whole(model):
     return SplitHMC(model, persistence=0.0)
 
 
+def _by_blocks(model, *args):
+    """Sample the hidden weights, then the readout given the features, with smaller steps at a lower price."""
+    sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
+    hidden = [name for name in sites if name.startswith("hidden")]
+    options = {"find_heuristic_step_size": False}  # a block may not look for one
+    weights = SplitHMC(model, num_steps=6, persistence=0.8, **options)
+    readout = SplitHMC(model, num_steps=16, persistence=0.5, **options)
+    return Gibbs([(weights, hidden), (readout, ["readout"])])
+
+
 MICROCANONICAL = Way(_microcanonical, 10)
 WAYS = {
     "microcanonical": MICROCANONICAL,
     "cold": MICROCANONICAL._replace(is_cold=True),
     "persistent": Way(SplitHMC, 4, 0.2),
+    "blocks": Way(_by_blocks, 1, 2.0, has_blocks=True),
     "surrogate": Way(SplitHMC, 4, 0.2, surrogate="limit"),
     "surrogate by class": Way(SplitHMC, 4, 0.2, surrogate="by class"),
     "surrogate of a pilot": Way(SplitHMC, 4, 0.2, surrogate="pilot"),
@@ -170,14 +183,16 @@ def of_network(table, network, way, options):
         if way.surrogate == "by class":
             surrogate = _by_class(surrogate, kernel, table)
         model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate)
-    kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
+    args = (jnp.asarray(table.x), jnp.asarray(table.labels))
+    kernel = way.kernel(model, *args) if way.has_blocks else way.kernel(model)
+    function = site_function(plain, "function", table.x_test)
 
     def predict(draw):
-        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.surrogate else draw
+        sites = kernel.postprocess_fn(args, {})(draw) if way.surrogate else draw
         found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
         return found, probabilities(found)
 
-    return _run(kernel, (table.x, table.labels), predict, way, options, start)
+    return _run(kernel, args, predict, way, options, start)
 
 
 def surrogate_of(kernel, table):
@@ -230,12 +245,12 @@ def of_codes(table, network, options, way=CODES, least_noise=0.0):
         return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
 
     model = collapse_readout(plain, **NAMES, observed="codes")
-    return _run(way.kernel(model), (table.x, codes), predict, way, options, start)
+    args = (jnp.asarray(table.x), jnp.asarray(codes))
+    return _run(way.kernel(model), args, predict, way, options, start)
 
 
 def _run(kernel, args, predict, way, options, start):
     """Run the chains: probabilities averaged over their draws, and what they cost."""
-    args = tuple(map(jnp.asarray, args))
     counts = way.warmup * options.num_warmup, options.num_samples
     num_warm, num_kept = (max(1, round(count / STRETCH)) for count in counts)
     num_steps = num_warm * STRETCH * way.thinning

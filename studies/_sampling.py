@@ -37,13 +37,15 @@ def stretch_of(kernel, args, length, thinning=1):
     """Compile a function of states of chains: so many draws on, their positions, and each step's cost and acceptance.
 
     Returns:
-        The states; then positions (chains, length, ...), and gradients and acceptance (chains, length, thinning).
+        The states; then positions (chains, length, ...), and gradients and acceptance (chains, length, thinning), those
+        of the first block where the kernel has blocks.
     """
 
     def step(state, _):
         state = kernel.sample(state, args, {})
-        gradients = state.num_grad if hasattr(state, "num_grad") else state.num_steps  # of this package, and of NUTS
-        return state, (gradients, state.accept_prob)
+        moved = state.block_states[0] if hasattr(state, "block_states") else state  # the first of Gibbs's blocks
+        gradients = moved.num_grad if hasattr(moved, "num_grad") else moved.num_steps  # of this package, and of NUTS
+        return state, (gradients, moved.accept_prob)
 
     def draw(state, _):
         state, told = jax.lax.scan(step, state, length=thinning)

@@ -24,7 +24,7 @@ SECTIONS = {
     ("gallery.md", "Class probabilities: calibrated, and at what cost"): (
         "classes",
         # Rows, units, steps and draws; scales and powers by hand, with what they gave; of the table of costs.
-        "1000 128 200 10 3000 30 100 0.103 0.10 0.067 0.026 0.057 0.019 1.02 150 800 201 2000",
+        "1000 128 200 10 3000 30 100 0.103 0.067 0.026 0.057 0.019 1.02 131 150 158 180 1600 2000 34 400 520",
     ),
     ("how_wide.md", "One hidden layer"): ("how_wide_gradients how_wide_seconds", "1.4 2.2 2.4"),  # ratios
     ("how_wide.md", "Two and four layers"): (

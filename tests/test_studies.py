@@ -33,7 +33,7 @@ TINY = {
     "--num-steps 5",
     "duel.py": "--models ours 'ours, noise by row, cube roots' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "estimator.py": "--gaps 1 --time-budget 5",
-    "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, surrogate' "
+    "classes.py": "--tables wine --models MLPs limit 'network, microcanonical' 'network, blocks' 'network, surrogate' "
     "'network, surrogate by class' 'network, surrogate of a pilot' 'network, one-hot codes' "
     "--most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "images.py": "--sizes 20 40 --num-test 20",
