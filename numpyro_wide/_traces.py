@@ -107,8 +107,8 @@ def latent_sites(sites: Sites) -> Sites:
 def fixed_supports(sites: Sites) -> dict[str, Constraint] | None:
     """Return where the latent sites may be; None if a bound may depend on the values of other sites."""
     supports = {name: site["fn"].support for name, site in latent_sites(sites).items()}
-    # A bound that is an array may be a constant, but nothing tells it from a value.
-    return supports if all(isinstance(bound, int | float) for bound in jax.tree.leaves(supports)) else None
+    # A bound that is an array of JAX's may be a constant, but nothing tells it from a value.
+    return None if any(isinstance(bound, Array) for bound in jax.tree.leaves(supports)) else supports
 
 
 def observed_sites(sites: Sites) -> Sites:

@@ -37,13 +37,12 @@ class Way(NamedTuple):
     """A way to sample.
 
     Attributes:
-        kernel: function from a model to a kernel, or, where there are blocks, from a model and its arguments.
+        kernel: function from a model to a kernel.
         thinning: number of its steps that make a draw.
-        warmup: share of the option's draws of warmup that it takes: whole trajectories are dear.
+        warmup: multiple of the option's draws of warmup that it takes: few where draws are dear.
         surrogate: surrogate with which the readout is repriorised, or "": "limit", fitted at the wide limit; "by
             class", the same with a weight for each class of a row; "pilot", fitted to the mean kernel of a pilot run.
         is_cold: whether the likelihood is taken to a power.
-        has_blocks: whether sites are sampled by blocks; gradients are counted of the first.
     """
 
     kernel: Callable
@@ -51,7 +50,6 @@ class Way(NamedTuple):
     warmup: float = 1.0
     surrogate: str = ""
     is_cold: bool = False
-    has_blocks: bool = False
 
 
 def _microcanonical(model):
@@ -62,14 +60,12 @@ def _whole(model):
     return SplitHMC(model, persistence=0.0)
 
 
-def _by_blocks(model, *args):
+def _by_blocks(model):
     """Sample the hidden weights, then the readout given the features, with smaller steps at a lower price."""
-    sites = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
-    hidden = [name for name in sites if name.startswith("hidden")]
     options = {"find_heuristic_step_size": False}  # a block may not look for one
     weights = SplitHMC(model, num_steps=6, persistence=0.8, **options)
     readout = SplitHMC(model, num_steps=16, persistence=0.5, **options)
-    return Gibbs([(weights, hidden), (readout, ["readout"])])
+    return Gibbs([(weights, None), (readout, ["readout"])])  # None: all other sites
 
 
 MICROCANONICAL = Way(_microcanonical, 10)
@@ -77,7 +73,7 @@ WAYS = {
     "microcanonical": MICROCANONICAL,
     "cold": MICROCANONICAL._replace(is_cold=True),
     "persistent": Way(SplitHMC, 4, 0.2),
-    "blocks": Way(_by_blocks, 1, 2.0, has_blocks=True),
+    "blocks": Way(_by_blocks, 1, 2.0),
     "surrogate": Way(SplitHMC, 4, 0.2, surrogate="limit"),
     "surrogate by class": Way(SplitHMC, 4, 0.2, surrogate="by class"),
     "surrogate of a pilot": Way(SplitHMC, 4, 0.2, surrogate="pilot"),
@@ -184,8 +180,7 @@ def of_network(table, network, way, options):
             surrogate = _by_class(surrogate, kernel, table)
         model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate)
     args = (jnp.asarray(table.x), jnp.asarray(table.labels))
-    kernel = way.kernel(model, *args) if way.has_blocks else way.kernel(model)
-    function = site_function(plain, "function", table.x_test)
+    kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
 
     def predict(draw):
         sites = kernel.postprocess_fn(args, {})(draw) if way.surrogate else draw

@@ -38,14 +38,14 @@ def stretch_of(kernel, args, length, thinning=1):
 
     Returns:
         The states; then positions (chains, length, ...), and gradients and acceptance (chains, length, thinning), those
-        of the first block where the kernel has blocks.
+        of the first block where the kernel is NumPyro's Gibbs, which evaluates it once more when the others have moved.
     """
 
     def step(state, _):
         state = kernel.sample(state, args, {})
-        moved = state.block_states[0] if hasattr(state, "block_states") else state  # the first of Gibbs's blocks
-        gradients = moved.num_grad if hasattr(moved, "num_grad") else moved.num_steps  # of this package, and of NUTS
-        return state, (gradients, moved.accept_prob)
+        first, again = (state.block_states[0], 1) if hasattr(state, "block_states") else (state, 0)
+        gradients = first.num_grad if hasattr(first, "num_grad") else first.num_steps  # of this package, and of NUTS
+        return state, (gradients + again, first.accept_prob)
 
     def draw(state, _):
         state, told = jax.lax.scan(step, state, length=thinning)

@@ -151,7 +151,10 @@ if __name__ == "__main__":
             models=several | {"default": DEFAULT, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
             most_rows=(_class_data.MOST_ROWS, "to learn from; twice as many of Fashion-MNIST"),
             width=128,
-            num_warmup=(500, "draws of each of two chains, of ten steps if microcanonical; others take a fifth"),
+            num_warmup=(
+                500,
+                "draws of each of two chains, of ten steps if microcanonical; blocks take twice, others 0.2 times",
+            ),
             num_samples=(300, "draws of each of two chains"),
             readout_scale=(
                 0.0,

@@ -123,7 +123,8 @@ class MetropolisKernel(TargetKernel):
             rng_key: one key, or an array of keys, one a chain.
             num_warmup: number of steps that adapt.
             init_params: first position in unconstrained space; with a batch of keys, every leaf has that
-                batch as its leading dimension. A ``potential_fn`` needs it; a ``model`` finds its own.
+                batch as its leading dimension. A ``potential_fn`` needs it; a ``model`` finds its own. In a block of
+                NumPyro's ``Gibbs`` these are constrained values, draws of the prior where none are given.
             model_args: positional arguments of the model.
             model_kwargs: keyword arguments of the model.
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
+from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key
 
-from numpyro_wide._checks import is_tracing
+from numpyro_wide._checks import is_tracing, listing
 from numpyro_wide._over_chains import over_chains
 from numpyro_wide._programs import TracedProgram
 from numpyro_wide._traces import fixed_supports
@@ -162,6 +163,8 @@ class TargetKernel(MCMCKernel):
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
             self._supports = fixed_supports(info.model_trace)
             self._is_bound = is_bound(info.model_trace)
+            if is_given and GIBBS_SITES_KWARG in (model_kwargs or {}):
+                init_params = _start_of_block(init_params, self._supports)
             found, passes = info.param_info.z, is_valid(info.model_trace) if is_tracing() else True
             if not is_given:
                 return _as_floats(Point(*info.param_info)), passes
@@ -199,6 +202,16 @@ class TargetKernel(MCMCKernel):
             return Point(z, potential_energy, z_grad)
 
         return evaluate
+
+
+def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
+    """Return the first position of a block of ``Gibbs``, which hands over values of the sites, not positions."""
+    if supports is None:
+        raise ValueError(
+            f"The bounds of a site of this block of Gibbs, which has {listing(values)}, are arrays. Those may depend "
+            "on the sites of other blocks, and must be numbers: sample a Uniform(0, 1), and scale it in the model."
+        )
+    return {name: biject_to(supports[name]).inv(value) for name, value in values.items()}
 
 
 def _as_floats(tree: PyTree) -> PyTree:

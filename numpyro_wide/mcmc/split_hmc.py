@@ -60,8 +60,9 @@ class SplitHMC(MetropolisKernel):
         potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
         step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
-            ``trajectory_angle``. By default 0.1, or less if ``num_steps`` leave less. Under ``num_steps="auto"``
-            the angle is rounded, so that a whole number of rotations makes a trajectory.
+            ``trajectory_angle``. By default 0.1, or ``trajectory_angle`` over a number of ``num_steps`` if that is
+            less. Under ``num_steps="auto"`` the angle is rounded, so that a whole number of rotations makes a
+            trajectory.
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for

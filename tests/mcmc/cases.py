@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import arviz
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import NUTS
@@ -64,3 +66,11 @@ def chain(kernel, state, num_steps, *model_args, keep=lambda state: state):
         return state, keep(state)
 
     return jax.jit(lambda state: jax.lax.scan(step, state, length=num_steps))(state)
+
+
+def check(draws, truth, label):
+    """Compare a mean with the truth, in units of its Monte Carlo error; ``draws`` is (chain, draw)."""
+    draws = np.asarray(draws, dtype=float)
+    ess = float(arviz.ess(draws, method="mean"))
+    assert ess > 200, label
+    assert abs(draws.mean() - truth) < 4.5 * draws.std() / np.sqrt(ess), label

@@ -4,14 +4,12 @@ import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS, Gibbs
+from numpyro.infer import MCMC
 from scipy.special import polygamma
 from scipy.stats import norm
 
-from tests.mcmc.cases import ADJUSTED, KERNELS, chain
+from tests.mcmc.cases import ADJUSTED, KERNELS, chain, check
 
 NUM_CHAINS = 32
 
@@ -42,14 +40,6 @@ def functions_and_means(z):
         "mass of c on the right": (1.0 * (c > 0), 0.3 * left.sf(0) + 0.7 * right.sf(0)),
         "product of a and c": (a * c, 0.0),
     }
-
-
-def check(draws, truth, label):
-    """Compare a mean with the truth, in units of its Monte Carlo error; ``draws`` is (chain, draw)."""
-    draws = np.asarray(draws, dtype=float)
-    ess = float(arviz.ess(draws, method="mean"))
-    assert ess > 200, label
-    assert abs(draws.mean() - truth) < 4.5 * draws.std() / np.sqrt(ess), label
 
 
 @pytest.mark.parametrize("name", ADJUSTED)
@@ -106,31 +96,3 @@ def test_bias_of_the_unadjusted_sampler_falls_as_the_square_of_the_step():
     # 1000 chains in 100 dimensions, and 20 steps that are far from independent: an error of about 0.003.
     np.testing.assert_allclose(biases, 1 / (1 - steps**2 / 4) - 1, atol=0.011)
     assert 1.9 < np.log2(biases[2] / biases[0]) < 2.6
-
-
-def correlated():
-    a = jnp.log(numpyro.sample("a", dist.LogNormal(1.0, 1.0)))
-    b = numpyro.sample("b", dist.Normal(1.0 + 0.8 * (a - 1.0), 0.6))
-    numpyro.deterministic("sum", a + b)  # where a model has such sites, NumPyro runs it for the values to keep
-
-
-def correlated_pair():
-    pair = numpyro.sample("a", dist.Normal(1.0, 1.0).expand([2]).to_event(1))
-    numpyro.sample("b", dist.Normal(1.0 + 0.8 * (pair[0] - 1.0), 0.6))
-
-
-@pytest.mark.parametrize("name", ["langevin", "pcn", "pcnl", "split", "microcanonical"])
-def test_kernels_are_blocks_of_gibbs(name):
-    model = correlated_pair if name == "microcanonical" else correlated  # which does not work on one coordinate
-    block = ADJUSTED[name](model, find_heuristic_step_size=False)
-    kernel = Gibbs([(block, ["a"]), (NUTS(model), ["b"])])
-    mcmc = MCMC(kernel, num_warmup=300, num_samples=4000, num_chains=4, chain_method=jax.vmap, progress_bar=False)
-    mcmc.run(jax.random.key(0))
-    draws = mcmc.get_samples(group_by_chain=True)
-    a, b = draws["a"].reshape(4, 4000, -1)[..., 0] - 1.0, draws["b"] - 1.0
-    if model is correlated:
-        a = np.log(draws["a"]) - 1.0
-        np.testing.assert_allclose(draws["sum"], a + b + 2.0, atol=1e-5)
-    moments = {"a": (a, 0.0), "b": (b, 0.0), "a²": (a**2, 1.0), "b²": (b**2, 1.0), "ab": (a * b, 0.8)}
-    for label, (values, truth) in moments.items():
-        check(values, truth, label)
