@@ -24,7 +24,8 @@ SECTIONS = {
     ("gallery.md", "Class probabilities: calibrated, and at what cost"): (
         "classes",
         # Rows, units, steps and draws; scales and powers by hand, with what they gave; of the table of costs.
-        "1000 128 200 10 3000 30 100 0.103 0.067 0.026 0.057 0.019 1.02 112 150 158 180 1600 2000 34 400 520",
+        "1000 128 200 10 3000 30 100 0.103 0.067 0.026 0.057 0.019 "
+        "1.0 1.02 1.3 112 150 158 180 1600 2000 34 66 400 520",
     ),
     ("how_wide.md", "One hidden layer"): ("how_wide_gradients how_wide_seconds", "1.4 2.2 2.4"),  # ratios
     ("how_wide.md", "Two and four layers"): (
