@@ -140,10 +140,10 @@ def one_layer_against_plain() -> None:
             runs = {name: potential_gradient(m, x, jnp.sin(4 * x), **way) for name, m in models.items()}
             runs["floor"] = evidence_floor(num_rows, width, **way)
             seconds = interleaved(runs, clock=time.process_time)
-            found = [median_ratio(seconds, *head.split(" / ")) for head in heads]
-            found[1] += 1  # the plain gradient itself
-            ratios = " | ".join(f"{ratio:.2f}" for ratio in found)
-            print(f"| {num_rows} | {width} | {chains} | {milliseconds(seconds['plain'])} | {ratios} | {goals} |")
+            ratios = {head: median_ratio(seconds, *head.split(" / ")) for head in heads}
+            ratios["floor / plain"] += 1  # the plain gradient itself
+            found = " | ".join(f"{ratio:.2f}" for ratio in ratios.values())
+            print(f"| {num_rows} | {width} | {chains} | {milliseconds(seconds['plain'])} | {found} | {goals} |")
 
 
 def against_naive() -> None:

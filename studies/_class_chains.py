@@ -179,15 +179,14 @@ def of_network(table, network, way, options):
         if way.surrogate == "by class":
             surrogate = _by_class(surrogate, kernel, table)
         model = repriorise(plain, **NAMES, targets="labels", surrogate=surrogate)
-    args = (jnp.asarray(table.x), jnp.asarray(table.labels))
     kernel, function = way.kernel(model), site_function(plain, "function", table.x_test)
 
     def predict(draw):
-        sites = kernel.postprocess_fn(args, {})(draw) if way.surrogate else draw
+        sites = kernel.postprocess_fn((table.x, table.labels), {})(draw) if way.surrogate else draw
         found = function({name: sites[name] for name in sites if name == "readout" or name.startswith("hidden")})
         return found, probabilities(found)
 
-    return _run(kernel, args, predict, way, options, start)
+    return _run(kernel, (table.x, table.labels), predict, way, options, start)
 
 
 def surrogate_of(kernel, table):
@@ -240,12 +239,12 @@ def of_codes(table, network, options, way=CODES, least_noise=0.0):
         return new @ mean, shares_of_largest(new @ mean, variance + noise**2)
 
     model = collapse_readout(plain, **NAMES, observed="codes")
-    args = (jnp.asarray(table.x), jnp.asarray(codes))
-    return _run(way.kernel(model), args, predict, way, options, start)
+    return _run(way.kernel(model), (table.x, codes), predict, way, options, start)
 
 
 def _run(kernel, args, predict, way, options, start):
     """Run the chains: probabilities averaged over their draws, and what they cost."""
+    args = tuple(map(jnp.asarray, args))
     counts = way.warmup * options.num_warmup, options.num_samples
     num_warm, num_kept = (max(1, round(count / STRETCH)) for count in counts)
     num_steps = num_warm * STRETCH * way.thinning

@@ -74,3 +74,9 @@ def check(draws, truth, label):
     ess = float(arviz.ess(draws, method="mean"))
     assert ess > 200, label
     assert abs(draws.mean() - truth) < 4.5 * draws.std() / np.sqrt(ess), label
+
+
+def set_in_turns(monkeypatch, in_turns):
+    """Make chains take turns, or move all at once, whatever the machine."""
+    for module in ("_over_chains", "mcmc._state"):
+        monkeypatch.setattr(f"numpyro_wide.{module}.is_one_by_one", lambda: in_turns)

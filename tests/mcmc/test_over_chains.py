@@ -11,14 +11,7 @@ from numpyro_wide._recent import Recent
 from numpyro_wide.evidence import _chains
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum
-from tests.mcmc.cases import KERNELS, chain, regression, regression_data
-
-MODULES = "_over_chains", "mcmc._state"
-
-
-def at_once(monkeypatch):
-    for module in MODULES:
-        monkeypatch.setattr(f"numpyro_wide.{module}.is_one_by_one", lambda: False)
+from tests.mcmc.cases import KERNELS, chain, regression, regression_data, set_in_turns
 
 
 def equations(program):
@@ -47,7 +40,7 @@ def test_a_step_of_many_chains_has_no_products_of_batches(monkeypatch):
     kernel, args = SplitHMC(model), (x, x[:, 0])
     state = kernel.init(jax.random.split(jax.random.key(0), 3), 20, None, args, {})
     assert largest_batch(kernel, state, args) == 0
-    at_once(monkeypatch)
+    set_in_turns(monkeypatch, False)
     assert largest_batch(kernel, state, args) == 1
 
 
@@ -61,7 +54,7 @@ def test_it_draws_what_all_at_once_draw(monkeypatch, name):
         return chain(kernel, state, 30, *args, keep=lambda state: (state.z, state.step_size, state.num_grad))[1]
 
     in_turns = draws()
-    at_once(monkeypatch)
+    set_in_turns(monkeypatch, False)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), in_turns, draws())
 
 
@@ -74,7 +67,7 @@ def test_an_evidence_is_the_same(monkeypatch, method):
         return model_evidence(jax.random.key(0), regression, *regression_data(0), method=method, **options)
 
     in_turns = found()
-    at_once(monkeypatch)
+    set_in_turns(monkeypatch, False)
     monkeypatch.setattr(_chains, "_TRACED", Recent(4))  # the programs in turns
     other = found()
     assert in_turns.log_evidence == pytest.approx(other.log_evidence, rel=1e-6)
@@ -85,7 +78,7 @@ def test_an_evidence_is_the_same(monkeypatch, method):
 def test_an_optimum_is_the_same(monkeypatch):
     options = {"num_chains": 3, "num_steps": 20, "progress_bar": False}
     found = [init_to_optimum(jax.random.key(0), regression, *regression_data(0), **options)]
-    at_once(monkeypatch)
+    set_in_turns(monkeypatch, False)
     found.append(init_to_optimum(jax.random.key(0), regression, *regression_data(0), **options))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *found)
 

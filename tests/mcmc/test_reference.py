@@ -10,7 +10,7 @@ from scipy import stats
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.mcmc._point import Point
 from numpyro_wide.mcmc._reference import LeafMap, Reference
-from tests.mcmc.cases import chain
+from tests.mcmc.cases import chain, set_in_turns
 
 
 def potential(z):
@@ -151,8 +151,7 @@ def test_moments_of_a_vectorized_run_are_those_of_each_chain():
 
 @pytest.mark.parametrize("in_turns", [False, True])
 def test_windows_cost_nothing_between_their_ends_however_many_chains(monkeypatch, in_turns):
-    monkeypatch.setattr("numpyro_wide.mcmc._state.is_one_by_one", lambda: in_turns)
-    monkeypatch.setattr("numpyro_wide._over_chains.is_one_by_one", lambda: in_turns)
+    set_in_turns(monkeypatch, in_turns)
     kernel = SplitHMC(potential_fn=lambda z: jnp.sum(z**2))
     state = kernel.init(jax.random.split(jax.random.key(0), 3), 50, jnp.ones((3, 4)))
     step = jax.make_jaxpr(lambda state: kernel.sample(state, (), {}))(state).jaxpr
