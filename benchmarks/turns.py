@@ -12,7 +12,8 @@ import numpy as np
 
 from benchmarks.timing import interleaved, median_ratio, milliseconds
 from numpyro_wide import collapse_readout, nn
-from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC, _state
+from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
+from numpyro_wide.mcmc import _kernel as _state
 
 CASES = [(20, 1, 1, 50, 4), (20, 1, 1, 200, 4), (100, 5, 1, 64, 4), (200, 5, 1, 256, 2), (455, 13, 2, 64, 4)]
 NUM_DRAWS, FIXED = 20, {"step_size": 0.05, "adapt_step_size": False}

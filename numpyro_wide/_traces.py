@@ -1,7 +1,7 @@
-"""Single runs of a model, and the sites that they show."""
+"""Single runs of a model, the sites that they show, and whether their parameters are valid."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
+from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit, constraints
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import listing
+from numpyro_wide._checks import is_known, listing
 
 Sites = dict[str, dict]
 # Entry of a site's ``infer``: whether a model that would warn of unusual numbers, were they known, finds them usual.
@@ -180,3 +180,36 @@ def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
     while isinstance(fn, wrappers):
         fn = fn.base_dist
     return fn
+
+
+def is_valid(sites: dict[str, Any]) -> Array:
+    """Tell whether all parameters of distributions are where they may be, and nothing is unusual."""
+    found = [condition for site in sites.values() if site["type"] == "sample" for condition in _conditions(site)]
+    return jnp.stack([jnp.all(condition) for condition in found] or [jnp.array(True)]).all()
+
+
+def is_bound(sites: dict[str, Any]) -> bool:
+    """Tell whether NumPyro's closures over a model are good for the program alone that traced it.
+
+    They keep parameters, and bounds of supports, of the trace that they were made in.
+    """
+    kept = [site["value"] for site in sites.values() if site["type"] in ("param", "mutable")]
+    kept += [site["fn"].support for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
+    return not all(map(is_known, jax.tree.leaves(kept)))
+
+
+def _conditions(site: dict[str, Any]) -> Iterator[Array]:
+    yield from _of_parameters(site["fn"])
+    yield site["infer"].get(IS_USUAL, True)
+
+
+def _of_parameters(distribution: Distribution) -> Iterator[Array]:
+    """Yield the conditions on a distribution's parameters, and on those of the distributions that it is made of."""
+    held = vars(distribution)
+    for name, constraint in distribution.arg_constraints.items():
+        # As in NumPyro: what is not held is computed from what is.
+        if held.get(name) is not None and not constraints.is_dependent(constraint):
+            yield constraint(held[name])
+    for value in held.values():
+        if isinstance(value, Distribution):
+            yield from _of_parameters(value)

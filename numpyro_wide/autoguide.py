@@ -19,7 +19,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_positive, listing, whole_number
 from numpyro_wide._traces import unwrap
-from numpyro_wide.distributions import BernoulliDropout, DegenerateNormal, ImproperLogUniform
+from numpyro_wide.distributions._log_uniform import ImproperLogUniform
+from numpyro_wide.distributions._singular import BernoulliDropout, DegenerateNormal
 
 __all__ = ["AutoDegenerateNormal", "AutoDropout"]
 

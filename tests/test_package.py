@@ -32,15 +32,8 @@ def test_all_lists_what_is_exported(name):
     # Whatever an ``import X as X`` exports is listed, but for the classes of what functions return, for names that
     # the front door lists, and for modules.
     exported = set(re.findall(r"import \(?\s*\w+ as (\w+)", Path(package.__file__).read_text(encoding="utf-8")))
-    assert exported >= set(package.__all__)
     others = exported - set(package.__all__) - set(numpyro_wide.__all__)
     assert all(isinstance(getattr(package, name), type | ModuleType) for name in others)
-
-
-def test_public_names_are_few():
-    assert len(numpyro_wide.__all__) <= 33
-    names = [name for package in PACKAGES[1:] for name in importlib.import_module(package).__all__]
-    assert len(names) <= 130
 
 
 def test_unknown_names_are_refused():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.interpreters import mlir
 
-from numpyro_wide._programs import TracedProgram, complete_digest, run_compiled
+from numpyro_wide._compile import TracedProgram, complete_digest, run_compiled
 from tests.compilations import compilations
 
 

@@ -2,9 +2,9 @@
 
 from numpyro_wide.amortized._importance import ImportanceSample as ImportanceSample
 from numpyro_wide.amortized._importance import importance_sample as importance_sample
-from numpyro_wide.amortized._state import AmortizedRunResult as AmortizedRunResult
-from numpyro_wide.amortized._state import AmortizedState as AmortizedState
-from numpyro_wide.amortized._state import HeldOut as HeldOut
 from numpyro_wide.amortized._trainer import AmortizedForwardKL as AmortizedForwardKL
+from numpyro_wide.amortized._trainer import AmortizedRunResult as AmortizedRunResult
+from numpyro_wide.amortized._trainer import AmortizedState as AmortizedState
+from numpyro_wide.amortized._trainer import HeldOut as HeldOut
 
 __all__ = ["AmortizedForwardKL", "importance_sample"]

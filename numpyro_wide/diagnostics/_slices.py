@@ -15,7 +15,8 @@ from numpyro.infer.util import potential_energy
 
 from numpyro_wide._checks import listing, whole_number
 from numpyro_wide._traces import latent_sites, run_model
-from numpyro_wide.readout.internal import base_transforms, readout_of
+from numpyro_wide.readout._model import readout_of
+from numpyro_wide.readout._repriorise import base_transforms
 
 Draw = Mapping[str, ArrayLike]
 

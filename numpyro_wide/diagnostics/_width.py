@@ -1,4 +1,4 @@
-"""Distance of a network from its wide limit, by draws from that limit alone."""
+"""Distance of a network from its wide limit."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,167 @@ from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, kind_of, listing, whole_number
-from numpyro_wide._programs import combine, partition, run_compiled
-from numpyro_wide._traces import refuse_unobserved, run_model, sample_sites
-from numpyro_wide.diagnostics._limit_evidence import limit_log_evidence
-from numpyro_wide.diagnostics._width_report import WidthReport, WidthRow
-from numpyro_wide.readout.internal import ReadoutModel, StandardNormalBase, log_weight
+from numpyro_wide._compile import combine, partition, run_compiled
+from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model, sample_sites
+from numpyro_wide.machine import double_precision
+from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
+from numpyro_wide.readout._model import ReadoutModel
+from numpyro_wide.wide_limit._gp import gp_log_evidence
+from numpyro_wide.wide_limit._surrogates import mean_kernel
+
+_NUM_COLUMNS = 20_000  # of all draws together
+_FEWEST, _MOST = 20, 500  # draws
+
+
+def limit_log_evidence(
+    rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None = None
+) -> float:
+    r"""Estimate the log evidence of the infinitely wide network from prior draws of one that is not.
+
+    It is that of the Gaussian process with the mean kernel of the draws (:func:`~numpyro_wide.mean_kernel`): for one
+    hidden layer the limit's, at any width, and up to terms of order 1/width for more.
+
+    Args:
+        rng_key: a PRNG key.
+        model: a wrapped model.
+        args: arguments of the model, observations included.
+        kwargs: keyword arguments of the model.
+        kernel: the limit's own (n, n), in the place of the mean kernel, or None.
+
+    Returns:
+        The log evidence in nats; NaN where the readout cannot be integrated out, where noise or mean are latent, for
+        then the limit is a mixture of processes, and where the kernel is not positive definite.
+
+    Raises:
+        ValueError: for a kernel of another shape.
+    """
+    names = model.conjugate_sites(args, kwargs)
+    if names is None:
+        return float("nan")
+    kernel_key, *probe_keys = random.split(rng_key, 3)
+    one, other = (model.run(names, _prior_draw(model, key, args, kwargs), args, kwargs) for key in probe_keys)
+    if has_latent_noise(model, args, kwargs) or not np.array_equal(one.loc, other.loc):
+        return float("nan")
+    if kernel is None:
+        num_draws = int(np.clip(_NUM_COLUMNS // one.features.shape[1], _FEWEST, _MOST))
+        kernel = mean_kernel(
+            kernel_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs
+        )
+    num_rows = len(one.features)
+    if np.shape(kernel) != (num_rows, num_rows):
+        raise ValueError(
+            f"kernel must be that of the {num_rows} rows of the features with themselves, {(num_rows, num_rows)}, but "
+            f"has shape {np.shape(kernel)}; take wide_limit.kernel(network)(x)[0]."
+        )
+    residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
+    noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)
+    if np.array_equal(noises, np.broadcast_to(noises[:, :1], noises.shape)):
+        problems = [(residual, noises[:, 0])]
+    else:
+        problems = list(zip(residual.T, noises.T, strict=True))
+    with double_precision():
+        try:
+            return float(sum(gp_log_evidence(kernel, targets, noise) for targets, noise in problems))
+        except ValueError:  # not positive definite
+            return float("nan")
+
+
+def _prior_draw(model: ReadoutModel, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> dict[str, Array]:
+    sites = run_model(model.fn, args, kwargs, rng_key=rng_key)
+    return {name: site["value"] for name, site in latent_sites(sites).items()}
+
+
+class WidthRow(NamedTuple):
+    r"""Distance of one network from the limit.
+
+    Attributes:
+        accept_prob: mean acceptance probability of independent N(0, I) proposals in a chain at its stationary
+            distribution; 1 in the limit.
+        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024): below 0.7 their averages
+            can be trusted; −inf where the weights are all equal.
+        gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$ and, with a Gaussian
+            likelihood, the log of the mean evidence less the mean log evidence; 0 in the limit.
+        gap_error: its Monte Carlo standard error.
+        log_evidence: $\log E[w]$, the log marginal likelihood of the data, as far as draws of the limit tell; where
+            they do not, :func:`~numpyro_wide.model_evidence` does, by chains.
+        log_evidence_error: its Monte Carlo standard error; not to be believed where ``pareto_k``, or
+            ``prior_pareto_k``, is above 0.7.
+        sample_size: effective number of the independent draws after weighting, as a share of all of them: by their
+            weights, not by a chain's autocorrelations, and the same for weights and functions.
+        num_draws: number of draws.
+        prior_pareto_k: as ``pareto_k``, of draws of hyperparameters and weights together from their prior, which
+            ``log_evidence`` is from; NaN without hyperparameters.
+        limit_log_evidence: of the infinitely wide network: of the Gaussian process with the kernel that was given, or
+            with the mean kernel of some prior draws, whose error is of order 1/width beyond one hidden layer. NaN
+            with a latent noise, with hyperparameters, or if the readout cannot be integrated out.
+    """
+
+    accept_prob: float
+    pareto_k: float
+    gap: float
+    gap_error: float
+    log_evidence: float
+    log_evidence_error: float
+    sample_size: float
+    num_draws: int
+    prior_pareto_k: float = float("nan")
+    limit_log_evidence: float = float("nan")
+
+    @property
+    def advice(self) -> str:
+        """Advice on sampling at this distance from the limit."""
+        if self.pareto_k >= _largest_shape(self.num_draws):
+            return "far: run a chain"
+        if self.prior_pareto_k >= 0.7:
+            return "near, but the hyperparameters are far from their prior: narrow it, or run a chain"
+        if self.accept_prob < 0.9:
+            return "near: weight independent draws, or run a chain"
+        return "at the limit: wide_limit_draws is enough"
+
+
+class WidthReport(NamedTuple):
+    """Findings of :func:`wide_enough`. Printing them gives a table.
+
+    Attributes:
+        rows: a :class:`WidthRow` for each network, by width; the key of a single network is "model".
+        has_kernel: whether the limit's kernel was given.
+    """
+
+    rows: dict[Any, WidthRow]
+    has_kernel: bool = False
+
+    @property
+    def slope(self) -> float:
+        """Slope of log gap against log width, near −1 for wide networks; NaN unless the keys are several widths."""
+        widths = [key for key in self.rows if isinstance(key, int | float)]
+        gaps = [self.rows[key].gap for key in widths]
+        if len(widths) < 2 or min(gaps) <= 0:
+            return float("nan")
+        return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
+
+    def __str__(self) -> str:
+        lines = ["   width  acceptance  Pareto k  gap, nats          share      log evidence  advice"]
+        for key, row in self.rows.items():
+            evidence = f"{row.log_evidence:.2f} ± {row.log_evidence_error:.1g}"
+            lines.append(
+                f"{key!s:>8s}  {row.accept_prob:10.3f}  {row.pareto_k:8.2f}  {row.gap:8.3g} ± {row.gap_error:<7.1g} "
+                f"{row.sample_size:5.2f}  {evidence:>16s}  {row.advice}"
+            )
+            if not np.isnan(row.prior_pareto_k):
+                lines.append(f"          Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
+        known = [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]
+        if known:
+            source = "" if self.has_kernel else ", by the last one's mean kernel"
+            lines.append(f"log evidence of the infinitely wide network{source}: {known[-1]:.2f}")
+        if not np.isnan(self.slope):
+            lines.append(f"the gap falls like width to the power {self.slope:.2f}; near the limit it is -1")
+        return "\n".join(lines)
+
+
+def _largest_shape(num_draws: int) -> float:
+    """Return the Pareto shape above which averages of so many draws are not to be trusted (Vehtari et al. 2024)."""
+    return float(min(1 - 1 / np.log10(num_draws), 0.7))
+
 
 _MIN_DRAWS = 100  # for a tail to be seen
 _NUM_GIVEN = 8  # draws of the hyperparameters

@@ -14,9 +14,8 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_wide._checks import check_key, kind_of, whole_number
 from numpyro_wide._traces import unwrap
-from numpyro_wide.distributions._dropout import BernoulliDropout
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform, log_uniform_kl
-from numpyro_wide.distributions._singular import SingularDistribution
+from numpyro_wide.distributions._singular import BernoulliDropout, SingularDistribution
 
 _rules = Dispatcher("quasi_kl")
 

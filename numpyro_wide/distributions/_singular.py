@@ -1,4 +1,4 @@
-"""Distributions on sets of Lebesgue measure zero, each with a density on its own support."""
+"""Distributions on points, lines and subspaces, dropout among them."""
 
 import math
 from typing import Any, ClassVar
@@ -7,10 +7,88 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
+from jax.scipy.special import xlog1py, xlogy
 from numpyro.distributions import constraints
 
-from numpyro_wide._checks import as_floats
-from numpyro_wide.distributions._supports import coordinates, is_close, linear_manifold
+from numpyro_wide._checks import as_floats, check_positive
+
+
+def coordinates(basis: Array, offset: Array) -> Array:
+    """Solve by least squares for coordinates (..., K) of ``offset`` (..., D) in columns of ``basis`` (..., D, K)."""
+    gram = jnp.swapaxes(basis, -1, -2) @ basis
+    right = jnp.einsum("...dk,...d->...k", basis, offset)
+    factor = jnp.linalg.cholesky(gram)
+    factor = jnp.broadcast_to(factor, right.shape[:-1] + gram.shape[-2:])
+    return jax.scipy.linalg.cho_solve((factor, True), right[..., None])[..., 0]
+
+
+def is_close(x: Array, target: Array) -> Array:
+    """Tell whether vectors (..., D) agree, up to the square root of machine precision times their size."""
+    tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
+    size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
+    return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
+
+
+class _ArrayConstraint(constraints.Constraint):
+    """Constraint on vectors that is described by arrays; equal when the arrays are."""
+
+    event_dim = 1
+    _fields: tuple[str, ...] = ()
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, dict[str, Any]]]:
+        """Return the arrays as leaves."""
+        return tuple(getattr(self, name) for name in self._fields), (self._fields, {})
+
+    def eq(self, other: object, static: bool = False) -> Any:
+        """Compare type and arrays."""
+        if type(other) is not type(self):
+            return False
+        pairs = [(getattr(self, name), getattr(other, name)) for name in self._fields]
+        if static:
+            return all(a is b or bool(jnp.array_equal(a, b)) for a, b in pairs)
+        return jnp.stack([jnp.array_equal(a, b) for a, b in pairs]).all()
+
+    __hash__ = None  # type: ignore[assignment]  # arrays are not hashable
+
+
+class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
+    """Manifold ``loc`` + span of the columns of ``basis``; ``loc`` (..., D), ``basis`` (..., D, K)."""
+
+    _fields = ("loc", "basis")
+
+    def __init__(self, loc: Array, basis: Array):
+        self.loc = loc
+        self.basis = basis
+
+    def __call__(self, x: Array) -> Array:
+        """Tell, for vectors (..., D), whether they lie on the manifold up to rounding."""
+        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
+        return is_close(x, self.loc + inside)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the point of the manifold that describes it, once for each vector."""
+        return jnp.broadcast_to(self.loc, jnp.shape(prototype))
+
+
+class zero_or_row(_ArrayConstraint):  # noqa: N801
+    """Pair of atoms 0 and ``rows`` (..., D).
+
+    It is not marked discrete: that word makes NumPyro look for sums over states, and these atoms move with
+    the parameters, through which gradients flow.
+    """
+
+    _fields = ("rows",)
+
+    def __init__(self, rows: Array):
+        self.rows = rows
+
+    def __call__(self, x: Array) -> Array:
+        """Tell, for vectors (..., D), whether they are one of the atoms up to rounding."""
+        return jnp.all(x == 0, -1) | is_close(x, self.rows)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the row that is kept, once for each vector."""
+        return jnp.broadcast_to(self.rows, jnp.shape(prototype))
 
 
 class SingularDistribution(dist.Distribution):
@@ -145,3 +223,183 @@ class DegenerateNormal(SingularDistribution):
     def variance(self) -> Array:
         """Variance of each coordinate of R^D, of shape ``batch_shape + (D,)``."""
         return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)
+
+
+def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
+    """Broadcast rows (..., D) against one number per row."""
+    rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
+    check_vector("rows", rows, owner)
+    try:
+        batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{owner} drops whole rows, one number a row: with `rows` of shape {rows.shape} the second "
+            f"argument must broadcast to {rows.shape[:-1]}, got {parameter.shape}."
+        ) from error
+    return (
+        jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1])),
+        jnp.broadcast_to(parameter, batch_shape),
+        batch_shape,
+    )
+
+
+class BernoulliDropout(SingularDistribution):
+    r"""Bernoulli dropout of a row: $p\,\delta_0 + (1-p)\,\delta_\theta$ (Hron 2018, section 4.1).
+
+    The density is with respect to counting measure; the quasi-KL from a Normal prior is that of
+    Mathematics, :eq:`bernoulli`. Rows of a weight matrix are its batch: a matrix (R, D) gives R independent
+    rows of event size D.
+
+    Args:
+        rows: row when it is kept, (..., D), not zero.
+        rate: probability of dropping a row, in [0, 1], broadcast over the rows.
+        temperature: temperature of a logistic relaxation that gives draws their derivative in ``rate``, while
+            they stay exactly 0 or the row (a straight-through gradient, hence biased); None for draws without
+            such a derivative.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Raises:
+        ValueError: if ``rate`` does not broadcast over the rows, or ``temperature`` is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide.distributions import BernoulliDropout
+        >>> rows = BernoulliDropout(jnp.array([[1.0, 2.0], [3.0, 4.0]]), rate=0.25)
+        >>> rows.batch_shape, rows.event_shape
+        ((2,), (2,))
+        >>> jnp.exp(rows.log_prob(jnp.array([[0.0, 0.0], [3.0, 4.0]]))).round(2).tolist()
+        [0.25, 0.75]
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "rows": constraints.real_vector,
+        "rate": constraints.unit_interval,
+    }
+    pytree_data_fields = ("rows", "rate", "temperature")
+    # Draws follow the rows only; with a temperature their derivative in the rate is the relaxation's.
+    reparametrized_params: ClassVar[list[str]] = ["rows"]
+
+    def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
+        self.rows, self.rate, batch_shape = _unit_event("BernoulliDropout", rows, rate)
+        if temperature is not None:
+            check_positive("temperature", temperature)
+        self.temperature = temperature
+        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        """Pair of atoms, 0 and the row."""
+        return zero_or_row(self.rows)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw each row or zero, shape ``sample_shape + batch_shape + (D,)``."""
+        shape = (*sample_shape, *self.batch_shape)
+        if self.temperature is None:
+            keep = jax.random.bernoulli(key, 1.0 - self.rate, shape).astype(self.rows.dtype)
+            return keep[..., None] * self.rows
+        eps = jnp.finfo(self.rate.dtype).eps
+        rate = jnp.clip(self.rate, eps, 1.0 - eps)  # the logit must be finite, also for a rate learned to 0 or 1
+        logits = jnp.log1p(-rate) - jnp.log(rate) + jax.random.logistic(key, shape, self.rate.dtype)
+        relaxed = jax.nn.sigmoid(logits / self.temperature)
+        # Adding a difference that is exactly zero keeps the draw on its atom and carries the derivative.
+        keep = (logits > 0).astype(self.rows.dtype) + (relaxed - jax.lax.stop_gradient(relaxed))
+        return keep[..., None] * self.rows
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        """Evaluate the log probability of an atom, minus infinity elsewhere; the atoms of a zero row coincide."""
+        dropped = jnp.all(value == 0, -1)
+        kept = is_close(value, self.rows)
+        mass = jnp.where(dropped, self.rate, 0.0) + jnp.where(kept, 1.0 - self.rate, 0.0)
+        # A positive stand-in where there is no mass keeps the gradient of the other branch finite.
+        return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
+
+    def entropy(self) -> Array:
+        """Compute the binary entropy of the rate, for a row that is not zero."""
+        return -xlogy(self.rate, self.rate) - xlog1py(1.0 - self.rate, -self.rate)
+
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return the row as one column and p(1-p)."""
+        return self.rows[..., None], (self.rate * (1.0 - self.rate))[..., None]
+
+    @property
+    def mean(self) -> Array:
+        """Mean, (1 - rate) rows."""
+        return (1.0 - self.rate)[..., None] * self.rows
+
+    @property
+    def variance(self) -> Array:
+        """Variance of each entry."""
+        return (self.rate * (1.0 - self.rate))[..., None] * jnp.square(self.rows)
+
+
+class GaussianDropout(SingularDistribution):
+    r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ for the row.
+
+    It lives on the line through 0 and the row, where its density is $N(s; 1,
+    \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; Mathematics, :eq:`gaussian-dropout`).
+
+    Args:
+        rows: row before the noise, (..., D), not zero.
+        alpha: variance of the multiplier, positive, broadcast over the rows.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Raises:
+        ValueError: if ``alpha`` does not broadcast over the rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide.distributions import GaussianDropout
+        >>> row = GaussianDropout(jnp.array([3.0, 4.0]), alpha=1.0)
+        >>> round(float(row.log_prob(jnp.array([3.0, 4.0]))), 4)  # -½ log 2π - log 5
+        -2.5284
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "rows": constraints.real_vector,
+        "alpha": constraints.positive,
+    }
+    reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
+
+    def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
+        self.rows, self.alpha, batch_shape = _unit_event("GaussianDropout", rows, alpha)
+        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        """Line through 0 and the row."""
+        return linear_manifold(jnp.zeros_like(self.rows), self.rows[..., None])
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draw rows of shape ``sample_shape + batch_shape + (D,)``; differentiable in both parameters."""
+        noise = jax.random.normal(key, (*sample_shape, *self.batch_shape), self.rows.dtype)
+        return (1.0 + jnp.sqrt(self.alpha) * noise)[..., None] * self.rows
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        """Evaluate the log density on the line, minus infinity off it."""
+        squared_norm = jnp.sum(jnp.square(self.rows), -1)
+        multiplier = jnp.sum(value * self.rows, -1) / squared_norm
+        log_density = (
+            -0.5 * jnp.square(multiplier - 1.0) / self.alpha
+            - 0.5 * jnp.log(2 * math.pi * self.alpha)
+            - 0.5 * jnp.log(squared_norm)
+        )
+        return jnp.where(is_close(value, multiplier[..., None] * self.rows), log_density, -jnp.inf)
+
+    def entropy(self) -> Array:
+        """Compute the entropy with respect to length along the line."""
+        squared_norm = jnp.sum(jnp.square(self.rows), -1)
+        return 0.5 * (1.0 + jnp.log(2 * math.pi * self.alpha) + jnp.log(squared_norm))
+
+    def covariance_factor(self) -> tuple[Array, Array]:
+        """Return the row as one column and the multiplier's variance."""
+        return self.rows[..., None], self.alpha[..., None]
+
+    @property
+    def mean(self) -> Array:
+        """Mean, which is the row."""
+        return self.rows
+
+    @property
+    def variance(self) -> Array:
+        """Variance of each entry."""
+        return self.alpha[..., None] * jnp.square(self.rows)

@@ -13,9 +13,9 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_wide._checks import whole_number
 from numpyro_wide._traces import unwrap
-from numpyro_wide.distributions import ImproperLogUniform
-from numpyro_wide.distributions.internal import closed_quasi_kl
-from numpyro_wide.elbo._pair import check_weight, log_density, run_pair
+from numpyro_wide.distributions._log_uniform import ImproperLogUniform
+from numpyro_wide.distributions._quasi_kl import closed_quasi_kl
+from numpyro_wide.elbo._tempered import check_weight, log_density, run_pair
 
 
 class TraceQKL(ELBO):

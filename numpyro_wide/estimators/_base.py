@@ -1,5 +1,8 @@
-"""Base of the estimators: parameters and their checks, and what comes out of every fit."""
+"""What both estimators share: arguments, reports, ArviZ."""
 
+import logging
+from dataclasses import dataclass, field
+from html import escape
 from numbers import Real
 from typing import Any
 
@@ -11,8 +14,56 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_wide._checks import check_one_of, whole_number
-from numpyro_wide.datasets import Standardiser
+from numpyro_wide.datasets._preparation import Standardiser
 from numpyro_wide.machine import precision
+
+_logger = logging.getLogger("numpyro_wide.estimators")
+
+
+@dataclass
+class Report:
+    """A page of headings with lines below them. Printing it gives the page; lines are logged as they come.
+
+    Attributes:
+        title: first line.
+        sections: lines by heading, in the order in which they came.
+    """
+
+    title: str
+    sections: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, heading: str, *lines: str) -> None:
+        """Append lines below a heading, which is made where there is none yet.
+
+        Args:
+            heading: name of the section.
+            *lines: sentences, or lines of a table.
+        """
+        for line in lines:
+            _logger.info("%s: %s", heading, line)
+        self.sections.setdefault(heading, []).extend(part for line in lines for part in line.split("\n"))
+
+    def announce(self, line: str) -> None:
+        """Say what will be done before it is begun, aloud: a long run should surprise nobody.
+
+        Args:
+            line: sentence.
+        """
+        _logger.warning(line)
+        self.sections.setdefault("Plan", []).append(line)
+
+    def __str__(self) -> str:
+        parts = [self.title, "=" * len(self.title)]
+        for heading, lines in self.sections.items():
+            parts += ["", heading, *(f"  {line}" for line in lines)]
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<h3>{escape(self.title)}</h3>"]
+        for heading, lines in self.sections.items():
+            parts.append(f"<h4>{escape(heading)}</h4><pre>{escape(chr(10).join(lines))}</pre>")
+        return "".join(parts)
+
 
 SECONDS = 600.0  # of work where no budget is given
 WIDTH = 50  # hidden units where nothing else is said: on the benchmark's tables wider ones gain little
@@ -78,7 +129,7 @@ class WideBNN(BaseEstimator):
         Raises:
             ValueError: if no chains were run; ``method="chains"`` runs them.
         """
-        from numpyro_wide.diagnostics import to_arviz
+        from numpyro_wide.diagnostics._to_arviz import to_arviz
 
         check_is_fitted(self)
         if self.mcmc_ is None:

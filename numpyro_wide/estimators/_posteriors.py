@@ -1,22 +1,149 @@
-"""Posteriors of regression networks that predict: the infinitely wide one, and draws of a finite one."""
+"""Posteriors of regression: mixtures over draws, in the units of the targets."""
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
+from jax import Array
 from jax.scipy.linalg import cho_factor, cho_solve
+from scipy.special import logsumexp
 
-from numpyro_wide import ReadoutPredictive
-from numpyro_wide.estimators._mixture import Mixture
-from numpyro_wide.estimators._network import Network, collapsed, run_network
-from numpyro_wide.linear_gaussian import readout_posterior
+from numpyro_wide.linear_gaussian._problem import readout_posterior
 from numpyro_wide.machine import double_precision
-from numpyro_wide.readout import site_function
-from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel
+from numpyro_wide.nn._models import NoiseNetwork, bnn
+from numpyro_wide.nn._networks import FCN
+from numpyro_wide.readout._collapse import collapse_readout
+from numpyro_wide.readout._functions import site_function
+from numpyro_wide.readout._predictive import ReadoutPredictive, summarise
+from numpyro_wide.wide_limit._kernels import fcn_kernel
+from numpyro_wide.wide_limit._limit import WideLimitFit
+
+SPREAD = 0.5  # of the logarithms of scales and noise a priori
+
+
+class Network(NamedTuple):
+    """A network, but for its scales.
+
+    Attributes:
+        depth: number of hidden layers.
+        width: number of units in each.
+        activation: activation, by name or as a function.
+        num_outputs: number of outputs; None for targets that are a vector.
+        by_row: whether the noise depends on the inputs.
+    """
+
+    depth: int
+    width: int
+    activation: str | Callable[[Array], Array]
+    num_outputs: int | None
+    by_row: bool
+
+
+def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
+    """Run the model of a network: latent scales and noise, log-normal around medians.
+
+    The medians are arguments, as the data are, so that what is compiled serves other data of as many rows. Where
+    columns have scales of their own these are the first layer's, and ``w_std`` is held.
+
+    Args:
+        network: the network.
+        medians: medians of the scales by name, that of "noise" among them.
+        x: inputs, (n, d).
+        y: targets, (n,) or (n, k); None to predict.
+    """
+    scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
+    noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
+    if "input_scale" in medians:
+        scales["w_std"] = medians["w_std"]
+    with warnings.catch_warnings():
+        # The data chose the scales, and the report tells how large the outputs are.
+        warnings.filterwarnings("ignore", message="the prior variance of the network's output")
+        bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
+
+
+@cache
+def collapsed(network: Network) -> Any:
+    """Return the model ``(medians, x, y)`` of a network with the readout integrated out.
+
+    Args:
+        network: the network.
+    """
+    model = partial(run_network, network)
+    return collapse_readout(model, readout="readout", features="features", observed="y")
+
+
+_MIXTURE_BLOCK = 500  # rows whose quantiles are found together
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Predictions by draw.
+
+    Attributes:
+        mean: means of the components, (draws, m, k).
+        variance: variances of the components, noise included, (draws, m, k).
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of the mixture, (m, k) each."""
+        return self.mean.mean(axis=0), self.variance.mean(axis=0) + self.mean.var(axis=0)
+
+    def quantiles(self, levels: Sequence[float]) -> np.ndarray:
+        """Return the numbers that the mixture is below with given probabilities, (levels, m, k).
+
+        Args:
+            levels: probabilities, between 0 and 1.
+        """
+        blocks = []
+        for start in range(0, self.mean.shape[1], _MIXTURE_BLOCK):
+            rows = slice(start, start + _MIXTURE_BLOCK)
+            found: dict[str, Any] = {
+                "mean": self.mean[:, rows],
+                "predictive_variance": self.variance[:, rows],
+                "variance": self.variance[:, rows],
+            }
+            by_level = summarise(found, "", tuple(levels)).quantiles
+            blocks.append(np.stack([by_level[level] for level in levels]))
+        return np.concatenate(blocks, axis=1)
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        """Return the log density of each row's outputs together, which are independent given the draw, (m,).
+
+        Args:
+            y: observations, (m, k).
+        """
+        return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))
+
+    def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
+        """Draw observations, all rows of one sample from the same draw, (samples, m, k).
+
+        Args:
+            random: generator.
+            places: where in the list of the draws the one of each sample is, as a share of it, (samples,).
+        """
+        chosen = (places * len(self.mean)).astype(int)
+        noise = random.standard_normal((len(places), *self.mean.shape[1:]))
+        return self.mean[chosen] + np.sqrt(self.variance[chosen]) * noise
+
+    def by_draw(self, y: np.ndarray) -> np.ndarray:
+        """Return the log density of each row's outputs together by component, (draws, m).
+
+        Args:
+            y: observations, (m, k).
+        """
+        square = (y - self.mean) ** 2 / self.variance
+        return -0.5 * np.sum(square + np.log(2 * np.pi * self.variance), axis=-1)
+
 
 _BLOCK = 1024  # rows predicted at a time
 

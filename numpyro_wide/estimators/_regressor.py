@@ -10,12 +10,11 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.datasets import Standardiser
-from numpyro_wide.estimators._base import WideBNN, standardised
-from numpyro_wide.estimators._clock import Clock
-from numpyro_wide.estimators._mixture import Mixture
-from numpyro_wide.estimators._regression_fit import METHODS, NOISES, Request, decide
-from numpyro_wide.estimators._report import Report
+from numpyro_wide.datasets._preparation import Standardiser
+from numpyro_wide.estimators._base import Report, WideBNN, standardised
+from numpyro_wide.estimators._chains import Clock
+from numpyro_wide.estimators._policy import METHODS, NOISES, Request, decide
+from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.machine import set_blas_threads
 
 _BLOCK = 8192  # rows predicted at a time: of all of them and all draws there may be too many

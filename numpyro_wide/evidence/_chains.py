@@ -14,12 +14,11 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
-from numpyro_wide._over_chains import over_chains
-from numpyro_wide._programs import Static, TracedProgram, combine, complete_digest
-from numpyro_wide._recent import Recent
+from numpyro_wide._compile import Recent, Static, TracedProgram, combine, complete_digest, over_chains
 from numpyro_wide.evidence._density import Position, draw, log_density
-from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.mcmc.internal import KernelState, Reference, over_states
+from numpyro_wide.mcmc._kernel import KernelState, over_states
+from numpyro_wide.mcmc._reference import Reference
+from numpyro_wide.mcmc.split_hmc import SplitHMC
 
 _CHUNK = 50  # steps between two looks at the progress bar
 _WARM, _FIT, _RECORD = 0, 1, 2

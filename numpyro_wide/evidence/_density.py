@@ -26,7 +26,8 @@ from numpyro_wide._traces import (
     sample_sites,
     unwrap,
 )
-from numpyro_wide.readout.internal import StandardNormalBase, base_transforms, log_weight
+from numpyro_wide.readout._limit import StandardNormalBase, log_weight
+from numpyro_wide.readout._repriorise import base_transforms
 
 Position = dict[str, Array]
 

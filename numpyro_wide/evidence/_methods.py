@@ -1,4 +1,4 @@
-"""Two ways to an evidence: one bridge from a fitted Gaussian, or many on a path from the prior."""
+"""Methods of estimating the evidence from draws of the prior and of the posterior."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,104 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from scipy.special import expit, logsumexp
 from tqdm.auto import tqdm
 
+from numpyro_wide import _arviz
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL
-from numpyro_wide.evidence import _chains, _overlap
+from numpyro_wide.evidence import _chains
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import Position
-from numpyro_wide.mcmc.internal import KernelState
+from numpyro_wide.mcmc._kernel import KernelState
+
+
+class Bridge(NamedTuple):
+    r"""Log ratio of two normalisers, as :func:`bridge` finds it.
+
+    Attributes:
+        log_ratio: $\log Z_1 - \log Z_0$.
+        overlap: overlap $\int p_0 p_1 / (s_0 p_0 + s_1 p_1)$ of the two densities, 1 where they are the same.
+        lower: influence of each draw of $p_0$, of the shape of the draws: an estimate's error is the mean of these,
+            less that of ``upper``.
+        upper: influence of each draw of $p_1$.
+    """
+
+    log_ratio: float
+    overlap: float
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | None = None) -> Bridge:
+    r"""Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`).
+
+    Args:
+        lower: $\log q_1 - \log q_0$, the logarithms of both densities without their normalisers, at draws of $p_0$, of
+            any shape; minus infinity is allowed.
+        upper: $\log q_1 - \log q_0$ at draws of $p_1$.
+        sizes: effective numbers of draws of both, if not those of the arrays; right whatever they are, best if true.
+    """
+    num_lower, num_upper = sizes or (lower.size, upper.size)
+    share = num_upper / (num_lower + num_upper)
+    offset = np.log(share) - np.log1p(-share)
+
+    def terms(log_ratio: float) -> tuple[np.ndarray, np.ndarray]:
+        return expit(lower - log_ratio + offset) / share, expit(log_ratio - upper - offset) / (1 - share)
+
+    finite = np.concatenate([x[np.isfinite(x)] for x in (lower.ravel(), upper.ravel())])
+    low, high = finite.min() - 60.0, finite.max() + 60.0  # far out the terms are all 0 or all alike
+    for _ in range(100):  # the first mean falls with the ratio, the second rises: halves until nothing is left
+        middle = 0.5 * (low + high)
+        first, second = terms(middle)
+        low, high = (middle, high) if first.mean() > second.mean() else (low, middle)
+    log_ratio = float(0.5 * (low + high))
+    first, second = terms(log_ratio)
+    overlap = max(float(second.mean()), np.finfo(float).tiny)
+    return Bridge(log_ratio, overlap, first / overlap, second / overlap)
+
+
+def effective_share(log_weights: np.ndarray) -> float:
+    """Return what weighted draws are worth as a share of their number, 1 / (mean square of weights of mean 1)."""
+    return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
+
+
+def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
+    r"""Choose the inverse temperature at which draws of this one are worth a share of their number (:eq:`ladder`).
+
+    Args:
+        beta: inverse temperature of the draws, below 1.
+        log_weights: $\log w$ at the draws; minus infinity is allowed.
+        share: the share, in (0, 1), as :func:`effective_share` gives it.
+    """
+    finite = log_weights[np.isfinite(log_weights)]
+    if effective_share((1 - beta) * finite) >= share:
+        return 1.0
+    low, high = np.log(1e-12), np.log(1 - beta)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if effective_share(np.exp(middle) * finite) >= share else (low, middle)
+    return beta + float(np.exp(low))
+
+
+def effective_size(terms: np.ndarray) -> float:
+    """Return the effective number of draws (chain, draw) for their mean; negative autocorrelations count as a gain."""
+    if np.ptp(terms) == 0:
+        return float(terms.size)
+    return float(_arviz.effective_sample_size(terms, "mean"))
+
+
+def rhat(values: np.ndarray) -> float:
+    """Return the rank-normalised split R-hat of (chain, draw); 1 where all are equal."""
+    if np.ptp(values) == 0:
+        return 1.0
+    return float(_arviz.rhat(values))
+
+
+def squared_error(terms: np.ndarray) -> tuple[float, float]:
+    """Return the squared standard error of the mean of (chain, draw), and the effective number of draws behind it."""
+    size = effective_size(terms)
+    return float(np.var(terms, ddof=1) / size), size
+
 
 # Draws of one temperature that are worth this share at the next: densities that differ by a standard deviation of
 # log w of 1.2, where a bridge, which looks from both sides, still finds most of its draws of use.
@@ -103,7 +194,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
             f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}, or look at the model."
         )
-    beta = _overlap.next_temperature(0.0, log_weights, _SHARE)
+    beta = next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
     return First(beta, _chains.prior_positions(target, keys[chosen]))
 
@@ -120,10 +211,10 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
     lower = _chains.gaussian_draws(target, key_gaussian, gaussian, positions, sizes.num_chains * half, sizes.num_chains)
     if not np.isfinite(lower).any():  # nothing in common
         return Evidence(np.nan, np.inf, "bridge", 0.0, 0.0, np.inf, np.ones(1))
-    found = _overlap.bridge(lower, upper, (lower.size, _overlap.effective_size(upper)))
-    above, size = _overlap.squared_error(found.upper)
+    found = bridge(lower, upper, (lower.size, effective_size(upper)))
+    above, size = squared_error(found.upper)
     error = float(np.sqrt(np.var(found.lower, ddof=1) / lower.size + above))
-    return Evidence(found.log_ratio, error, "bridge", found.overlap, size, _overlap.rhat(upper), np.ones(1))
+    return Evidence(found.log_ratio, error, "bridge", found.overlap, size, rhat(upper), np.ones(1))
 
 
 def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
@@ -170,7 +261,7 @@ def _ladder(
                 "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
                 "or raise num_warmup."
             )
-        following = _overlap.next_temperature(beta, pilot.recorded[0].ravel(), _SHARE)
+        following = next_temperature(beta, pilot.recorded[0].ravel(), _SHARE)
         last = (following - beta) * pilot.recorded[0, :, -1]
         chosen = _chains.resample(key_choice, last, sizes.num_chains)
         positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], pilot.state.z)
@@ -188,17 +279,17 @@ def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidenc
     Draws of a temperature serve the bridges on both of its sides, so that their influences add before their variance is
     taken; draws of different temperatures are independent.
     """
-    sizes = [float(log_weights[0].size), *(_overlap.effective_size(draws) for draws in log_weights[1:])]
+    sizes = [float(log_weights[0].size), *(effective_size(draws) for draws in log_weights[1:])]
     influence = [np.zeros_like(draws) for draws in log_weights]
     total, overlap = 0.0, 1.0
     for k, step in enumerate(np.diff(betas)):
-        pair = _overlap.bridge(step * log_weights[k], step * log_weights[k + 1], (sizes[k], sizes[k + 1]))
+        pair = bridge(step * log_weights[k], step * log_weights[k + 1], (sizes[k], sizes[k + 1]))
         influence[k] += pair.lower
         influence[k + 1] -= pair.upper
         total, overlap = total + pair.log_ratio, min(overlap, pair.overlap)
     variance = float(np.var(influence[0], ddof=1) / influence[0].size)
-    errors = [_overlap.squared_error(terms) for terms in influence[1:]]
+    errors = [squared_error(terms) for terms in influence[1:]]
     variance += sum(error for error, _ in errors)
     smallest = min(size for _, size in errors)
-    largest = max(_overlap.rhat(draws) for draws in log_weights[1:])
+    largest = max(rhat(draws) for draws in log_weights[1:])
     return Evidence(total, float(np.sqrt(variance)), "stepping-stone", overlap, smallest, largest, betas[1:])

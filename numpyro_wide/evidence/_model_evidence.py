@@ -9,11 +9,11 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import check_key, check_one_of, is_tracing, whole_number
-from numpyro_wide._programs import partition
+from numpyro_wide._compile import partition
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import check_model
 from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, first_temperature
-from numpyro_wide.mcmc.internal import quietly
+from numpyro_wide.mcmc._moves import quietly
 
 _ORDER = "model_evidence(rng_key, model, x, y)"
 _METHODS = ("auto", "bridge", "stepping-stone")

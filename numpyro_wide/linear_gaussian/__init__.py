@@ -11,11 +11,11 @@ $\sigma$; it broadcasts against the targets, so that it can be a scalar, one num
 outputs; noise, or a prior scale, that varies over outputs costs one for each.
 """
 
-from numpyro_wide.linear_gaussian._array_functions import log_evidence as log_evidence
-from numpyro_wide.linear_gaussian._array_functions import readout_inverse_map as readout_inverse_map
-from numpyro_wide.linear_gaussian._array_functions import readout_map as readout_map
-from numpyro_wide.linear_gaussian._array_functions import readout_posterior as readout_posterior
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem as ReadoutProblem
+from numpyro_wide.linear_gaussian._problem import log_evidence as log_evidence
+from numpyro_wide.linear_gaussian._problem import readout_inverse_map as readout_inverse_map
+from numpyro_wide.linear_gaussian._problem import readout_map as readout_map
+from numpyro_wide.linear_gaussian._problem import readout_posterior as readout_posterior
 
 __all__ = [
     "ReadoutProblem",

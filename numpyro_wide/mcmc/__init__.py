@@ -19,10 +19,10 @@ Among the fields of their state, which can be named in ``extra_fields`` of :meth
 from importlib import import_module
 from typing import Any
 
+from numpyro_wide.mcmc.crank_nicolson import PreconditionedCrankNicolson as PreconditionedCrankNicolson
+from numpyro_wide.mcmc.crank_nicolson import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
 from numpyro_wide.mcmc.langevin import UnderdampedLangevin as UnderdampedLangevin
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin as MicrocanonicalLangevin
-from numpyro_wide.mcmc.pcn import PreconditionedCrankNicolson as PreconditionedCrankNicolson
-from numpyro_wide.mcmc.pcnl import PreconditionedCrankNicolsonLangevin as PreconditionedCrankNicolsonLangevin
 from numpyro_wide.mcmc.split_hmc import SplitHMC as SplitHMC
 
 __all__ = [

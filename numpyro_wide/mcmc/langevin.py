@@ -8,13 +8,17 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._checks import check_number, check_tolerance
-from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
-from numpyro_wide.mcmc._integrators import leapfrog, refresh_momentum
-from numpyro_wide.mcmc._kernel import MetropolisKernel
-from numpyro_wide.mcmc._mass import Mass, given_scale, mass_windows
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
-from numpyro_wide.mcmc._state import Move, Proposal
+from numpyro_wide.mcmc._adaptation import EnergyRule, Mass, given_scale, mass_windows, square_error_of
+from numpyro_wide.mcmc._integrators import (
+    Evaluate,
+    Point,
+    PyTree,
+    half_square_difference,
+    leapfrog,
+    normal_like,
+    refresh_momentum,
+)
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Proposal, check_number, check_tolerance
 
 
 class UnderdampedLangevin(MetropolisKernel):

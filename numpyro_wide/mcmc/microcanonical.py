@@ -11,16 +11,20 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide._checks import check_one_of, whole_number
-from numpyro_wide.mcmc._checks import check_number, check_tolerance
-from numpyro_wide.mcmc._energy_rule import EnergyRule, square_error_of
-from numpyro_wide.mcmc._integrators import refresh_momentum
-from numpyro_wide.mcmc._isokinetic import GRADIENTS_PER_STEP, isokinetic_step, unit
-from numpyro_wide.mcmc._kernel import MetropolisKernel
-from numpyro_wide.mcmc._mass import given_scale
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, normal_like, size_of
-from numpyro_wide.mcmc._state import KernelState, Move, Proposal
-from numpyro_wide.mcmc._step_size import steps_along
-from numpyro_wide.mcmc._whitening import LENGTH_PER_AUTOCORRELATION, Whitening, whitening_windows
+from numpyro_wide.mcmc._adaptation import EnergyRule, given_scale, square_error_of, steps_along
+from numpyro_wide.mcmc._integrators import (
+    GRADIENTS_PER_STEP,
+    Evaluate,
+    Point,
+    PyTree,
+    isokinetic_step,
+    normal_like,
+    refresh_momentum,
+    size_of,
+    unit,
+)
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Proposal, check_number, check_tolerance
+from numpyro_wide.mcmc._reference import LENGTH_PER_AUTOCORRELATION, Whitening, whitening_windows
 
 # An adjusted trajectory has the length L, and its direction decorrelates over so many. Robnik et al. 2025 have 1.25;
 # less than 2 costs effective draws of means near N(0, I), more those of variances on ill-conditioned Gaussians.

@@ -10,15 +10,18 @@ from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import AdaptState
-from numpyro_wide.mcmc._checks import check_number
-from numpyro_wide.mcmc._errors import Errors
-from numpyro_wide.mcmc._integrators import refresh_momentum, split_trajectory
-from numpyro_wide.mcmc._kernel import MetropolisKernel
-from numpyro_wide.mcmc._point import Evaluate, Point, PyTree, half_square_difference, normal_like
+from numpyro_wide.mcmc._adaptation import AdaptState, steps_along
+from numpyro_wide.mcmc._integrators import (
+    Evaluate,
+    Point,
+    PyTree,
+    half_square_difference,
+    normal_like,
+    refresh_momentum,
+    split_trajectory,
+)
+from numpyro_wide.mcmc._kernel import Errors, KernelState, MetropolisKernel, Move, Proposal, check_number
 from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_windows
-from numpyro_wide.mcmc._state import KernelState, Move, Proposal
-from numpyro_wide.mcmc._step_size import steps_along
 
 # Rotations of a whole trajectory above which draws are parts of one, and how many parts.
 MANY, PARTS = 24, 10

@@ -8,18 +8,18 @@ The modules are of ``flax.linen``; ``flax.nnx.bridge.ToNNX`` makes NNX modules o
 :func:`bnn` take modules of both kinds, these and any others.
 """
 
-from numpyro_wide.nn._convolutional import CNN as CNN
-from numpyro_wide.nn._convolutional import WideResNet as WideResNet
-from numpyro_wide.nn._fully_connected import FCN as FCN
 from numpyro_wide.nn._layers import NTKConv as NTKConv
 from numpyro_wide.nn._layers import NTKDense as NTKDense
+from numpyro_wide.nn._layers import ScaledReLU as ScaledReLU
+from numpyro_wide.nn._layers import inverse_time_schedule as inverse_time_schedule
+from numpyro_wide.nn._models import NoiseNetwork as NoiseNetwork
 from numpyro_wide.nn._models import bnn as bnn
-from numpyro_wide.nn._noise import NoiseNetwork as NoiseNetwork
+from numpyro_wide.nn._networks import CNN as CNN
+from numpyro_wide.nn._networks import FCN as FCN
+from numpyro_wide.nn._networks import WideResNet as WideResNet
+from numpyro_wide.nn._random import by_row_blocks as by_row_blocks
 from numpyro_wide.nn._random import network_parameters as network_parameters
 from numpyro_wide.nn._random import random_network as random_network
-from numpyro_wide.nn._row_blocks import by_row_blocks as by_row_blocks
-from numpyro_wide.nn._scaled_relu import ScaledReLU as ScaledReLU
-from numpyro_wide.nn._schedules import inverse_time_schedule as inverse_time_schedule
 
 __all__ = [
     "CNN",

@@ -1,15 +1,137 @@
-"""Layers in the NTK parametrisation: parameters N(0, 1), their scales in the forward pass."""
+"""Layers of wide networks."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 from flax import linen
 from jax import Array
+from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_input_scale, check_one_of, whole_number
-from numpyro_wide.nn._scales import check_scale, is_zero
+from numpyro_wide._checks import (
+    check_input_scale,
+    check_not_negative,
+    check_one_of,
+    check_positive,
+    is_known,
+    whole_number,
+)
+
+Activation = str | Callable[[Array], Array]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "erf": jax.lax.erf,
+    "gelu": lambda u: jax.nn.gelu(u, approximate=False),
+    "identity": lambda u: u,
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+}
+
+
+def activation_function(activation: Activation) -> Callable[[Array], Array]:
+    """Return the function of that name, as in :func:`~numpyro_wide.wide_limit.fcn_kernel`; a function is itself."""
+    if callable(activation):
+        return activation
+    check_one_of("activation", activation, ACTIVATIONS, also="or a function")
+    return ACTIVATIONS[activation]
+
+
+def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
+    r"""Compute the scale of weights behind an activation that keeps the variance at one.
+
+    $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1): units of variance one give units of
+    variance one in the next layer, at any depth. √2 for the rectifier, 1.534 for the GELU.
+
+    Args:
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        b_std: $\sigma_b$, at least 0 and below 1.
+
+    Returns:
+        $\sigma_w$.
+
+    Raises:
+        ValueError: for an unknown activation, one that vanishes everywhere, or a ``b_std`` out of range.
+
+    Example:
+        >>> from numpyro_wide.nn.internal import unit_scale
+        >>> round(unit_scale("relu"), 4)
+        1.4142
+    """
+    if not 0 <= b_std < 1:
+        raise ValueError(f"b_std must be at least 0 and below 1 for units of variance one, but got {b_std}.")
+    # The trapezoidal rule: exact to rounding for smooth functions, and 1e-6 off for one with kinks.
+    u = np.linspace(-9, 9, 6001)
+    with jax.ensure_compile_time_eval():
+        # Compiled, for a derivative of the activation's own, such as the rectifier's, would be traced under vmap.
+        values = np.asarray(jax.jit(activation_function(activation))(jnp.asarray(u)), float)
+    second_moment = np.trapezoid(values**2 * np.exp(-(u**2) / 2), u) / np.sqrt(2 * np.pi)
+    if not second_moment > 0:
+        raise ValueError(f"activation must have a positive second moment under N(0, 1), but it is {second_moment}.")
+    return float(np.sqrt((1 - b_std**2) / second_moment))
+
+
+def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
+    """Return the given scale of a layer's weights; in place of None, the one that keeps the variance at one."""
+    if given is not None:
+        return given
+    if not is_known(b_std):
+        raise ValueError(
+            "w_std=None and readout_w_std=None keep the variance at one for biases of a known scale, but theirs is "
+            "traced; give w_std and readout_w_std too."
+        )
+    return unit_scale(activation, float(b_std))
+
+
+def is_zero(scale: Any) -> bool:
+    """Tell whether a scale is the number 0 and known to be: what it multiplies is left out.
+
+    A traced scale is not: the structure of a network may not depend on a number that is learnt.
+    """
+    return is_known(scale) and np.ndim(scale) == 0 and not np.asarray(scale).any()
+
+
+def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
+    """Refuse a scale that is negative or not finite, where it is known, and one that is a prior or no number at all.
+
+    Args:
+        name: name of the scale, for messages.
+        value: scale, a number or an array, which may be traced.
+        is_number: whether an array is refused.
+
+    Raises:
+        TypeError: for a prior, and for what does not hold real numbers, such as text.
+        ValueError: for a negative or infinite number, NaN, or an array where a number is expected.
+    """
+    if isinstance(value, dist.Distribution):
+        raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
+    check_real(name, value)
+    if is_number and np.shape(value) != ():
+        raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
+    check_not_negative(name, value)
+
+
+def check_real(name: str, value: Any) -> None:
+    """Refuse what does not hold finite real numbers, where they are known.
+
+    Args:
+        name: name of the argument, for messages.
+        value: a number or an array, which may be traced.
+
+    Raises:
+        TypeError: for text, complex numbers, None, or other objects.
+        ValueError: for NaN or an infinite number.
+    """
+    if not is_known(value):
+        return
+    numbers = np.asarray(value)
+    if not any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise TypeError(f"{name} must be a real number or an array of them, but got {value!r}.")
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must be finite, but got {value}.")
+
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
 # Added to a variance that is divided by, which is zero where an image is black and there are no biases.
@@ -173,3 +295,138 @@ def _add_bias(layer: Any, outputs: Array) -> Array:
     init: Callable = standard_normal_init
     bias = layer.param("bias", init, (layer.features,))
     return outputs + layer.b_std * jnp.expand_dims(bias, range(outputs.ndim - 1))
+
+
+class ScaledReLU(linen.Module):
+    r"""Two-layer network in the NTK parametrisation whose output starts at zero (McNamara 2025, Appendix C).
+
+    $f_i(x) = p^{-1/2} \sum_{j \le p} a_{ij} \max(0, x^\top w_j)$ with $w_j \sim N(0, I)$ and a = 0 at the
+    start, both trained (Mathematics, :eq:`encoder`). As the width p grows, its tangent kernel at the start tends to
+    $\delta_{kl} E[\max(0, x^\top w) \max(0, x'^\top w)]$ (their Lemma 9), and stays there during training. No
+    biases: append a constant to x for one.
+
+    Attributes:
+        width: p, the number of hidden units.
+        num_outputs: number of outputs, the natural parameters of a guide.
+
+    Raises:
+        ValueError: at ``init`` or ``apply``, if one of them is not a positive whole number.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide import nn
+        >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
+        >>> params = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
+        >>> encoder.apply(params, jnp.ones((5, 3))).shape
+        (5, 2)
+        >>> encoder.apply(params, jnp.ones((5, 3)), method="features").shape
+        (5, 64)
+    """
+
+    width: int
+    num_outputs: int
+
+    def setup(self) -> None:
+        """Make the two layers."""
+        for name in ("width", "num_outputs"):
+            whole_number(name, getattr(self, name))
+        self.hidden = linen.Dense(self.width, use_bias=False, kernel_init=linen.initializers.normal(1.0))
+        self.readout = linen.Dense(self.num_outputs, use_bias=False, kernel_init=linen.initializers.zeros)
+
+    def features(self, x: Array) -> Array:
+        """Return what the readout multiplies, p^(-1/2) max(0, x·w), (..., p), for inputs (..., d)."""
+        return linen.relu(self.hidden(x)) * self.width**-0.5
+
+    def __call__(self, x: Array) -> Array:
+        """Return outputs (..., num_outputs) for inputs (..., d)."""
+        return self.readout(self.features(x))
+
+    @linen.nowrap
+    def linearize(self, params0: Any) -> Callable[[Any, ArrayLike], Array]:
+        """Linearise the encoder in its parameters around ``params0`` (McNamara 2025, Section 5).
+
+        The same function as ``wide_limit.linearize(encoder.apply, params0)``, at less than half of its cost: where
+        the readout of ``params0`` is zero, as at the start, the hidden weights have no first-order effect, and what is
+        left is the linear model of the readout on fixed random features.
+
+        Args:
+            params0: parameters, those that ``encoder.init`` returned or later ones.
+
+        Returns:
+            A function ``linear(params, x)`` with ``params`` of the structure of ``params0``, whose outputs have the
+            shape of those of ``encoder.apply``.
+
+        Raises:
+            ValueError: if ``params0``, or later ``params``, are not the encoder's parameters.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from numpyro_wide import nn
+            >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
+            >>> params0 = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
+            >>> encoder.linearize(params0)(params0, jnp.ones((5, 3))).shape
+            (5, 2)
+        """
+        hidden0, readout0 = _weights(self, params0)
+        # in NumPy, for a known array of jax.numpy becomes an unknown one by any operation under jit
+        is_at_start = is_known(readout0) and not np.asarray(readout0).any()
+
+        def linear(params: Any, x: ArrayLike) -> Array:
+            """Evaluate the linearised network."""
+            hidden, readout = _weights(self, params)
+            preactivations = x @ hidden0
+            outputs = linen.relu(preactivations) @ readout
+            if not is_at_start:
+                outputs += jnp.where(preactivations > 0, x @ (hidden - hidden0), 0) @ readout0
+            return outputs * self.width**-0.5
+
+        return linear
+
+
+def _weights(encoder: ScaledReLU, params: Any) -> tuple[Array, Array]:
+    """Return the hidden weights (d, p) and the readout's (p, num_outputs)."""
+    try:
+        layers = params["params"]
+        hidden, readout = layers["hidden"]["kernel"], layers["readout"]["kernel"]
+        shapes = hidden.shape[1:], readout.shape
+    except (KeyError, TypeError, IndexError, AttributeError):
+        shapes = None
+    expected = (encoder.width,), (encoder.width, encoder.num_outputs)
+    if shapes != expected:
+        raise ValueError(
+            f"expected what {encoder!r}.init returns, {{'params': {{'hidden': {{'kernel': (d, {encoder.width})}}, "
+            f"'readout': {{'kernel': {expected[1]}}}}}}}, but got {jax.tree.map(jnp.shape, params)}."
+        )
+    return hidden, readout
+
+
+def inverse_time_schedule(init_value: float, *, slowdown: float = 10.0) -> Callable[[ArrayLike], Array]:
+    r"""Make the learning rate 1 / (1/r₀ + t / slowdown) at step t, an optax schedule (McNamara 2025, Appendix E).
+
+    It falls like 1/t from step ``slowdown`` / r₀ on: sums of steps diverge while sums of their squares
+    converge (Robbins and Monro 1951).
+
+    Args:
+        init_value: rate r₀ at step 0, positive.
+        slowdown: number of steps in which the inverse of the rate grows by 1, positive.
+
+    Returns:
+        A function of the step count, for any optax optimiser: ``optax.adam(inverse_time_schedule(1e-4))``.
+
+    Raises:
+        ValueError: unless both numbers are positive.
+
+    Example:
+        >>> from numpyro_wide import nn
+        >>> rate = nn.inverse_time_schedule(1e-4)
+        >>> 1e4 * float(rate(0)), 1e4 * float(rate(100_000))
+        (1.0, 0.5)
+    """
+    for name, value in {"init_value": init_value, "slowdown": slowdown}.items():
+        check_positive(name, value)
+
+    def schedule(count: ArrayLike) -> Array:
+        """Return the rate at step ``count``."""
+        return init_value / (1 + jnp.asarray(count, float) * (init_value / slowdown))
+
+    return schedule

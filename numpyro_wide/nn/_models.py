@@ -1,27 +1,278 @@
-"""Whole Bayesian networks as NumPyro models, in one line."""
+"""Models of Bayesian neural networks."""
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_finite, check_positive, kind_of, listing, refuse_frames, whole_number
+from numpyro_wide._checks import (
+    as_floats,
+    check_finite,
+    check_one_of,
+    check_positive,
+    is_known,
+    kind_of,
+    listing,
+    refuse_frames,
+    whole_number,
+)
 from numpyro_wide._traces import IS_USUAL
-from numpyro_wide.nn._convolutional import CNN, WideResNet
-from numpyro_wide.nn._fully_connected import FCN, SCALES
-from numpyro_wide.nn._latent_scales import check_prior, scale_site
-from numpyro_wide.nn._noise import NoiseNetwork
-from numpyro_wide.nn._prior_size import warn_of_prior_size
-from numpyro_wide.nn._random import is_module, random_network
-from numpyro_wide.nn._row_blocks import by_row_blocks
-from numpyro_wide.nn._scales import check_real, check_scale
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
+from numpyro_wide.nn._layers import Activation, activation_function, check_real, check_scale
+from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
+from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
+
+
+def scale_site(name: str, prior: Any) -> Any:
+    r"""Sample a scale by its prior: the site ``name`` + "_base" is N(0, 1), and ``name`` its image, deterministic.
+
+    Args:
+        name: name of the site.
+        prior: distribution of one of the kinds in ``IMAGES``: for a log-normal one the image of z is
+            $e^{\mu + \sigma z}$, for any other the quantile at $\Phi(z)$. What is not a distribution is itself the
+            scale, and no site.
+
+    Returns:
+        The scale, of the prior's shape.
+
+    Raises:
+        ValueError: if the prior is of another kind, or not one of positive numbers.
+    """
+    if not isinstance(prior, dist.Distribution):
+        return prior
+    shape = prior.shape()
+    image = _image(name, prior)
+    base = numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
+    return numpyro.deterministic(name, image(base))
+
+
+def check_prior(name: str, prior: dist.Distribution) -> None:
+    """Refuse a prior of a scale that is of another kind than those in ``IMAGES``, or reaches below zero.
+
+    Args:
+        name: name of the scale, for messages.
+        prior: distribution, whose parameters may be traced and are then not looked at.
+
+    Raises:
+        ValueError: if the prior is of another kind, or one of numbers that may be negative.
+    """
+    inner = _without_shape(prior)
+    kinds = sorted(kind.__name__ for kind in IMAGES)
+    check_one_of(f"the prior of {name}", type(inner).__name__, kinds, also="(their quantiles are known in both tails)")
+    # NumPyro has checked the parameters against their constraints; that of a uniform is any interval.
+    if isinstance(inner, dist.Uniform) and is_known(inner.low) and not np.all(np.asarray(inner.low) >= 0):
+        raise ValueError(
+            f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on; let it begin at "
+            "0 or above."
+        )
+
+
+def _without_shape(prior: dist.Distribution) -> dist.Distribution:
+    while isinstance(prior, dist.Independent | dist.ExpandedDistribution):
+        prior = prior.base_dist
+    return prior
+
+
+def _image(name: str, prior: dist.Distribution) -> Callable[[Array], Array]:
+    """Return the map from standard normal numbers to draws of the prior."""
+    check_prior(name, prior)
+    inner = _without_shape(prior)
+    image = IMAGES[type(inner)]
+    return lambda base: jnp.broadcast_to(image(inner, as_floats(base)[0]), prior.shape())
+
+
+def _log_normal(prior: Any, z: Array) -> Array:
+    return jnp.exp(prior.loc + prior.scale * z)
+
+
+def _half_normal(prior: Any, z: Array) -> Array:
+    return prior.scale * _by_tail(z, lambda p: jnp.sqrt(2.0) * jax.lax.erf_inv(p), lambda q: -ndtri(q / 2))
+
+
+def _half_cauchy(prior: Any, z: Array) -> Array:
+    z = jnp.minimum(z, 8.0)  # 1e15; beyond, the square in the derivative would leave float32
+    return prior.scale * _by_tail(z, lambda p: jnp.tan(jnp.pi / 2 * p), lambda q: 1 / jnp.tan(jnp.pi / 2 * q))
+
+
+def _exponential(prior: Any, z: Array) -> Array:
+    # Beyond some 13 deviations the tail itself is below the least number of float32, and its logarithm is not.
+    lower, upper = -jnp.log1p(-ndtr(jnp.minimum(z, 0.0))), -log_ndtr(-jnp.maximum(z, 0.0))
+    return jnp.where(z < 0, lower, upper) / prior.rate
+
+
+def _uniform(prior: Any, z: Array) -> Array:
+    return prior.low + (prior.high - prior.low) * ndtr(z)
+
+
+def _by_tail(z: Array, of_lower: Callable, of_upper: Callable) -> Array:
+    """Return a quantile from the probability below it or above it, whichever is small and so keeps its digits."""
+    lower, upper = of_lower(ndtr(jnp.minimum(z, 0.0))), of_upper(ndtr(-jnp.clip(z, 0.0, 12.0)))
+    return jnp.where(z < 0, lower, upper)
+
+
+IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
+    dist.Exponential: _exponential,
+    dist.HalfCauchy: _half_cauchy,
+    dist.HalfNormal: _half_normal,
+    dist.LogNormal: _log_normal,
+    dist.Uniform: _uniform,
+}
+
+
+_LEVEL_SPREAD = 1.0  # of the level's logarithm a priori
+_B_STD = 0.5**0.5  # half of a hidden unit's variance: noise may be large at both ends of the inputs, or at one
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseNetwork:
+    r"""Noise by row, a function of the inputs that is learnt: the ``noise`` of :func:`bnn`.
+
+    The standard deviation of row i is $\sigma_i = \ell\, e^{\tau g(x_i)}$: a level $\ell$ and an amplitude
+    $\tau \geq 0$, both latent, and a small network $g$ with hidden units of its own and a prior variance of about one
+    for standardised inputs. Given these the likelihood is Normal, so the readout of the network of the mean is
+    integrated out exactly as usual (Mathematics, :eq:`rows`, :eq:`learnt-noise`). An amplitude of zero is constant
+    noise, and the prior reaches there: where the noise is constant, little is lost.
+
+    In a model it is a function of the inputs, ``NoiseNetwork(0.1)(x)``, that samples "noise_level_base" and
+    "noise_amplitude_base", beside their images "noise_level" and "noise_amplitude", and the weights "noise.…" of
+    $g$, "noise.readout" the last of them. All of these are N(0, 1) a priori. It returns the deterministic site "noise",
+    (n,), in the plate "rows". :func:`bnn` does so, and its outputs share the noise of their row.
+
+    Attributes:
+        level: prior of $\ell$; or a number in its place, the median of a log-normal prior whose logarithm has the
+            standard deviation one, in the units of the targets, such as ``fit.noise_scale`` of
+            :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
+        amplitude: prior of $\tau$; or a number in its place, the scale of a half-normal prior. About how far the
+            logarithm of the noise may stray from its mean.
+        depth: number of hidden layers of $g$; 0 for a linear function of the inputs.
+        width: number of units in each.
+        activation: "erf", "gelu", "identity", "relu", "tanh", or a function of arrays. One that is bounded keeps the
+            noise bounded far away from the data.
+
+    Raises:
+        TypeError: if the level or the amplitude is neither a prior nor a real number.
+        ValueError: for numbers that are not positive and finite, priors of several numbers, or of those that may be
+            negative, or of another kind than those of :func:`bnn`; a depth or width out of range; or an unknown
+            activation.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.handlers import seed, trace
+        >>> from numpyro_wide.nn import FCN, NoiseNetwork, bnn
+        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=NoiseNetwork(level=0.1, depth=0))
+        >>> sites = trace(seed(model, jax.random.key(0))).get_trace(jnp.ones((5, 3)))
+        >>> sites["noise"]["value"].shape, sites["noise.readout"]["value"].shape
+        ((5,), (3,))
+    """
+
+    level: Any
+    amplitude: Any = 1.0
+    depth: int = 1
+    width: int = 16
+    activation: Activation = "tanh"
+
+    def __post_init__(self) -> None:
+        for name in ("level", "amplitude"):
+            _check_prior_or_number(f"{name} of the noise", getattr(self, name))
+        whole_number("depth of the noise", self.depth, 0)
+        whole_number("width of the noise", self.width)
+        activation_function(self.activation)
+
+    def __call__(self, x: Array) -> Array:
+        """Return the noise's standard deviation of each row, (n,), for inputs (n, ...)."""
+        is_level_given = isinstance(self.level, dist.Distribution)
+        level = self.level if is_level_given else dist.LogNormal(jnp.log(self.level), _LEVEL_SPREAD)
+        is_amplitude_given = isinstance(self.amplitude, dist.Distribution)
+        amplitude = self.amplitude if is_amplitude_given else dist.HalfNormal(self.amplitude)
+        level, amplitude = scale_site("noise_level", level), scale_site("noise_amplitude", amplitude)
+        noise_scale = level * jnp.exp(amplitude * self._network(x))
+        with numpyro.plate("rows", jnp.shape(x)[0]):
+            return numpyro.deterministic("noise", noise_scale)
+
+    def _network(self, x: Array) -> Array:
+        """Return g at each row."""
+        network = FCN(self.depth, self.width, self.activation, b_std=_B_STD)
+        # A linear function has no weights but those of its readout.
+        features: Any = random_network("noise", network, x)(x) if self.depth else network.apply({}, x)
+        readout = numpyro.sample("noise.readout", dist.Normal(0, 1).expand((features.shape[1],)).to_event(1))
+        return features @ readout
+
+
+def _check_prior_or_number(name: str, value: Any) -> None:
+    if isinstance(value, dist.Distribution):
+        check_prior(name, value)
+        shape = value.shape()
+    else:
+        check_real(name, value)
+        check_positive(name, value)
+        shape = np.shape(value)
+    if shape != ():
+        raise ValueError(f"{name} must be one number, or its prior, for all rows and outputs, but has shape {shape}.")
+
+
+# Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
+LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
+
+
+def warn_of_prior_size(
+    features: Array | RowFeatures, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
+) -> bool | Array:
+    """Warn where the prior variance of the output, given these hidden weights, is far from one, or from the targets'.
+
+    Only where numbers are known and no plate of samples is around, as at the start of a chain: it costs a sum then.
+
+    Args:
+        features: features of the rows, (n, d).
+        readout_scale: standard deviation of the readout's prior; one by entry is not looked at.
+        noise_scale: standard deviation of the noise.
+        y: targets; None where they are not to be compared.
+
+    Returns:
+        Whether the sizes are usual ones, where numbers are traced; True where they were known, and told.
+    """
+    if np.ndim(readout_scale):
+        return True
+    # Of many rows the first block.
+    rows = features.rows(0) if isinstance(features, RowFeatures) else features
+    is_told = is_known(rows) and is_known(readout_scale)
+    # NumPy's where numbers are known: within jit JAX would trace what is done to them, too.
+    xp = np if is_told else jnp
+    variance = xp.mean(xp.sum(xp.square(xp.asarray(rows, float)), axis=1)) * xp.square(xp.asarray(readout_scale, float))
+    is_usual = (variance == 0) | ((variance >= LEAST_VARIANCE) & (variance <= LARGEST_VARIANCE))  # 0: inputs of 0
+    if is_told and not is_usual:
+        warnings.warn(
+            f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
+            "standardised targets: the posterior will be hard to sample, and may predict worse than a line. Scale "
+            "every layer by 1/sqrt(inputs), as nn.NTKDense does and flax.linen.Dense does not, and the features by "
+            "1/sqrt(width); standardise the inputs.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return True
+    if y is None or (is_told and not (is_known(y) and is_known(noise_scale))):
+        return is_usual | is_told
+    size = xp.mean(xp.square(xp.asarray(y, float)))
+    expected = xp.maximum(variance, xp.mean(xp.square(xp.asarray(noise_scale, float))))
+    is_small = (size <= LARGEST_VARIANCE * expected) | (expected == 0)
+    if is_told and not is_small:
+        warnings.warn(
+            f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
+            "expect a priori: the posterior will be hard to sample. Standardise the targets "
+            "(datasets.Standardiser), or give their size as readout_scale and noise.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return is_told | (is_usual & is_small)
 
 
 def bnn(

@@ -13,10 +13,10 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from numpyro_wide._checks import is_known
-from numpyro_wide._programs import TracedProgram
+from numpyro_wide._compile import TracedProgram
 from numpyro_wide._traces import Sites, abstract_sites, run_model, sample_sites, unwrap
-from numpyro_wide.linear_gaussian.internal import RowFeatures
-from numpyro_wide.readout._run import ReadoutRun, ReadoutSites, SiteNames
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
+from numpyro_wide.readout._model import ReadoutRun, ReadoutSites, SiteNames
 
 
 class Conjugacy(NamedTuple):

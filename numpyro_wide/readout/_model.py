@@ -1,17 +1,332 @@
-"""Wrapped models: NumPyro models some of whose sites are known by their role."""
+"""Models with a readout: names of their sites, one run read by these names, handlers around it."""
 
 import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
 from jax import Array
+from numpyro.handlers import condition, substitute
+from numpyro.primitives import _PYRO_STACK, Messenger
 
-from numpyro_wide._checks import kind_of
-from numpyro_wide.linear_gaussian.internal import check_variant
-from numpyro_wide.readout._run import ReadoutRun, SiteNames, read_run
+from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
+from numpyro_wide._traces import STACK_LOCK, Sites, latent_sites, run_model, unwrap
+from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
+
+
+class SiteNames(NamedTuple):
+    """Names of the sites that a readout model is about.
+
+    Attributes:
+        readout: name of the readout's sample site.
+        features: name of the site that holds what the readout multiplies.
+        observed: name of the observed site whose mean is linear in the readout.
+    """
+
+    readout: str
+    features: str
+    observed: str
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["features", "loc", "residual", "noise_scale", "prior_loc", "prior_scale"],
+    meta_fields=["readout", "is_observed", "latent_shapes", "param_names"],
+)
+@dataclass(frozen=True)
+class ReadoutRun:
+    r"""Likelihood and prior of a readout, as one run of a model with the readout at its prior mean shows them.
+
+    Attributes:
+        features: $\Psi$, (n, d).
+        loc: mean of the observed site, (n,) or (n, k).
+        residual: observations less ``loc``; ``loc`` where there are none.
+        noise_scale: standard deviation of the model's Normal; broadcasts against ``loc``.
+        prior_loc: mean of the readout's prior, (d,) or (d, k).
+        prior_scale: standard deviation of the readout's prior; broadcasts against ``prior_loc``.
+        readout: name of the readout.
+        is_observed: whether the observed site has observations.
+        latent_shapes: name and shape of every other latent site.
+        param_names: names of the param sites.
+    """
+
+    features: Array | RowFeatures
+    loc: Array
+    residual: Array
+    noise_scale: Array
+    prior_loc: Array
+    prior_scale: Array
+    readout: str
+    is_observed: bool
+    latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    param_names: tuple[str, ...]
+
+    def test_features(self, fit: "ReadoutRun") -> Any:
+        """Return the features as the problem of the run of the fit takes them: by blocks where it has its own so."""
+        if isinstance(fit.features, RowFeatures) or not isinstance(self.features, RowFeatures):
+            return self.features
+        return self.features.dense()
+
+    def problem(self, variant: str = "auto") -> ReadoutProblem:
+        """Return the readout's problem less its prior mean, which ``loc`` holds."""
+        problem: Any
+        if isinstance(self.features, RowFeatures):
+            problem = BlockedProblem.of(self.features, self.residual, self.noise_scale, self.prior_scale)
+        else:
+            problem = ReadoutProblem.of(
+                self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
+            )
+        problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
+        return problem
+
+
+class StoppedRunError(ValueError):
+    """A model's own error at its likelihood, with the number of rows that its features had by then."""
+
+    def __init__(self, error: ValueError, num_rows: int):
+        super().__init__(*error.args)
+        self.num_rows = num_rows
+
+
+class SeenSites(Messenger):
+    """The values of a run's sites, by the names that the model gives them.
+
+    Handlers further out, such as ``scope``, rename sites before this one sees their values; so the name is noted when
+    the site begins.
+
+    Args:
+        hidden: deterministic sites to keep from every handler further out.
+    """
+
+    def __init__(self, hidden: Iterable[str]):
+        self.hidden = frozenset(hidden)
+        self.values: dict[str, Any] = {}
+        self.begun: list[str | None] = []  # and not ended: sites nest
+        super().__init__()
+
+    def process_message(self, msg: dict) -> None:
+        """Note the site's name, and stop a hidden one."""
+        name = msg.get("name")
+        self.begun.append(None if msg["type"] == "plate" else name)
+        if msg["type"] == "deterministic" and name in self.hidden:
+            msg["stop"] = True
+
+    def postprocess_message(self, msg: dict) -> None:
+        """Keep the site's value."""
+        name = self.begun.pop()
+        if name is not None:
+            self.values[name] = msg["value"]
+
+    def value_before(self, role: str, name: str, where: str) -> Any:
+        """Return the value of a site that must have come already.
+
+        Args:
+            role: the argument that names it.
+            name: name of the site.
+            where: what it must come before, in words.
+
+        Raises:
+            ValueError: if it has not come yet.
+        """
+        if name not in self.values:
+            remedy = f" Record it by numpyro.deterministic({name!r}, ...)." if role == "features" else ""
+            raise ValueError(
+                f"{role} names the site {name!r}, which must come before {where} in the model; the sites before it are "
+                f"{listing(self.values)}.{remedy}"
+            )
+        return self.values[name]
+
+
+class ReadoutSites(SeenSites):
+    """Handler that takes the readout and features sites out of a model's run, and notes what its likelihood is made of.
+
+    Args:
+        names: names of the sites.
+        displacement: function of the readout's shape, which is added to its prior mean; None for nothing.
+        hidden: deterministic sites to keep from every handler further out, besides the features.
+    """
+
+    def __init__(
+        self,
+        names: SiteNames,
+        displacement: Callable[[tuple[int, ...]], Array] | None = None,
+        hidden: Iterable[str] = (),
+    ):
+        super().__init__({names.features, *hidden})
+        self.names = names
+        self.displacement = displacement
+        self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
+        self.likelihood: tuple[Array, Array] | None = None
+        self.observations: Array | None = None
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows of the features, once they have come."""
+        features = self.values.get(self.names.features)
+        return None if features is None or not jnp.ndim(features) else jnp.shape(features)[0]
+
+    def process_message(self, msg: dict) -> None:
+        """Take the readout's value and prior, and the observed site's distribution."""
+        super().process_message(msg)
+        if msg["type"] == "row_features" and msg["site"] == self.names.features:
+            msg["value"] = msg["stop"] = True
+        elif msg["type"] == "sample" and msg["name"] == self.names.readout:
+            self._take_readout(msg)
+        elif msg["type"] == "sample" and msg["name"] == self.names.observed:
+            self._take_observed(msg)
+
+    def read_off(self, others: Sites | None = None) -> ReadoutRun:
+        """Return what was noted, once every named site has come.
+
+        Args:
+            others: the run's other sites, for their shapes and names.
+
+        Raises:
+            ValueError: if a named site has not come, or is none of its kind.
+        """
+        if self.likelihood is None or self.prior is None:
+            for role, name in self.names._asdict().items():
+                check_names_known(role, name, self.values)
+            raise ValueError(f"the observed site {self.names.observed!r} must be a sample site.")
+        loc, noise_scale = self.likelihood
+        residual = loc
+        if self.observations is not None:
+            observations, loc = as_floats(
+                self.observations, loc, names=(f"the values of {self.names.observed!r}", "its mean")
+            )
+            residual = observations - loc
+        features = self.values[self.names.features]
+        others = {name: site for name, site in (others or {}).items() if name != self.names.observed}
+        return ReadoutRun(
+            features if isinstance(features, RowFeatures) else jnp.asarray(features),
+            loc,
+            residual,
+            noise_scale,
+            *self.prior,
+            readout=self.names.readout,
+            is_observed=self.observations is not None,
+            latent_shapes=tuple((name, tuple(site["fn"].shape())) for name, site in latent_sites(others).items()),
+            param_names=tuple(name for name, site in others.items() if site["type"] == "param"),
+        )
+
+    def _take_readout(self, msg: dict) -> None:
+        name = self.names.readout
+        if msg["value"] is not None:
+            raise ValueError(f"the readout {name!r} is observed; only a latent readout can be integrated out.")
+        if msg["scale"] is not None:
+            raise ValueError(
+                f"the prior of readout {name!r} is scaled or in a subsampled plate; only a plain Normal prior can be "
+                "integrated out."
+            )
+        loc, scale = normal_parameters(name, "readout", msg["fn"])
+        shape = tuple(msg["fn"].shape())
+        self.prior = jnp.broadcast_to(loc, shape), scale
+        msg["value"] = self.prior[0] if self.displacement is None else self.prior[0] + self.displacement(shape)
+        msg["stop"] = True
+
+    def _take_observed(self, msg: dict) -> None:
+        name = self.names.observed
+        refuse_scaled(name, msg)
+        for role in ("readout", "features"):
+            self.value_before(role, getattr(self.names, role), f"the observed site {name!r}")
+        if self.prior is None:
+            refuse_other_readout(self.names.readout)
+        shape = tuple(msg["fn"].shape())
+        loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
+        if msg["value"] is not None:
+            self.observations = msg["value"] = jnp.asarray(msg["value"])
+            if self.observations.shape != shape:
+                raise ValueError(
+                    f"the observations of site {name!r} have shape {self.observations.shape}, but its distribution has "
+                    f"{shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}; reshape one of "
+                    "them."
+                )
+            check_no_nan(f"observed site {name!r}", self.observations)
+            if not isinstance(self.values[self.names.features], RowFeatures):
+                check_no_nan("features", self.values[self.names.features])
+        self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
+
+
+def refuse_other_readout(name: str) -> NoReturn:
+    """Refuse a readout that is no site of the right kind."""
+    raise ValueError(f"the readout {name!r} must be a latent sample site with a Normal prior.")
+
+
+def refuse_scaled(name: str, msg: dict) -> None:
+    """Refuse an observed site whose log density is scaled: that of rows without their covariance is another one.
+
+    Raises:
+        ValueError: if a ``scale`` handler or a subsampled plate is around the site.
+    """
+    if msg["scale"] is not None:
+        raise ValueError(
+            f"the observed site {name!r} is scaled or in a subsampled plate; the readout can be integrated out of "
+            "the full data only. Drop subsample_size and handlers.scale, or use the plain model."
+        )
+
+
+def refuse_masked(name: str, msg: dict) -> None:
+    """Refuse a mask by entry around an observed site whose rows are no longer independent.
+
+    Raises:
+        ValueError: if there is one; a mask of all or nothing has a meaning, and is let through.
+    """
+    fn = msg["fn"]
+    if isinstance(fn, dist.MaskedDistribution) and jnp.ndim(fn._mask):
+        raise ValueError(
+            f"the observed site {name!r} is masked by a handler around the model, entry by entry; with the readout "
+            "integrated out its rows have one joint density, of which no entry can be left out. Leave out the rows "
+            "that the mask would hide, or use the plain model."
+        )
+
+
+def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Array, Array]:
+    """Return loc and scale of a site whose distribution is a Normal, expanded or not.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    base = unwrap(fn)
+    if not isinstance(base, dist.Normal):
+        remedy = ""
+        if isinstance(base, dist.MaskedDistribution):
+            remedy = " Leave out the rows that a mask would hide."
+        elif role == "observed site":
+            remedy = " For another likelihood, use repriorise with surrogate=fitted_surrogate(...)."
+        raise ValueError(
+            f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome), but its distribution "
+            f"is {type(base).__name__}.{remedy}"
+        )
+    return base.loc, base.scale
+
+
+def read_run(
+    model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+) -> ReadoutRun:
+    """Run a model at values of its other sites and parameters, the readout at its prior mean, and read it.
+
+    Raises:
+        StoppedRunError: instead of the model's own ``ValueError`` after its features.
+    """
+    sites = ReadoutSites(names)
+    try:
+        others = run_model(model, args, kwargs, values=values, inside=(sites,))
+    except ValueError as error:
+        if sites.num_rows is None or sites.likelihood is not None or names.observed in sites.begun:
+            raise
+        raise StoppedRunError(error, sites.num_rows) from error
+    return sites.read_off(others)
+
 
 Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
@@ -143,3 +458,99 @@ def check_options(fn: Any, variant: str, **names: Any) -> None:
         if not isinstance(name, str):
             raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
     check_variant(variant)
+
+
+def active_plates() -> list[numpyro.plate]:
+    """Return the plates around the calling code."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+
+
+@contextmanager
+def only_given_values() -> Iterator[None]:
+    """Take away all handlers around but those that set values, for as long as the context lasts."""
+    # The stack is one for all threads, so it must not be exchanged while another runs a model.
+    with STACK_LOCK:
+        outside = list(_PYRO_STACK)
+        _PYRO_STACK[:] = [handler for handler in outside if isinstance(handler, condition | substitute)]
+        try:
+            yield
+        finally:
+            _PYRO_STACK[:] = outside
+
+
+def refuse_given_value(site: str, base_site: str) -> None:
+    """Refuse a value of a repriorised readout, which is a function of its base site.
+
+    Raises:
+        ValueError: if ``condition`` sets the readout, or ``substitute`` sets it without its base.
+    """
+    remedy = (
+        f"set {base_site!r} to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale), or "
+        "use the model without repriorisation."
+    )
+    for handler in _PYRO_STACK:
+        data = getattr(handler, "data", None) or {}
+        if isinstance(handler, condition) and site in data:
+            raise ValueError(f"the repriorised readout {site!r} cannot be conditioned on: {remedy}")
+        if isinstance(handler, substitute) and site in data and base_site not in data:
+            raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
+
+
+def refuse_given_collapsed(site: str) -> None:
+    """Refuse a value of a readout that is integrated out: it has none.
+
+    Raises:
+        ValueError: if ``condition`` or ``substitute`` around the model sets it.
+    """
+    for handler in _PYRO_STACK:
+        if isinstance(handler, condition | substitute) and site in (getattr(handler, "data", None) or {}):
+            raise ValueError(
+                f"the readout {site!r} is integrated out, and cannot be given a value; use the model without "
+                "collapse_readout."
+            )
+
+
+def refuse_base_without_targets(site: str, base_site: str) -> None:
+    """Refuse a value of the base site alone where there are no targets: without a map it would be lost silently.
+
+    Raises:
+        ValueError: if a handler around the model, such as ``Predictive``'s, sets the base site but not the readout.
+    """
+    if _is_given(base_site) and not _is_given(site):
+        raise ValueError(
+            f"{base_site!r} is given, but the model is run without targets, where the readout {site!r} is drawn from "
+            "its prior. Predict with draws of the readout itself: mcmc.get_samples() holds them, and for a guide "
+            "guide_draws(...) gives them."
+        )
+
+
+def refuse_draws_without_readout(site: str, latent_sites: Iterable[str]) -> None:
+    """Refuse values of other sites without one of the readout where there are no observations.
+
+    Nothing is integrated out then, and the readout would silently come from its prior.
+
+    Raises:
+        ValueError: if a handler around the model, such as ``Predictive``'s, sets other latent sites without it.
+    """
+    given = [name for name in latent_sites if name != site and _is_given(name)]
+    if given and not _is_given(site):
+        raise ValueError(
+            f"a value of {listing(given)} is given, but the collapsed model is run without observations, where the "
+            f"readout {site!r} is drawn from its prior. Predict with ReadoutPredictive(model, draws, model_args), or "
+            "put the readout back with its method readout(key) and use the model without collapse_readout."
+        )
+
+
+def _is_given(site: str) -> bool:
+    for handler in _PYRO_STACK:
+        if not isinstance(handler, substitute):
+            continue
+        if handler.data is not None and site in handler.data:
+            return True
+        if handler.substitute_fn is not None:
+            # What Predictive substitutes can only be asked for; an initialisation strategy wants more than a name
+            # of the site, and gives no value of its own either.
+            with suppress(KeyError, TypeError, AttributeError):
+                if handler.substitute_fn({"type": "sample", "name": site}) is not None:
+                    return True
+    return False

@@ -5,8 +5,8 @@ They serve NumPyro's ``MCMC`` with any kernel, of this package or of NumPyro, an
 """
 
 from numpyro_wide.runs._optimum import init_to_optimum as init_to_optimum
+from numpyro_wide.runs._pieces import StoredDraws as StoredDraws
 from numpyro_wide.runs._pieces import run_in_pieces as run_in_pieces
 from numpyro_wide.runs._reduced import reduced as reduced
-from numpyro_wide.runs._stored_draws import StoredDraws as StoredDraws
 
 __all__ = ["init_to_optimum", "reduced", "run_in_pieces"]

@@ -22,10 +22,8 @@ from numpyro_wide._checks import (
     listing,
     whole_number,
 )
-from numpyro_wide._over_chains import over_chains
-from numpyro_wide._programs import TracedProgram, combine, partition
-from numpyro_wide._traces import Sites, latent_sites, unwrap
-from numpyro_wide._validity import is_bound, is_valid
+from numpyro_wide._compile import TracedProgram, combine, over_chains, partition
+from numpyro_wide._traces import Sites, is_bound, is_valid, latent_sites, unwrap
 
 _NUM_STRETCHES = 50  # of the progress bar
 

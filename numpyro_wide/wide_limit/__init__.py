@@ -1,23 +1,24 @@
 """Infinite-width limits of networks, and finite-width kernels to hold against them."""
 
-from numpyro_wide.wide_limit._rules import register_kernel as register_kernel
+from importlib import import_module
+from typing import Any
+
+from numpyro_wide.wide_limit._empirical import empirical_ntk as empirical_ntk
+from numpyro_wide.wide_limit._empirical import gradient_flow as gradient_flow
+from numpyro_wide.wide_limit._empirical import linearize as linearize
+from numpyro_wide.wide_limit._empirical import ntk_ensemble as ntk_ensemble
+from numpyro_wide.wide_limit._fit import fit as fit
+from numpyro_wide.wide_limit._gp import gp_log_evidence as gp_log_evidence
+from numpyro_wide.wide_limit._gp import gp_posterior as gp_posterior
+from numpyro_wide.wide_limit._kernels import NetworkKernel as NetworkKernel
+from numpyro_wide.wide_limit._kernels import fcn_kernel as fcn_kernel
+from numpyro_wide.wide_limit._kernels import kernel as kernel
+from numpyro_wide.wide_limit._layer_kernels import Inputs as Inputs
+from numpyro_wide.wide_limit._layer_kernels import LayerKernels as LayerKernels
+from numpyro_wide.wide_limit._layer_kernels import register_kernel as register_kernel
+from numpyro_wide.wide_limit._limit import WideLimitFit as WideLimitFit
 from numpyro_wide.wide_limit.drift import KernelDrift as KernelDrift
 from numpyro_wide.wide_limit.drift import drift_monitor as drift_monitor
-from numpyro_wide.wide_limit.empirical import empirical_ntk as empirical_ntk
-from numpyro_wide.wide_limit.empirical import linearize as linearize
-from numpyro_wide.wide_limit.evidence_fit import fit as fit
-from numpyro_wide.wide_limit.fitted_limit import WideLimitFit as WideLimitFit
-from numpyro_wide.wide_limit.gp import gp_log_evidence as gp_log_evidence
-from numpyro_wide.wide_limit.gp import gp_posterior as gp_posterior
-from numpyro_wide.wide_limit.kernels import fcn_kernel as fcn_kernel
-from numpyro_wide.wide_limit.layer_kernels import Inputs as Inputs
-from numpyro_wide.wide_limit.layer_kernels import LayerKernels as LayerKernels
-from numpyro_wide.wide_limit.network_kernel import NetworkKernel as NetworkKernel
-from numpyro_wide.wide_limit.network_kernel import kernel as kernel
-from numpyro_wide.wide_limit.random_features import RandomFeatures as RandomFeatures
-from numpyro_wide.wide_limit.random_features import fit_random_features as fit_random_features
-from numpyro_wide.wide_limit.training import gradient_flow as gradient_flow
-from numpyro_wide.wide_limit.training import ntk_ensemble as ntk_ensemble
 from numpyro_wide.wide_limit.width_correction import WidthCorrection as WidthCorrection
 from numpyro_wide.wide_limit.width_correction import width_correction as width_correction
 
@@ -36,3 +37,16 @@ __all__ = [
     "register_kernel",
     "width_correction",
 ]
+
+# Names of a module above this one, looked up when they are asked for.
+_ABOVE = ("RandomFeatures", "fit_random_features")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ABOVE:
+        return getattr(import_module("numpyro_wide._random_features"), name)
+    raise AttributeError(f"module 'numpyro_wide.wide_limit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ABOVE})

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats
-from numpyro_wide.wide_limit.empirical import Network, empirical_ntk
+from numpyro_wide.wide_limit._empirical import Network, empirical_ntk
 
 
 class KernelDrift(NamedTuple):

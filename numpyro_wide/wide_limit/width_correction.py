@@ -8,8 +8,8 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import as_floats, check_no_nan
-from numpyro_wide.wide_limit._shapes import check_shape, check_symmetric
-from numpyro_wide.wide_limit.gp import whiten
+from numpyro_wide.wide_limit._gp import whiten
+from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric
 
 
 class WidthCorrection(NamedTuple):

@@ -16,7 +16,8 @@ import optax
 import pytest
 from numpyro.contrib.module import flax_module
 
-from numpyro_wide import AmortizedForwardKL, _programs, _resume, natural, nn
+from numpyro_wide import AmortizedForwardKL, _resume, natural, nn
+from numpyro_wide import _compile as _programs
 
 ROOT = Path(__file__).parents[2]
 KEY = jax.random.key(3)

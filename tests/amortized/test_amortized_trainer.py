@@ -10,7 +10,7 @@ import pytest
 from jax.example_libraries import optimizers
 
 from numpyro_wide import AmortizedForwardKL
-from numpyro_wide.amortized import _run
+from numpyro_wide.amortized import _trainer as _run
 from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SLOPE, failing_model, linear_guide, normal_model
 
 KEY = jax.random.key(3)

@@ -10,11 +10,13 @@ from numpyro_wide import plots
 from numpyro_wide.calibration import (
     Simulations,
     expected_coverage,
+    hpd_ranks,
     sbc_ranks,
     tarp,
+    tarp_ranks,
+    uniformity_band,
     uniformity_p_value,
 )
-from numpyro_wide.calibration.internal import hpd_ranks, tarp_ranks, uniformity_band
 
 S, L = 1000, 99
 MEAN_WEIGHT, POSTERIOR_SCALE = 0.8, 0.8**0.5  # θ ~ N(1, 2²), y | θ ~ N(θ, 1)

@@ -12,7 +12,7 @@ import pytest
 
 from numpyro_wide import datasets
 from numpyro_wide.datasets import Dataset, Standardiser
-from numpyro_wide.datasets.internal import read_idx
+from numpyro_wide.datasets._idx import read_idx
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 4, 3072), np.uint8)  # the last of the six batches is for testing

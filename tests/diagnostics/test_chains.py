@@ -7,8 +7,8 @@ import pytest
 from numpyro.diagnostics import autocorrelation as numpyro_autocorrelation
 from scipy.signal import lfilter
 
+from numpyro_wide.diagnostics import _convergence as _chains
 from numpyro_wide.diagnostics import (
-    _chains,
     effective_sample_size,
     function_ess,
     project,
@@ -16,7 +16,7 @@ from numpyro_wide.diagnostics import (
     random_projections,
     rhat_squared,
 )
-from numpyro_wide.diagnostics.internal import autocorrelation
+from numpyro_wide.diagnostics._convergence import autocorrelation
 
 
 def ar1(correlation, num_chains, num_draws, columns=(), seed=0):

@@ -28,7 +28,7 @@ from numpyro_wide.diagnostics import (
     rhat_squared,
     rmse,
 )
-from numpyro_wide.diagnostics.internal import autocorrelation
+from numpyro_wide.diagnostics._convergence import autocorrelation
 
 KEY = jax.random.key(0)
 Y, MEAN, VARIANCE = np.zeros(4), np.zeros((3, 4)), np.ones((3, 4))

@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 from scipy.integrate import quad
 
+from numpyro_wide import _mixture as _gaussian_mixtures
 from numpyro_wide.diagnostics import (
-    _gaussian_mixtures,
     crps,
     interval_coverage,
     log_predictive_density,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
-from numpyro_wide.estimators import WideBNNRegressor, _chains, _regression_fit
-from numpyro_wide.estimators._chains import Convergence, convergence, gradient_seconds, run_chains
-from numpyro_wide.estimators._clock import Clock
-from numpyro_wide.estimators._network import Network, collapsed
-from numpyro_wide.estimators._precision import needs_double
-from numpyro_wide.estimators._report import Report
+from numpyro_wide.estimators import WideBNNRegressor, _chains
+from numpyro_wide.estimators import _policy as _regression_fit
+from numpyro_wide.estimators._base import Report
+from numpyro_wide.estimators._chains import Clock, Convergence, convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._policy import needs_double
+from numpyro_wide.estimators._posteriors import Network, collapsed
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
 

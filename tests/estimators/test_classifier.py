@@ -7,8 +7,8 @@ import pytest
 
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier
-from numpyro_wide.estimators._class_network import DrawnClasses
-from numpyro_wide.surrogates.internal import Observations
+from numpyro_wide.estimators._classifier import DrawnClasses
+from numpyro_wide.wide_limit._observations import Observations
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _regression_fit
-from numpyro_wide.estimators._noise_test import noise_p_value
-from numpyro_wide.estimators._report import Report
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+from numpyro_wide.estimators import _policy as _regression_fit
+from numpyro_wide.estimators._base import Report
+from numpyro_wide.estimators._policy import noise_p_value
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))

@@ -13,8 +13,8 @@ from sklearn.gaussian_process.kernels import Kernel
 
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor, _regressor
-from numpyro_wide.estimators import _leave_one_out as loo
-from numpyro_wide.estimators._noise_test import has_steps, noise_p_value
+from numpyro_wide.estimators import _scoring as loo
+from numpyro_wide.estimators._policy import has_steps, noise_p_value
 from numpyro_wide.machine import double_precision
 
 UNITS = 50.0, 7.0  # of the targets: mean and scale

@@ -12,7 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
-from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _class_limit
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
+from numpyro_wide.estimators import _classifier as _class_limit
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(30, 2))
@@ -67,7 +68,7 @@ def test_names_of_columns():
 
 
 def test_the_plan_for_many_rows_is_said_before_it_is_begun(caplog, monkeypatch):
-    from numpyro_wide.estimators import _regression_fit
+    from numpyro_wide.estimators import _policy as _regression_fit
 
     monkeypatch.setattr(_regression_fit, "_MANY", 20)
     with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"):

@@ -11,7 +11,7 @@ from numpyro.infer import NUTS
 from scipy import stats
 
 from numpyro_wide import model_evidence
-from numpyro_wide._programs import partition
+from numpyro_wide._compile import partition
 from numpyro_wide.evidence import _chains, _methods
 from tests.compilations import compilations
 from tests.evidence import known

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_wide.evidence import _chains, _methods, _overlap
+from numpyro_wide.evidence import _chains, _methods
+from numpyro_wide.evidence import _methods as _overlap
 
 SHIFT, SCALE = 1.5, 0.7
 LOG_RATIO = 3.0 + np.log(SCALE)  # of the normalisers of exp(3 - (x - SHIFT)² / (2 SCALE²)) and exp(-x² / 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.linear_gaussian.internal import BlockedProblem, RowFeatures
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
 
 RNG = np.random.default_rng(0)
 NOISES = {

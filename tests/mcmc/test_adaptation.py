@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.mcmc import UnderdampedLangevin
-from numpyro_wide.mcmc._step_size import find_step_size, from_real_line, to_real_line
+from numpyro_wide.mcmc._adaptation import find_step_size, from_real_line, to_real_line
 from tests.mcmc.cases import ADJUSTED, KERNELS, UNADJUSTED, chain
 
 SCALES = jnp.array([0.2, 0.5, 1.0, 3.0])

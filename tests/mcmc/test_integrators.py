@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import fsolve
 
 from numpyro_wide.mcmc import _integrators as integrators
-from numpyro_wide.mcmc._point import Point, half_square_difference
+from numpyro_wide.mcmc._integrators import Point, half_square_difference
 
 pytestmark = pytest.mark.usefixtures("x64", "strict_ranks")
 

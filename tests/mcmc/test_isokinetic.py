@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from scipy.integrate import solve_ivp
 
-from numpyro_wide.mcmc import _isokinetic as isokinetic
+from numpyro_wide.mcmc import _integrators as isokinetic
 from tests.conftest import enable_x64
 from tests.mcmc.test_integrators import evaluator, pair, skewed, strict_ranks
 

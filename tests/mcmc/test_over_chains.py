@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide import collapse_readout, model_evidence, nn
-from numpyro_wide._over_chains import is_one_by_one, over_chains
-from numpyro_wide._recent import Recent
+from numpyro_wide._compile import Recent, is_one_by_one, over_chains
 from numpyro_wide.evidence import _chains
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum

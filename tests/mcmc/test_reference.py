@@ -8,7 +8,7 @@ from numpyro.infer import MCMC
 from scipy import stats
 
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.mcmc._point import Point
+from numpyro_wide.mcmc._integrators import Point
 from numpyro_wide.mcmc._reference import LeafMap, Reference
 from tests.mcmc.cases import chain, set_in_turns
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.signal import lfilter
 
 from numpyro_wide.mcmc import MicrocanonicalLangevin
-from numpyro_wide.mcmc._point import Point
-from numpyro_wide.mcmc._whitening import Whitening, autocorrelation_time, whitening_windows
+from numpyro_wide.mcmc._integrators import Point
+from numpyro_wide.mcmc._reference import Whitening, autocorrelation_time, whitening_windows
 from tests.mcmc.cases import KERNELS, chain
 
 

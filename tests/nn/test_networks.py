@@ -7,9 +7,9 @@ import pytest
 from flax import linen
 from scipy import integrate, stats
 
-from numpyro_wide._programs import TracedProgram
+from numpyro_wide._compile import TracedProgram
 from numpyro_wide.nn import CNN, FCN, NTKConv, WideResNet
-from numpyro_wide.nn.internal import unit_scale
+from numpyro_wide.nn._layers import unit_scale
 from numpyro_wide.wide_limit import fcn_kernel
 
 

@@ -10,7 +10,8 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, wide_limit_draws
-from numpyro_wide.nn import FCN, _row_blocks, bnn, by_row_blocks
+from numpyro_wide.nn import FCN, bnn, by_row_blocks
+from numpyro_wide.nn import _random as _row_blocks
 
 NETWORK = FCN(4, 24, "erf", b_std=0.2)
 

@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide.nn import CNN, FCN, NTKDense, WideResNet, bnn
-from numpyro_wide.nn._latent_scales import scale_site
+from numpyro_wide.nn._models import scale_site
 from numpyro_wide.wide_limit import fcn_kernel
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from numpyro_wide import repriorise
 from numpyro_wide.diagnostics import PosteriorSlice, posterior_slice, rhat_squared
-from numpyro_wide.diagnostics.internal import autocorrelation
+from numpyro_wide.diagnostics._convergence import autocorrelation
 from numpyro_wide.linear_gaussian import readout_map
 from numpyro_wide.plots import (
     plot_autocorrelation,

@@ -17,9 +17,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
-from numpyro_wide._programs import TracedProgram
-from numpyro_wide._recent import Recent
-from numpyro_wide.readout import _prediction_runs
+from numpyro_wide._compile import Recent, TracedProgram
+from numpyro_wide.readout import _predictive as _prediction_runs
 from tests.compilations import compilations
 
 SITES = {"readout": "w", "features": "features"}

@@ -16,7 +16,9 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import _resume
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
-from numpyro_wide.runs import StoredDraws, _files, _stored_draws, run_in_pieces
+from numpyro_wide.runs import StoredDraws, run_in_pieces
+from numpyro_wide.runs import _pieces as _files
+from numpyro_wide.runs import _pieces as _stored_draws
 from tests.runs.worker import FIELDS, Y, chains, hold, normals, run_in_turns, short_run
 
 

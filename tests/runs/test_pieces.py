@@ -12,9 +12,11 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout
 from numpyro_wide._blocks import blocks_of
-from numpyro_wide.diagnostics import _finished_run, _stored, to_arviz
+from numpyro_wide.diagnostics import _to_arviz as _finished_run
+from numpyro_wide.diagnostics import _to_arviz as _stored
+from numpyro_wide.diagnostics import to_arviz
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.readout import _prediction_runs
+from numpyro_wide.readout import _predictive as _prediction_runs
 from numpyro_wide.runs import StoredDraws, reduced, run_in_pieces
 
 X = jnp.linspace(-1, 1, 6)[:, None]

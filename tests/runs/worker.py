@@ -10,7 +10,7 @@ from numpyro.infer import MCMC
 
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import run_in_pieces
-from numpyro_wide.runs._lock import sole_use
+from numpyro_wide.runs._pieces import sole_use
 
 Y = np.array([0.3, -1.2, 2.0], np.float32)  # of NumPy: processes are forked from one in which JAX has done nothing
 

@@ -364,7 +364,7 @@ def test_traced_numbers_are_refused():
 
 
 def test_a_fit_that_does_not_settle_says_so(monkeypatch):
-    from numpyro_wide.surrogates import _variational
+    from numpyro_wide.wide_limit import _variational
 
     monkeypatch.setattr(_variational, "_MAX_STEPS", 1)
     with pytest.warns(RuntimeWarning, match="the surrogate's means and weights still move by"):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_wide import wide_limit
-from numpyro_wide._programs import TracedProgram
+from numpyro_wide._compile import TracedProgram
 from numpyro_wide.nn import CNN
 
 devices = jax.devices()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_wide.wide_limit._arctangent import angle_of
+from numpyro_wide.wide_limit._duals import angle_of
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

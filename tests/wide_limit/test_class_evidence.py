@@ -14,11 +14,10 @@ from sklearn.gaussian_process.kernels import DotProduct
 
 from numpyro_wide import fitted_surrogate, wide_limit
 from numpyro_wide.machine import double_precision
-from numpyro_wide.surrogates._logistic_averages import logistic_averages
-from numpyro_wide.surrogates._softmax_averages import softmax_averages
-from numpyro_wide.surrogates.internal import Observations, VariationalFit
-from numpyro_wide.wide_limit._objectives import Bound
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem
+from numpyro_wide.wide_limit._fit import Bound, ScaleProblem
+from numpyro_wide.wide_limit._likelihoods import logistic_averages, softmax_averages
+from numpyro_wide.wide_limit._observations import Observations
+from numpyro_wide.wide_limit._variational import VariationalFit
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)
@@ -79,7 +78,7 @@ def test_the_bound_of_classes_is_just_below_the_integral():
 @pytest.mark.parametrize("likelihood", [*KINDS, "categorical"])
 def test_the_gradient_is_that_of_differences(likelihood, monkeypatch):
     """The envelope: with its best Gaussian held, the bound moves by the prior alone."""
-    monkeypatch.setattr("numpyro_wide.wide_limit._objectives._TOLERANCE", 1e-6)
+    monkeypatch.setattr("numpyro_wide.wide_limit._fit._TOLERANCE", 1e-6)
     y = {"bernoulli": OUTCOMES, "categorical": CLASSES, "student_t": LOGIT}.get(likelihood, COUNTS)
     options = {"categorical": {"num_classes": 3}, "binomial": {"total_count": COUNTS + 2}}
     options = options.get(likelihood, KINDS.get(likelihood, ([], {}))[1])

@@ -13,7 +13,7 @@ from numpyro_wide.wide_limit import (
     fcn_kernel,
     linearize,
 )
-from numpyro_wide.wide_limit.internal import kernel_drift, smallest_eigenvalue
+from numpyro_wide.wide_limit.drift import kernel_drift, smallest_eigenvalue
 
 WIDTHS = (16, 64, 256)
 NUM_SEEDS = 48

@@ -22,7 +22,7 @@ from numpyro_wide.wide_limit import (
     ntk_ensemble,
     width_correction,
 )
-from numpyro_wide.wide_limit.internal import kernel_drift, smallest_eigenvalue
+from numpyro_wide.wide_limit.drift import kernel_drift, smallest_eigenvalue
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))

@@ -194,7 +194,7 @@ def test_blocks_and_files_equal_the_whole(tmp_path, network):
 
 
 def test_a_run_that_is_cut_off_goes_on(tmp_path, monkeypatch):
-    from numpyro_wide.wide_limit._tiles import Tiles
+    from numpyro_wide.wide_limit._kernels import Tiles
 
     x, blocks = images(7), wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
     filled, fill_row = [], Tiles.fill_row

@@ -9,7 +9,7 @@ from scipy.special import erf, logsumexp
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_wide import wide_limit
-from numpyro_wide.linear_gaussian import _blocked_problem as blocked_problem
+from numpyro_wide.linear_gaussian import _row_blocks as blocked_problem
 from numpyro_wide.nn import FCN
 from numpyro_wide.wide_limit import fit_random_features
 
@@ -77,7 +77,7 @@ def test_hidden_weights_are_those_of_the_networks_prior():
 
 def test_many_test_rows_go_by_blocks(monkeypatch):
     whole = found().predict(X)
-    monkeypatch.setattr("numpyro_wide.wide_limit.random_features._TEST_ROWS", 128)  # which does not divide 300
+    monkeypatch.setattr("numpyro_wide._random_features._TEST_ROWS", 128)  # which does not divide 300
     for part, expected in zip(found().predict(X), whole, strict=True):
         np.testing.assert_allclose(part, expected, rtol=1e-9)
     assert found().log_density(X, Y).shape == (300,)
@@ -85,7 +85,7 @@ def test_many_test_rows_go_by_blocks(monkeypatch):
 
 def test_rows_are_summed_over_once(monkeypatch):
     calls = []
-    sums = "numpyro_wide.linear_gaussian._blocked_problem.sums_by_blocks"
+    sums = "numpyro_wide.linear_gaussian._row_blocks.sums_by_blocks"
     original = blocked_problem.sums_by_blocks
     monkeypatch.setattr(sums, lambda *args: calls.append(1) or original(*args))
     fitted = fit_random_features(X[:200], Y[:200], fit=scales(), **QUIET)

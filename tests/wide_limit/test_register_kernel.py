@@ -7,7 +7,8 @@ from flax import linen
 
 from numpyro_wide import wide_limit
 from numpyro_wide.nn import CNN, NTKConv
-from numpyro_wide.wide_limit import _rules, _tiles
+from numpyro_wide.wide_limit import _kernels as _tiles
+from numpyro_wide.wide_limit import _layer_kernels as _rules
 
 X = np.random.default_rng(0).normal(size=(5, 4, 4, 2)).astype("f")
 

@@ -1,0 +1,228 @@
+"""Regression on random features: the wide limit of a network for many rows, in one pass and without a chain."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.infer import Predictive
+from scipy.special import logsumexp
+
+from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide._checks import check_finite, check_known, kind_of, whole_number
+from numpyro_wide.machine import double_precision
+from numpyro_wide.readout._collapse import collapse_readout
+from numpyro_wide.readout._predictive import ReadoutPredictive
+from numpyro_wide.wide_limit._fit import fit as fit_scales
+from numpyro_wide.wide_limit._limit import WideLimitFit
+
+_TEST_ROWS = 8192  # predicted at a time
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """Posterior of :func:`fit_random_features`, a mixture of Gaussian processes, one for each draw of the features.
+
+    Attributes:
+        fit: scales and noise, fitted to some of the rows.
+        predictive: predictions by draw; to be called in double precision.
+        log_evidence: log evidence of all rows at each draw, (draws,).
+        weights: weights of the draws in the mixture, (draws,).
+        pareto_shape: of the weights that the evidence gives them; above 0.7 a few draws carry these (Vehtari et al.
+            2024).
+    """
+
+    fit: WideLimitFit
+    predictive: ReadoutPredictive
+    log_evidence: np.ndarray
+    weights: np.ndarray
+    pareto_shape: float
+
+    def predict(self, x_new: ArrayLike, *, with_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the function at new rows, in blocks, with all draws as one mixture.
+
+        Args:
+            x_new: new inputs, (m, d_in).
+            with_noise: whether the variance is that of an observation, noise included, or of the function.
+
+        Returns:
+            mean and variance, (m,) or (m, k) each.
+
+        Raises:
+            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
+                infinities.
+        """
+        means, variances = [], []
+        for _, mean, variance in self._moments(self._checked(x_new)):
+            center = np.tensordot(self.weights, mean, 1)
+            means.append(center)
+            variances.append(np.tensordot(self.weights, variance + (mean - center) ** 2, 1))
+        noise_variance = self.fit.noise_scale**2 if with_noise else 0.0
+        return np.concatenate(means), np.concatenate(variances) + noise_variance
+
+    def log_density(self, x_new: ArrayLike, y_new: ArrayLike) -> np.ndarray:
+        """Return the log predictive density of observations under the mixture, row by row, (m,).
+
+        Args:
+            x_new: new inputs, (m, d_in).
+            y_new: their targets, (m,) or (m, k).
+
+        Raises:
+            ValueError: as :meth:`predict`; for targets of another shape than the predictions', or that are not finite.
+        """
+        x_new = self._checked(x_new)
+        check_finite("y_new", y_new)
+        targets = np.asarray(y_new, float)
+        expected = (len(x_new), *self.fit.targets.shape[1:])
+        if targets.shape != expected:
+            raise ValueError(f"y_new must have shape {expected}, as its rows are predicted, but has {targets.shape}.")
+        found = []
+        for rows, mean, variance in self._moments(x_new):
+            total = variance + self.fit.noise_scale**2
+            by_entry = -0.5 * ((targets[rows] - mean) ** 2 / total + np.log(2 * np.pi * total))
+            by_row = by_entry.reshape(*by_entry.shape[:2], -1).sum(axis=2)
+            found.append(logsumexp(by_row, axis=0, b=self.weights[:, None]))
+        return np.concatenate(found)
+
+    def _checked(self, x_new: ArrayLike) -> np.ndarray:
+        check_finite("x_new", x_new)
+        x_new = np.asarray(x_new, float)
+        columns = self.fit.inputs.shape[1]
+        if x_new.ndim != 2 or x_new.shape[1] != columns or not len(x_new):
+            raise ValueError(
+                f"x_new must be a matrix (m, {columns}) of at least one row, with the columns of the fit's inputs, but "
+                f"has shape {x_new.shape}."
+            )
+        return x_new
+
+    def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yield blocks of rows, with means and variances of the function by draw, (draws, rows, ...)."""
+        size = min(len(x_new), _TEST_ROWS)
+        for start in range(0, len(x_new), size):
+            # The last block is filled up, so that there is one program for all.
+            filled = np.resize(x_new[start : start + size], (size, x_new.shape[1]))
+            with double_precision():
+                found = self.predictive(jax.random.key(0), jnp.asarray(filled))
+            rows = slice(start, min(start + size, len(x_new)))
+            kept = rows.stop - start
+            yield rows, np.asarray(found["mean"])[:, :kept], np.asarray(found["variance"])[:, :kept]
+
+
+def fit_random_features(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    fit: WideLimitFit | None = None,
+    activation: Any = ("erf", "relu"),
+    depth: int | Sequence[int] = 1,
+    input_scale: bool | Sequence[bool] = True,
+    num_rows: int = 1000,
+    width: int = 512,
+    num_draws: int = 16,
+    weighted: bool = False,
+    block_size: int = 2048,
+    seed: int = 0,
+    progress_bar: bool = True,
+) -> RandomFeatures:
+    r"""Fit a wide network's limit to many rows by random features (Rahimi 2007): what to run first on a large table.
+
+    Scales, noise and architecture are those of most evidence on some of the rows, by :func:`wide_limit.fit
+    <numpyro_wide.wide_limit.fit>`. Then hidden weights of a network of finite width are drawn from their prior, and
+    given each draw the readout's posterior is exact for *all* rows (Hron 2022, Prop. 2.2; Mathematics,
+    :eq:`posterior`), by sums over blocks of rows. There is no Markov chain; time goes with draws · rows · width², and
+    memory with a block and draws · width². All in double precision, whatever JAX is set to.
+
+    The draws have equal weights, as in the wide limit. The evidence of many rows tells finite networks apart by tens
+    of nats, so that weights by it are those of one draw, and intervals are too narrow: ``pareto_shape`` says so.
+
+    Standardise inputs and targets. The noise is the same for all rows.
+
+    Args:
+        x: inputs, (n, d_in).
+        y: targets, (n,), or (n, k) for outputs that share all scales.
+        fit: scales that are known already, of fully connected networks; what follows about the fit is then not used.
+        activation: activation, or several to compare, as in :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
+        depth: number of hidden layers, or several to compare.
+        input_scale: whether each column has a scale of its own, or both to compare.
+        num_rows: number of rows that scales are fitted to, drawn at random.
+        width: number of units of each hidden layer: of random features.
+        num_draws: number of draws of the hidden weights.
+        weighted: whether draws are weighted by their evidence.
+        block_size: number of rows whose features are held at a time.
+        seed: seed of the rows and of the draws.
+        progress_bar: whether to show a bar over the draws.
+
+    Returns:
+        The posterior, a :class:`RandomFeatures`.
+
+    Raises:
+        TypeError: for data that are not real numbers, a ``fit`` of another kind, or under a transformation of JAX.
+        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; a fit of other columns or
+            outputs, or of networks that are not fully connected; numbers that are not positive and whole.
+        FloatingPointError: if the noise is lost in rounding.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_wide.wide_limit import fit_random_features
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(3000, 2))
+        >>> y = np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=3000)
+        >>> found = fit_random_features(x, y, activation="erf", num_rows=100, width=64, num_draws=2, progress_bar=False)
+        >>> mean, variance = found.predict(np.zeros((5, 2)))
+        >>> mean.shape, found.log_density(x[:5], y[:5]).shape
+        ((5,), (5,))
+    """
+    from numpyro_wide.nn._models import bnn  # which brings flax
+    from numpyro_wide.nn._networks import FCN
+
+    check_known("fit_random_features chooses by numbers")
+    check_finite("x", x)
+    check_finite("y", y)
+    inputs, targets = np.asarray(x, float), np.asarray(y, float)
+    if inputs.ndim != 2 or targets.ndim not in (1, 2) or len(targets) != len(inputs):
+        raise ValueError(
+            f"x must be (n, d_in) and y (n,) or (n, k), with the same rows, but got {inputs.shape} and {targets.shape}."
+        )
+    width, num_draws = whole_number("width", width), whole_number("num_draws", num_draws)
+    if fit is None:
+        num_rows = min(whole_number("num_rows", num_rows), len(inputs))
+        some = np.sort(np.random.default_rng(seed).choice(len(inputs), num_rows, replace=False))
+        options = {"activation": activation, "depth": depth, "input_scale": input_scale, "seed": seed}
+        fit = fit_scales(inputs[some], targets[some], **options)
+    _check_fit(fit, inputs, targets)
+    num_outputs = None if targets.ndim == 1 else targets.shape[1]
+    network = FCN(fit.depth, width, fit.activation)
+    model = bnn(network, num_outputs, fit.noise_scale, scales=fit.scales, block_size=block_size)
+    wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+    with double_precision():
+        args = jnp.asarray(inputs), jnp.asarray(targets)
+        # A priori hidden weights do not depend on the rows, of which one is enough to draw them.
+        drawn = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
+        draws = {name: values for name, values in drawn.items() if name.startswith("hidden.")}
+        predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
+        log_evidence = np.asarray(predictive.log_evidence())
+    _, shape = pareto_smoothed(log_evidence)
+    weights = np.exp(log_evidence - logsumexp(log_evidence)) if weighted else np.full(num_draws, 1 / num_draws)
+    return RandomFeatures(fit, predictive, log_evidence, weights, float(shape))
+
+
+def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
+    """Refuse scales that are not those of a fully connected network on such data."""
+    if not isinstance(fit, WideLimitFit):
+        raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
+    if fit.network is not None:
+        raise ValueError(
+            "fit must be of fully connected networks, by activation and depth, but is of a network; fit without it, or "
+            "give the network to bnn(block_size=...)."
+        )
+    if fit.noise_scale is None:
+        raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
+    shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"fit must be of inputs and targets with the axes of x and y after the rows, {shapes[1]}, but has "
+            f"{shapes[0]}."
+        )

@@ -1,0 +1,752 @@
+r"""Exponential families in natural parameters, as NumPyro distributions.
+
+With a guide $q(\theta; \eta) = h(\theta) \exp(\eta^\top T(\theta) - A(\eta))$ in its natural parameters η
+(Mathematics, :eq:`family`) the expected forward KL divergence is strictly convex in the function $x \mapsto \eta(x)$
+(McNamara 2025, Lemma 1), which no parametrisation by means and scales gives. Every constructor takes one array whose
+*last axis* holds η in the order of T, the other axes being the batch, and a ``shift`` that is added to it: the paper
+takes ``shift=1e-4`` for networks whose output starts at zero; where zero lies outside the family's space, the shift
+moves the start into it.
+
+Write ``shift=natural.parameters(dist.Normal(0.0, 1.0))`` to start at a given distribution, and
+``biject_to(natural.domain(natural.Normal))`` for a smooth map from unconstrained numbers into the space of natural
+parameters where an encoder might leave it (the objective is then no longer convex in the encoder's output).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial, singledispatch
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import Array
+from jax.scipy.special import gammaln, i0e
+from jax.typing import ArrayLike
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import Transform
+from numpyro.distributions.util import validate_sample
+
+from numpyro_wide._checks import as_floats, is_known
+
+__all__ = [
+    "Bernoulli",
+    "Beta",
+    "Categorical",
+    "Dirichlet",
+    "Exponential",
+    "Gamma",
+    "LogNormal",
+    "MultivariateNormal",
+    "Normal",
+    "Poisson",
+    "VonMises",
+    "domain",
+    "parameters",
+]
+
+
+Family = TypeVar("Family", bound=Callable[..., Any])
+_DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
+
+
+def family(space: constraints.Constraint) -> Callable[[Family], Family]:
+    """Register the space of a constructor's natural parameters."""
+
+    def register(constructor: Family) -> Family:
+        _DOMAINS[constructor] = space
+        return constructor
+
+    return register
+
+
+def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
+    """Return the space of a family's natural parameters, as a NumPyro constraint on vectors.
+
+    ``biject_to`` of it maps unconstrained vectors of the same size into the space smoothly, so that an encoder
+    cannot leave it; ``numpyro.param`` takes it as its ``constraint``.
+
+    Args:
+        constructor: constructor of ``numpyro_wide.natural``, such as ``natural.Gamma``.
+
+    Returns:
+        A constraint with ``event_dim`` 1.
+
+    Raises:
+        ValueError: if ``constructor`` is not one of them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro.distributions import biject_to
+        >>> from numpyro_wide import natural
+        >>> into = biject_to(natural.domain(natural.Normal))
+        >>> natural.Normal(into(jnp.array([3.0, 0.0]))).mean  # from any two numbers
+        Array(1.5, dtype=float32)
+    """
+    if not callable(constructor) or constructor not in _DOMAINS:
+        known = ", ".join(sorted(f"natural.{known.__name__}" for known in _DOMAINS))
+        raise ValueError(
+            f"domain takes a constructor of numpyro_wide.natural, one of {known}, but got {constructor!r}."
+        )
+    return _DOMAINS[constructor]
+
+
+def boxed(*components: constraints.Constraint) -> constraints.Constraint:
+    """Constrain the components of a vector, each by its own constraint on numbers."""
+    return constraints.independent(constraints.cat(components, dim=-1), 1)
+
+
+def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
+    """Return ``natural + shift`` as floats, after the checks that all constructors make.
+
+    Args:
+        natural: natural parameters as the user passed them, (..., size).
+        shift: number or array that broadcasts against them.
+        constructor: constructor that calls, for its domain and its name.
+        size: number of natural parameters; None for any.
+    """
+    # In float32 at least: encoders may work in half precision, densities must not.
+    natural, shift = as_floats(natural, shift, np.float32(0))[:2]
+    name = f"natural.{constructor.__name__}"
+    try:
+        total = jnp.add(*jnp.broadcast_arrays(natural, shift))
+    except ValueError as error:
+        raise ValueError(
+            f"{name} adds `shift` to the natural parameters, so that it must be a number or broadcast against their "
+            f"shape {natural.shape}, but has shape {shift.shape}."
+        ) from error
+    if total.ndim == 0 or (size is not None and total.shape[-1] != size):
+        expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
+        raise ValueError(
+            f"{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
+            "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
+        )
+    _check_inside(total, name, _DOMAINS[constructor])
+    return total
+
+
+def _check_inside(natural: Array, name: str, space: constraints.Constraint) -> None:
+    """Refuse values outside the space where they are known, that is, outside jit."""
+    if not is_known(natural):
+        return
+    outside = ~np.asarray(space(natural))
+    if outside.any():
+        first = np.asarray(natural).reshape(-1, natural.shape[-1])[outside.reshape(-1)][0]
+        raise ValueError(
+            f"{name} got natural parameters outside their space (see its docstring), first {first}. Give a `shift` "
+            "that moves an encoder's outputs inside, or map them with "
+            f"numpyro.distributions.biject_to(natural.domain({name}))."
+        )
+
+
+def pack_normal(vector: Array, precision: Array) -> Array:
+    """Pack Λμ (..., D) and Λ (..., D, D) of a multivariate Normal into natural parameters (..., D(D + 3)/2)."""
+    rows, columns = np.tril_indices(precision.shape[-1])
+    lower = precision[..., rows, columns]
+    weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
+    vector = jnp.broadcast_to(
+        vector, (*jnp.broadcast_shapes(vector.shape[:-1], precision.shape[:-2]), vector.shape[-1])
+    )
+    entries = jnp.broadcast_to(weights * lower, (*vector.shape[:-1], len(rows)))
+    return jnp.concatenate([vector, entries], axis=-1)
+
+
+def unpack_normal(natural: Array) -> tuple[Array, Array]:
+    """Unpack Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
+    dim = normal_dimension(natural.shape[-1])
+    if dim is None:
+        raise ValueError(
+            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis (2, 5, 9, 14, ... for "
+            f"D = 1, 2, 3, 4, ...), but got shape {natural.shape}."
+        )
+    rows, columns = np.tril_indices(dim)
+    weights = np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
+    entries = natural[..., dim:] * jnp.broadcast_to(weights, natural[..., dim:].shape)
+    lower = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(entries)
+    return natural[..., :dim], lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2)
+
+
+def normal_dimension(size: int) -> int | None:
+    """Solve D(D + 3)/2 = size for D; None if there is none."""
+    dim = (math.isqrt(9 + 8 * size) - 3) // 2
+    return dim if dim > 0 and dim * (dim + 3) // 2 == size else None
+
+
+class _MultivariateNormalSpace(constraints._SingletonConstraint):
+    """Vectors (Λμ, lower triangle of Λ in the order and scale of T) with Λ positive definite."""
+
+    event_dim = 1
+
+    def __call__(self, x: Array) -> Array:
+        """Tell which vectors have a positive definite precision."""
+        return jnp.all(jnp.linalg.eigvalsh(unpack_normal(jnp.asarray(x))[1]) > 0, axis=-1)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        """Return the parameters of N(0, I)."""
+        vector, _ = unpack_normal(jnp.asarray(prototype))
+        return pack_normal(jnp.zeros_like(vector), jnp.eye(vector.shape[-1], dtype=vector.dtype))
+
+
+class _MultivariateNormalMap(Transform):
+    """Map of unconstrained vectors to natural parameters: their last part becomes Λ = LLᵀ through NumPyro's own map."""
+
+    domain = constraints.real_vector
+    codomain = _MultivariateNormalSpace()
+
+    def __call__(self, x: Array) -> Array:
+        """Map to natural parameters."""
+        dim = unpack_normal(x)[0].shape[-1]
+        return pack_normal(x[..., :dim], biject_to(constraints.positive_definite)(x[..., dim:]))
+
+    def _inverse(self, y: Array) -> Array:
+        vector, precision = unpack_normal(y)
+        return jnp.concatenate([vector, biject_to(constraints.positive_definite).inv(precision)], axis=-1)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        """Add to that of the map to Λ a factor ½ for each of its D diagonal entries."""
+        _, precision = unpack_normal(y)
+        dim = precision.shape[-1]
+        log_det = biject_to(constraints.positive_definite).log_abs_det_jacobian(x[..., dim:], precision)
+        return log_det - dim * math.log(2)
+
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+        """Hold no arrays."""
+        return (), ((), {})
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the other is a map of this kind: all of them are the same."""
+        return isinstance(other, _MultivariateNormalMap)
+
+    __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms
+
+
+multivariate_normal_space = _MultivariateNormalMap.codomain
+biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNormalMap())
+
+
+@family(boxed(constraints.real, constraints.less_than(0.0)))
+def Normal(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Normal:
+    r"""Normal distribution with $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)); the second is negative.
+
+    Args:
+        natural: natural parameters η, (..., 2).
+        shift: number or array that is added to η; ``shift=jnp.array([0.0, -0.5])`` makes an encoder that starts at zero
+            start at N(0, 1).
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Normal` of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries, and the second is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> q = natural.Normal(jnp.array([3.0, -2.0]))
+        >>> float(q.loc), float(q.scale)
+        (0.75, 0.5)
+    """
+    loc, scale = _loc_and_scale(shifted(natural, shift, Normal, 2))
+    return dist.Normal(loc, scale, validate_args=validate_args)
+
+
+@family(boxed(constraints.real, constraints.less_than(0.0)))
+def LogNormal(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.LogNormal:
+    r"""Log-normal distribution with $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.
+
+    Args:
+        natural: natural parameters η, (..., 2).
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.LogNormal` of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries, and the second is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.LogNormal(jnp.zeros((4, 2)), shift=jnp.array([0.0, -0.5])).batch_shape
+        (4,)
+    """
+    loc, scale = _loc_and_scale(shifted(natural, shift, LogNormal, 2))
+    return dist.LogNormal(loc, scale, validate_args=validate_args)
+
+
+@family(multivariate_normal_space)
+def MultivariateNormal(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.MultivariateNormal:
+    r"""Multivariate Normal distribution with T(θ) = (θ, θ_i θ_j for i ≥ j, row by row).
+
+    With the precision Λ, η is Λμ, followed by −½ Λ_ii and −Λ_ij for i > j in the order of
+    ``numpy.tril_indices``: D(D + 3)/2 numbers, none of them redundant. Λ must be positive definite.
+    :func:`parameters` packs them.
+
+    Args:
+        natural: natural parameters η, (..., D(D + 3)/2).
+        shift: number or array that is added to η; ``natural.parameters(dist.MultivariateNormal(...))`` is a start for
+            an encoder.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.MultivariateNormal` of batch shape (...) and event shape (D,).
+
+    Raises:
+        ValueError: if the last axis has another size, or Λ is not positive definite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> q = natural.MultivariateNormal(jnp.array([2.0, 4.0, -1.0, 0.0, -2.0]))
+        >>> q.loc.tolist(), q.covariance_matrix.diagonal().tolist()
+        ([1.0, 1.0], [0.5, 0.25])
+    """
+    eta = shifted(natural, shift, MultivariateNormal, None)
+    vector, precision = unpack_normal(eta)
+    centred = dist.MultivariateNormal(precision_matrix=precision)
+    root = centred.scale_tril
+    half_way = jnp.einsum("...ij,...i->...j", root, vector)
+    loc = jnp.einsum("...ij,...j->...i", root, half_way)
+    return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
+
+
+def _loc_and_scale(eta: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
+    variance = -0.5 / eta[..., 1]
+    return eta[..., 0] * variance, jnp.sqrt(variance)
+
+
+_ABOVE_MINUS_ONE = constraints.greater_than(-1.0)
+_NEGATIVE = constraints.less_than(0.0)
+
+
+@family(boxed(_ABOVE_MINUS_ONE, _NEGATIVE))
+def Gamma(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Gamma:
+    r"""Gamma distribution with $T(\theta) = (\log\theta, \theta)$, η = (α − 1, −β), α the shape and β the rate.
+
+    Args:
+        natural: natural parameters η, (..., 2), the first above −1, the second negative.
+        shift: number or array that is added to η; ``shift=jnp.array([0.0, -1.0])`` makes an encoder that starts at zero
+            start at Exp(1).
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Gamma` of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries within their bounds.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Gamma(jnp.array([2.0, -6.0])).mean
+        Array(0.5, dtype=float32)
+    """
+    eta = shifted(natural, shift, Gamma, 2)
+    return dist.Gamma(eta[..., 0] + 1, -eta[..., 1], validate_args=validate_args)
+
+
+@family(boxed(_NEGATIVE))
+def Exponential(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Exponential:
+    r"""Exponential distribution with $T(\theta) = \theta$, η the negative of its rate.
+
+    Args:
+        natural: natural parameters η, (..., 1), negative.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Exponential` of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has one entry, and it is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Exponential(jnp.array([-4.0])).mean
+        Array(0.25, dtype=float32)
+    """
+    return dist.Exponential(-shifted(natural, shift, Exponential, 1)[..., 0], validate_args=validate_args)
+
+
+@family(constraints.independent(_ABOVE_MINUS_ONE, 1))
+def Beta(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Beta:
+    r"""Beta distribution with $T(\theta) = (\log\theta, \log(1 - \theta))$, η = (α − 1, β − 1).
+
+    Args:
+        natural: natural parameters η, (..., 2), above −1; zero is the uniform distribution.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Beta` of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries above −1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Beta(jnp.array([0.0, 2.0])).mean
+        Array(0.25, dtype=float32)
+    """
+    eta = shifted(natural, shift, Beta, 2)
+    return dist.Beta(eta[..., 0] + 1, eta[..., 1] + 1, validate_args=validate_args)
+
+
+@family(constraints.independent(_ABOVE_MINUS_ONE, 1))
+def Dirichlet(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Dirichlet:
+    r"""Dirichlet distribution with $T(\theta) = \log\theta$, η = α − 1, α its concentration.
+
+    Args:
+        natural: natural parameters η, (..., K), above −1; zero is uniform on the simplex.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Dirichlet` of batch shape (...) and event shape (K,).
+
+    Raises:
+        ValueError: for a single number, or entries of at most −1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Dirichlet(jnp.array([0.0, 1.0, 1.0])).mean.tolist()
+        [0.2, 0.4, 0.4]
+    """
+    return dist.Dirichlet(shifted(natural, shift, Dirichlet, None) + 1, validate_args=validate_args)
+
+
+@family(constraints.real_vector)
+def Bernoulli(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Distribution:
+    r"""Bernoulli distribution with $T(\theta) = \theta$, η its log-odds.
+
+    Args:
+        natural: natural parameters η, (..., 1), any number.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        NumPyro's Bernoulli distribution with these logits, of batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has one entry.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Bernoulli(jnp.zeros((3, 1))).probs.tolist()
+        [0.5, 0.5, 0.5]
+    """
+    return dist.Bernoulli(logits=shifted(natural, shift, Bernoulli, 1)[..., 0], validate_args=validate_args)
+
+
+@family(constraints.real_vector)
+def Categorical(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Distribution:
+    r"""Categorical distribution with T(θ) the indicators of its K classes, η their unnormalised log probabilities.
+
+    A number added to all of η changes nothing, so that the convexity of the expected forward KL divergence is
+    strict in every direction but that one. Where a unique minimiser matters, hold one entry at zero.
+
+    Args:
+        natural: natural parameters η, (..., K), any numbers.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        NumPyro's categorical distribution with these logits, of batch shape (...).
+
+    Raises:
+        ValueError: for a single number instead of an array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Categorical(jnp.log(jnp.array([1.0, 3.0]))).probs.round(2).tolist()
+        [0.25, 0.75]
+    """
+    return dist.Categorical(logits=shifted(natural, shift, Categorical, None), validate_args=validate_args)
+
+
+@family(constraints.real_vector)
+def Poisson(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> dist.Poisson:
+    r"""Poisson distribution with $T(\theta) = \theta$, η the logarithm of its rate.
+
+    Args:
+        natural: natural parameters η, (..., 1), any number.
+        shift: number or array that is added to η.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A :class:`numpyro.distributions.Poisson` of batch shape (...), whose log density is finite even where
+        its rate is zero in floating point.
+
+    Raises:
+        ValueError: unless the last axis has one entry.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> natural.Poisson(jnp.log(jnp.array([2.0]))).mean
+        Array(2., dtype=float32)
+    """
+    return NaturalPoisson(shifted(natural, shift, Poisson, 1)[..., 0], validate_args=validate_args)
+
+
+class NaturalPoisson(dist.Poisson):
+    """NumPyro's Poisson distribution with a log density computed from the log rate itself."""
+
+    pytree_data_fields = ("log_rate",)
+
+    def __init__(self, log_rate: Array, *, validate_args: bool | None = None):
+        self.log_rate = log_rate
+        super().__init__(jnp.exp(log_rate), validate_args=validate_args)
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Evaluate the log probability of the counts ``value``."""
+        count = jnp.asarray(value, self.log_rate.dtype)
+        return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
+
+
+_SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
+
+
+@family(constraints.real_vector)
+def VonMises(  # noqa: N802
+    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+) -> "NaturalVonMises":
+    r"""Von Mises distribution on the circle with $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ).
+
+    $\log q = \eta^\top T(\theta) - \log I_0(\lVert\eta\rVert) - \log 2\pi$. Every vector of two numbers is
+    allowed: at η = 0 the distribution is uniform, and its log density smooth, to all orders. The log density
+    holds its digits in float32 up to concentrations of millions: nothing is computed on the scale of
+    $I_0(\kappa) \approx e^\kappa$.
+
+    Args:
+        natural: natural parameters η, (..., 2).
+        shift: number or array that is added to η. McNamara 2025, Appendix E, takes 1e-4, for a polar form of the
+            parameters is singular at zero; this form does not need it.
+        validate_args: whether NumPyro checks the parameters; None for its global setting.
+
+    Returns:
+        A NumPyro distribution over angles with ``loc`` μ and ``concentration`` κ; batch shape (...).
+
+    Raises:
+        ValueError: unless the last axis has two entries.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide import natural
+        >>> score = jax.jit(jax.grad(lambda eta: natural.VonMises(eta).log_prob(0.0)))
+        >>> score(jnp.zeros(2)).tolist(), natural.VonMises(jnp.zeros(2), shift=1e-4).batch_shape
+        ([1.0, 0.0], ())
+    """
+    return NaturalVonMises(shifted(natural, shift, VonMises, 2), validate_args=validate_args)
+
+
+class NaturalVonMises(dist.VonMises):
+    """NumPyro's von Mises distribution with a log density computed from η itself."""
+
+    reparametrized_params: ClassVar[list[str]] = []  # draws are by rejection
+    pytree_data_fields = ("natural",)
+
+    def __init__(self, natural: Array, *, validate_args: bool | None = None):
+        self.natural = natural
+        is_zero = jnp.all(natural == 0, axis=-1)
+        # At zero any direction will do, and a concentration that NumPyro's sampler does not divide by.
+        east = jnp.where(is_zero, 1, natural[..., 0])
+        concentration = jnp.maximum(_norm(natural), 1e-6)
+        super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Evaluate the log density at the angles ``value``, any real numbers: it is periodic."""
+        natural, value = as_floats(self.natural, value)
+        point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
+        natural, point = _of_equal_rank(natural, point)
+        squared_norm = jnp.sum(natural**2, axis=-1)
+        is_small = squared_norm < _SMALL**2
+        near_zero = jnp.sum(natural * point, axis=-1) - _log_bessel_series(squared_norm)
+        eta = jnp.where(is_small[..., None], jnp.array([1, 0], natural.dtype), natural)
+        beyond = _alignment(eta, point) - _log_scaled_bessel(jnp.sqrt(jnp.sum(eta**2, axis=-1)))
+        return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
+
+
+def _of_equal_rank(*arrays: Array) -> list[Array]:
+    """Give all arrays the same number of axes, by leading axes of length 1."""
+    rank = max(array.ndim for array in arrays)
+    return [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
+
+
+@jax.custom_jvp
+def _alignment(eta: Array, point: Array) -> Array:
+    """Compute η·T − κ for a unit vector T, as −½ κ |T − η/κ|²: the two terms are of the size of κ, and cancel."""
+    concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
+    return -0.5 * concentration * jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
+
+
+@_alignment.defjvp
+def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    """Write T − η/κ along η as −½ |T − η/κ|², which the difference would lose in the rounding of two unit vectors."""
+    (eta, point), (d_eta, d_point) = primals, tangents
+    mode = eta / jnp.sqrt(jnp.sum(eta**2, axis=-1, keepdims=True))
+    across = jnp.stack([-mode[..., 1], mode[..., 0]], axis=-1)
+    sine = jnp.sum(across * point, axis=-1, keepdims=True)
+    gap = jnp.sum((point - mode) ** 2, axis=-1, keepdims=True)
+    tangent = jnp.sum((sine * across - 0.5 * gap * mode) * d_eta + eta * d_point, axis=-1)
+    return _alignment(eta, point), tangent
+
+
+def _norm(vector: Array) -> Array:
+    """Compute the Euclidean norm along the last axis, with derivative 0 at 0."""
+    squared = jnp.sum(vector**2, axis=-1)
+    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
+
+
+def _log_bessel_series(squared: Array) -> Array:
+    """Compute log I₀(κ) from κ² < ¼, by the power series I₀ = Σ (κ²/4)^k / k!²."""
+    quarter = jnp.where(squared < _SMALL**2, squared, 0) / 4
+    return jnp.log1p(_polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
+
+
+def _log_scaled_bessel(concentration: Array) -> Array:
+    """Compute log (e^−κ I₀(κ)) for κ ≥ ½, with derivatives that keep their relative accuracy however large κ is."""
+    is_large = concentration > _LARGE
+    middle = jnp.log(i0e(jnp.where(is_large, 1, concentration)))
+    # Asymptotic series: √(2πκ) e^−κ I₀ = Σ ((2k − 1)!!)² / (k! (8κ)^k) (Abramowitz and Stegun, 9.7.1).
+    high = jnp.where(is_large, concentration, _LARGE)
+    double_factorials = [math.prod(range(1, 2 * k, 2)) for k in range(17)]
+    series = (0.0, *(double_factorials[k] ** 2 / math.factorial(k) for k in range(1, 17)))
+    total = _polynomial(series, 1 / (8 * high))
+    return jnp.where(is_large, jnp.log1p(total) - 0.5 * jnp.log(2 * math.pi * high), middle)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+    """Sum cₖ xᵏ by Horner's rule; the derivative is another such sum, for reverse mode would keep every step of it."""
+    total = jnp.zeros_like(x)
+    for coefficient in reversed(coefficients):
+        total = coefficient + x * total
+    return total
+
+
+@_polynomial.defjvp
+def _polynomial_jvp(coefficients: tuple[float, ...], primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    (x,), (dx,) = primals, tangents
+    derivative = tuple(k * coefficient for k, coefficient in enumerate(coefficients))[1:]
+    return _polynomial(coefficients, x), _polynomial(derivative or (0.0,), x) * dx
+
+
+@singledispatch
+def parameters(distribution: dist.Distribution) -> Array:
+    """Compute the natural parameters of a NumPyro distribution, in the layout of this module's constructors.
+
+    Args:
+        distribution: Normal, LogNormal, MultivariateNormal, VonMises, Gamma, Exponential, Beta, Dirichlet,
+            Bernoulli, Categorical or Poisson distribution of NumPyro.
+
+    Returns:
+        η, of shape ``distribution.batch_shape + (number of parameters,)``.
+
+    Raises:
+        ValueError: for another kind of distribution.
+
+    Example:
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_wide import natural
+        >>> natural.parameters(dist.Normal(3.0, 0.5)).tolist()
+        [12.0, -2.0]
+    """
+    raise ValueError(
+        f"natural parameters are known for the families of numpyro_wide.natural, but got "
+        f"{type(distribution).__name__}; of a distribution under to_event or expand, pass the base."
+    )
+
+
+def _stack(*components: Array) -> Array:
+    return jnp.stack(jnp.broadcast_arrays(*components), axis=-1)
+
+
+@parameters.register(dist.LogNormal)
+@parameters.register(dist.Normal)
+def _(distribution: dist.Normal) -> Array:
+    precision = 1 / jnp.square(distribution.scale)
+    return _stack(distribution.loc * precision, -0.5 * precision)
+
+
+@parameters.register(dist.MultivariateNormal)
+def _(distribution: dist.MultivariateNormal) -> Array:
+    precision = distribution.precision_matrix
+    return pack_normal(jnp.einsum("...ij,...j->...i", precision, distribution.loc), precision)
+
+
+@parameters.register(dist.VonMises)
+def _(distribution: dist.VonMises) -> Array:
+    concentration, loc = distribution.concentration, distribution.loc
+    return _stack(concentration * jnp.cos(loc), concentration * jnp.sin(loc))
+
+
+@parameters.register(NaturalVonMises)
+def _(distribution: NaturalVonMises) -> Array:
+    return distribution.natural
+
+
+@parameters.register(dist.Gamma)
+def _(distribution: dist.Gamma) -> Array:
+    return _stack(distribution.concentration - 1.0, -distribution.rate)
+
+
+@parameters.register(dist.Exponential)
+def _(distribution: dist.Exponential) -> Array:
+    return _stack(-distribution.rate)
+
+
+@parameters.register(dist.Beta)
+def _(distribution: dist.Beta) -> Array:
+    return _stack(distribution.concentration1 - 1.0, distribution.concentration0 - 1.0)
+
+
+@parameters.register(dist.Dirichlet)
+def _(distribution: dist.Dirichlet) -> Array:
+    return distribution.concentration - 1.0
+
+
+@parameters.register(dist.BernoulliLogits)
+@parameters.register(dist.BernoulliProbs)
+def _(distribution: dist.BernoulliLogits) -> Array:
+    return _stack(distribution.logits)
+
+
+@parameters.register(dist.CategoricalLogits)
+@parameters.register(dist.CategoricalProbs)
+def _(distribution: dist.CategoricalLogits) -> Array:
+    return distribution.logits
+
+
+@parameters.register(dist.Poisson)
+def _(distribution: dist.Poisson) -> Array:
+    return _stack(getattr(distribution, "log_rate", jnp.log(distribution.rate)))

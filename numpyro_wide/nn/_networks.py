@@ -1,0 +1,330 @@
+"""Fully connected, convolutional and residual networks."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+from jax import Array
+
+from numpyro_wide._checks import as_floats, check_not_negative, check_one_of, is_known, whole_number
+from numpyro_wide.nn._layers import (
+    Activation,
+    NTKConv,
+    NTKDense,
+    activation_function,
+    check_images,
+    check_scale,
+    normalised,
+    scale_or_unit,
+    scaled_features,
+    scaled_inputs,
+)
+
+SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
+
+
+class FCN(linen.Module):
+    r"""Fully connected network in the NTK parametrisation, up to the scaled features of its readout.
+
+    Hidden layers of ``width`` units, then $\sigma_w / \sqrt{\text{width}}$ times the last of them, and a constant
+    column if the readout has a bias. By default the scales keep the prior variance of all units, and of the network's
+    outputs, at one at any depth, for inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
+    ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``.
+
+    All scales may be learnt: numbers that are traced, such as sites of the model; :func:`bnn` makes sites of them.
+    There are no biases by default, so that every function is zero at the origin, and with "erf" odd, at any width: give
+    ``b_std``, such as 0.5, where the targets are not like that.
+
+    Attributes:
+        depth: number of hidden layers, 0 for a linear model.
+        width: number of units in each.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for those that keep the variance at one.
+        b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0, the default, is for no biases.
+        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
+        readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
+        input_scale: factor of the inputs, a number or one for each column: a learnt one says how much each input
+            matters (automatic relevance determination). None for one.
+        layer_norm: whether the units of a layer are brought to mean zero and variance one before each activation,
+            without parameters of its own.
+
+    Raises:
+        TypeError: when it is run, for a scale that does not hold real numbers, or is a prior.
+        ValueError: when it is run, for an unknown activation, a depth or width out of range, or scales that are
+            negative or not finite.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import FCN
+        >>> network = FCN(depth=2, width=100, activation="erf", b_std=0.5, readout_b_std=0.1)
+        >>> params = network.init(jax.random.key(0), jnp.ones((1, 3)))
+        >>> network.apply(params, jnp.ones((5, 3))).shape
+        (5, 101)
+    """
+
+    depth: int
+    width: int
+    activation: Activation = "gelu"
+    w_std: Any = None
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
+    input_scale: Any = None
+    layer_norm: bool = False
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …), flattened."""
+        whole_number("depth", self.depth, 0)
+        whole_number("width", self.width)
+        activate = activation_function(self.activation)
+        scales = self.scales()
+        (hidden,) = as_floats(x, names=("x",))
+        hidden = scaled_inputs(hidden.reshape(hidden.shape[0], -1), self.input_scale)
+        by_layer = zip(scales["w_std"], _by_layer("b_std", self.b_std, self.depth), strict=True)
+        for layer, (w_std, b_std) in enumerate(by_layer):
+            dense = NTKDense(self.width, w_std=_number(w_std), b_std=_number(b_std), name=f"hidden_{layer}")
+            hidden = dense(hidden)
+            hidden = activate(normalised(hidden) if self.layer_norm else hidden)
+        return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
+
+    def scales(self) -> dict[str, Any]:
+        """Return the five scales, None resolved.
+
+        Returns:
+            ``w_std`` (depth,), ``b_std``, ``readout_w_std``, ``readout_b_std`` and ``input_scale``: the keywords of
+            :func:`~numpyro_wide.wide_limit.fcn_kernel`, whose kernel the features' inner products tend to.
+
+        Raises:
+            ValueError: for negative scales, a ``w_std`` or ``b_std`` that is neither a number nor (depth,), or a
+                ``w_std`` of None beside biases of a learnt scale.
+
+        Example:
+            >>> from numpyro_wide.nn import FCN
+            >>> from numpyro_wide.wide_limit import fcn_kernel
+            >>> network = FCN(depth=2, width=100, activation="relu")
+            >>> network.scales()["w_std"].round(3).tolist()
+            [1.0, 1.414]
+            >>> kernel = fcn_kernel(network.depth, network.activation, **network.scales())
+        """
+        for name in SCALES:
+            if getattr(self, name) is not None:
+                check_scale(name, getattr(self, name), is_number=name.startswith("readout"))
+        b_std = _by_layer("b_std", self.b_std, self.depth)
+        if self.w_std is None:
+            # No activation precedes the first layer.
+            preceding = ["identity", *[self.activation] * (self.depth - 1)][: self.depth]
+            by_layer = zip(preceding, b_std, strict=True)
+            w_std: Any = np.array([scale_or_unit(None, activation, b_std) for activation, b_std in by_layer])
+        else:
+            w_std = _by_layer("w_std", self.w_std, self.depth, is_data=isinstance(self.w_std, Array))
+        return {
+            "w_std": w_std,
+            "b_std": self.b_std if np.ndim(self.b_std) == 0 else b_std,
+            "readout_w_std": scale_or_unit(
+                self.readout_w_std, self.activation if self.depth else "identity", self.readout_b_std
+            ),
+            "readout_b_std": self.readout_b_std,
+            "input_scale": self.input_scale,
+        }
+
+
+def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
+    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made.
+
+    Where there is nothing to leave out arrays of JAX's stay what they are, data of the program.
+    """
+    shape = np.shape(scale)
+    if shape not in ((), (depth,)):
+        raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")
+    if is_data or not is_known(scale):
+        return jnp.broadcast_to(scale, (depth,))
+    return np.broadcast_to(np.asarray(scale, float), (depth,))
+
+
+def _number(scale: Any) -> Any:
+    """Return Python's number for NumPy's, which leaves the units their type."""
+    return scale if isinstance(scale, Array) else float(scale)
+
+
+POOLINGS = ("flatten", "mean")
+
+
+class CNN(linen.Module):
+    r"""Convolutional network in the NTK parametrisation, up to the scaled features of its readout.
+
+    Hidden layers of ``width`` channels and 3 × 3 filters, all at the images' resolution. Scales may be learnt: numbers
+    that are traced, such as sites of the model.
+
+    Attributes:
+        depth: number of hidden layers.
+        width: number of channels in each.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        w_std: $\sigma_w$ of the hidden layers; None for those that keep the variance at one.
+        b_std: $\sigma_b$ of the hidden layers.
+        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
+        readout_b_std: $\sigma_b$ of the readout.
+        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
+        pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
+            "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
+        layer_norm: whether the channels of a pixel are brought to mean zero and variance one before each activation,
+            without parameters of its own.
+
+    Raises:
+        TypeError: when it is run, for a scale that is not a number.
+        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import CNN
+        >>> network, images = CNN(depth=2, width=16), jnp.ones((3, 8, 8, 1))
+        >>> features, params = jax.eval_shape(network.init_with_output, jax.random.key(0), images)
+        >>> features.shape
+        (3, 1024)
+    """
+
+    depth: int
+    width: int
+    activation: Activation = "gelu"
+    w_std: Any = None
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
+    padding: str = "CIRCULAR"
+    pooling: str = "flatten"
+    layer_norm: bool = False
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        check_network(self, x)
+        activate = activation_function(self.activation)
+        (hidden,) = as_floats(x, names=("x",))
+        for layer in range(self.depth):
+            w_std = scale_or_unit(self.w_std, self.activation if layer else "identity", self.b_std)
+            convolution = NTKConv(
+                self.width, padding=self.padding, w_std=w_std, b_std=self.b_std, name=f"hidden_{layer}"
+            )
+            hidden = convolution(hidden)
+            hidden = activate(normalised(hidden) if self.layer_norm else hidden)
+        return _pooled_features(self, hidden)
+
+
+class WideResNet(linen.Module):
+    r"""The wide residual network without normalisers of Hron 2022, §4.2.2, up to the scaled features of its readout.
+
+    6n + 2 layers: a convolution, three groups of n residual blocks with ``width``, 2 ``width`` and 4 ``width``
+    channels, of which the second and third halve the resolution, and the readout, which is left to the model. A block
+    is activation, convolution, activation, convolution. In place of normalisers, the k-th residual sum over the whole
+    network is
+
+    $$\sqrt{(k - 1 + c) / (k + c)}\, f_k^{skip}(x) + \sqrt{1 / (k + c)}\, f_k^{resid}(x)$$
+
+    (Shao 2020). Where a block changes the shape, its skip is a 1 × 1 convolution of the block's activated input
+    (Zagoruyko 2016), which is not counted as a layer. By default the scales keep the variance of all units at one;
+    those of the paper are ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
+
+    Attributes:
+        num_blocks: n, the number of residual blocks in each group: 3 for 20 layers.
+        width: number of channels in the first group.
+        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        w_std: $\sigma_w$ of all convolutions, a number; None for those that keep the variance at one.
+        b_std: $\sigma_b$ of all convolutions.
+        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
+        readout_b_std: $\sigma_b$ of the readout.
+        c: constant c of the residual sums, at least 0.
+        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
+        pooling: "mean" averages over pixels before the readout, which lowers the variance of its outputs by as much as
+            pixels are not correlated; "flatten" gives the readout the units of all pixels.
+
+    Raises:
+        TypeError: when it is run, for a scale that is not a number.
+        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide.nn import WideResNet
+        >>> network, images = WideResNet(num_blocks=1, width=8), jnp.ones((2, 16, 16, 3))
+        >>> features, params = jax.eval_shape(network.init_with_output, jax.random.key(0), images)
+        >>> features.shape
+        (2, 32)
+    """
+
+    num_blocks: int
+    width: int
+    activation: Activation = "gelu"
+    w_std: Any = None
+    b_std: Any = 0.0
+    readout_w_std: Any = None
+    readout_b_std: Any = 0.0
+    c: float = 1.0
+    padding: str = "CIRCULAR"
+    pooling: str = "mean"
+
+    @linen.compact
+    def __call__(self, x: Array) -> Array:
+        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        check_network(self, x)
+        activate = activation_function(self.activation)
+        first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
+        stem = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")
+        hidden = stem(*as_floats(x, names=("x",)))
+        k = 0
+        for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
+            for block in range(self.num_blocks):
+                k += 1
+                strides = (2, 2) if group and not block else (1, 1)
+                skip, residual = self._branches(hidden, num_channels, strides, f"group_{group}_block_{block}")
+                hidden = ((k - 1 + self.c) / (k + self.c)) ** 0.5 * skip + (1 / (k + self.c)) ** 0.5 * residual
+        return _pooled_features(self, activate(hidden))
+
+    def _branches(self, x: Array, num_channels: int, strides: tuple[int, int], name: str) -> tuple[Array, Array]:
+        """Return both terms of a residual sum."""
+        activate = activation_function(self.activation)
+        w_std = scale_or_unit(self.w_std, self.activation, self.b_std)
+
+        def convolution(kernel_size: int, strides: tuple[int, int], part: str) -> NTKConv:
+            return NTKConv(
+                num_channels,
+                (kernel_size, kernel_size),
+                strides,
+                padding=self.padding,
+                w_std=w_std,
+                b_std=self.b_std,
+                name=f"{name}_{part}",
+            )
+
+        active = activate(x)
+        inner = activate(convolution(3, strides, "first")(active))
+        residual = convolution(3, (1, 1), "second")(inner)
+        if x.shape[-1] == num_channels and strides == (1, 1):
+            return x, residual
+        return convolution(1, strides, "skip")(active), residual
+
+
+def check_network(network: CNN | WideResNet, x: Array) -> None:
+    """Refuse a network whose attributes are out of range, and inputs that are not images.
+
+    Raises:
+        TypeError: for a scale that is not a number.
+        ValueError: for inputs that are not images, unknown options, or numbers out of range.
+    """
+    if isinstance(network, CNN):
+        whole_number("depth", network.depth)
+    else:
+        whole_number("num_blocks", network.num_blocks)
+        check_not_negative("c", network.c)
+    check_images(x)
+    whole_number("width", network.width)
+    for name in ("w_std", "b_std", "readout_w_std", "readout_b_std"):
+        if getattr(network, name) is not None:
+            check_scale(name, getattr(network, name), is_number=True)
+    check_one_of("pooling", network.pooling, POOLINGS)
+
+
+def _pooled_features(network: CNN | WideResNet, units: Array) -> Array:
+    """Return the readout's features, for activated units (n, h, w, channels)."""
+    pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
+    readout_w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
+    return scaled_features(pooled, readout_w_std, network.readout_b_std)

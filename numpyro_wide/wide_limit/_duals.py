@@ -1,0 +1,361 @@
+"""Dual activations: closed forms and Hermite series."""
+
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_wide._checks import is_known
+
+_EIGHTH = float(np.tan(np.pi / 8))
+_ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a number: its error lies below their rounding
+
+
+@jax.custom_jvp
+def angle_of(y: Array, x: Array) -> Array:
+    """Return the angle of the points (x, y), as ``jnp.arctan2`` does; 0 at the origin."""
+    along, across = jnp.abs(x), jnp.abs(y)
+    low, high = jnp.minimum(along, across), jnp.maximum(along, across)
+    # Angles up to π/4 become ones up to π/8, where few terms will do.
+    is_steep = low > _EIGHTH * high
+    below = jnp.where(is_steep, low + high, high)
+    ratio = jnp.where(is_steep, low - high, low) / jnp.where(below > 0, below, 1)
+    square, total = ratio**2, jnp.zeros_like(ratio)
+    for coefficient in _coefficients(ratio.dtype.itemsize):
+        total = total * square + coefficient
+    found = ratio * total + jnp.where(is_steep, np.pi / 4, 0.0)
+    found = jnp.where(across > along, np.pi / 2 - found, found)
+    found = jnp.where(x < 0, np.pi - found, found)
+    return jnp.where(y < 0, -found, found)
+
+
+@angle_of.defjvp
+def _angle_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    y, x = primals
+    y_dot, x_dot = tangents
+    square = x**2 + y**2
+    return angle_of(y, x), (x * y_dot - y * x_dot) / jnp.where(square > 0, square, 1)
+
+
+@lru_cache
+def _coefficients(num_bytes: int) -> tuple[float, ...]:
+    """Return the polynomial that arctan(r) / r is of r², up to r = tan(π/8), highest degree first."""
+    degrees = np.arange(40)
+    series = np.polynomial.Polynomial((-1.0) ** degrees / (2 * degrees + 1))
+    found = series.convert(kind=np.polynomial.Chebyshev, domain=[0, _EIGHTH**2]).truncate(
+        _ARCTANGENT_DEGREES[num_bytes] + 1
+    )
+    return tuple(found.convert(kind=np.polynomial.Polynomial).coef[::-1].tolist())
+
+
+Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+
+
+class Moments(NamedTuple):
+    """Moments of a layer's units at single inputs.
+
+    Attributes:
+        variance: variance of the preactivations u, (n, ...).
+        product: E[φ(u)²], (n, ...).
+        slope: E[φ'(u)²], (n, ...).
+        error: largest share of a moment that a series leaves out, a number.
+    """
+
+    variance: Array
+    product: Array
+    slope: Array
+    error: Array
+
+
+class ClosedForm(NamedTuple):
+    """Activation whose expectations are known.
+
+    Attributes:
+        dual: one of the functions below.
+    """
+
+    dual: Dual
+
+    def moments(self, variance: Array) -> Moments:
+        """Return the moments at single inputs, of variances (n, ...)."""
+        product, slope = self.dual(variance, variance, variance, jnp.zeros_like(variance))
+        return Moments(variance, product, slope, jnp.zeros((), variance.dtype))
+
+    def pairs(self, one: Moments, other: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        return self.dual(one.variance, other.variance, covariance, determinant)
+
+
+def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
+    """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
+
+    It equals w² (pq − r²) + w β (p + q − 2r) over the same: of a, b and c themselves, float32 has lost the bias where
+    the inputs are large, and with it what tells opposite inputs from dependent ones.
+    """
+    # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
+    # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
+    low, high = jnp.where(p < q, p, q), jnp.where(p < q, q, p)
+    size = jnp.where(r < 0, -r, r)  # not abs, whose slope of 0 at 0 would lose the second derivative there
+    unit = _unit(w_var * p + b_var, w_var * q + b_var)
+    gram = (w_var * (high - size)) * (w_var * low / unit) + (w_var * size / unit) * (w_var * (low - size))
+    return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
+
+
+def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
+    """Return the dual of the error function (Williams 1996).
+
+    E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
+    """
+    root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
+    # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
+    return (2 / jnp.pi) * angle_of(2 * c / root, jnp.ones_like(root)), (4 / jnp.pi) / root
+
+
+def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
+    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved).
+
+    E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
+    its derivative there is set to the mean of the two sides, 0.
+    """
+    scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
+    cosine = c / scale  # c = 0 wherever a variance is 0
+    sine_squared = (1 - cosine) * (1 + cosine)
+    # A sine at the level of rounding is taken as 0. Square root and angle never see the excluded entries,
+    # else the infinite derivative at 0, times the 0 of the other branch, would be NaN.
+    apart = (a > 0) & (b > 0) & (sine_squared > 8 * jnp.finfo(cosine.dtype).eps)
+    sine = jnp.sqrt(jnp.where(apart, sine_squared, 1))
+    angle = jnp.where(apart, angle_of(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
+    slope = (jnp.pi - angle) / (2 * jnp.pi)
+    return jnp.where(apart, scale * sine, 0) / (2 * jnp.pi) + slope * c, slope
+
+
+def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
+    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
+
+    By Stein's lemma, with D = (1 + a)(1 + b) − c², G = 1 / (2π√D), S = 1/(1 + a) + 1/(1 + b), and
+    P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
+    E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
+    """
+    root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
+    cotangent = c / root
+    S = 1 / (1 + a) + 1 / (1 + b)
+    # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
+    P = angle_of(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
+    return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
+
+
+def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
+    """Return the dual of φ(u) = u: c and 1."""
+    return c, jnp.ones_like(c)
+
+
+def _unit(a: Array, b: Array) -> Array:
+    """Return what determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
+
+    No result depends on it.
+    """
+    return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
+
+
+def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
+    """Return √D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
+    least = least / unit
+    # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
+    # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.
+    e = jnp.maximum(e, -0.5 * least)
+    root, scale = jnp.sqrt(least + e), jnp.sqrt(unit)
+    return scale * root, scale * (e / root)
+
+
+DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
+
+
+_DEGREES, _NODES = 128, 256
+_CHUNK = 16  # terms of the series that one step of the loop adds, and that a gradient computes once more
+
+
+class SeriesMoments(NamedTuple):
+    """Moments of a layer's units at single inputs, with the coefficients of the series.
+
+    Attributes:
+        variance: variance of the preactivations u, (n, ...).
+        product: E[φ(u)²], (n, ...).
+        slope: E[φ'(u)²], (n, ...).
+        error: largest share of a moment that the series leaves out, a number.
+        coefficients: α_k by degree, (terms, n, ...).
+        slope_at_zero: φ'(0), (n, ...).
+    """
+
+    variance: Array
+    product: Array
+    slope: Array
+    error: Array
+    coefficients: Array
+    slope_at_zero: Array
+
+
+class HermiteSeries:
+    r"""Dual of an activation φ, as ``ClosedForm`` is of one whose expectations are known.
+
+    With $\alpha_k(a) = E[\varphi(\sqrt a z) he_k(z)] / \sqrt{k!}$, z ~ N(0, 1), by Gauss-Hermite quadrature, and
+    $\rho = c / \sqrt{ab}$ (Mathematics, :eq:`mehler`), $E[\varphi(u) \varphi(v)] = \sum_k \alpha_k(a) \alpha_k(b)
+    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. What the first 128 degrees leave out
+    is largest at ρ = 1, where Parseval's identity tells it; at u = v the quadrature alone gives both.
+
+    Args:
+        function: function of arrays, elementwise.
+    """
+
+    def __init__(self, function: Callable[[Array], Array]):
+        self._function = function
+        # Odd and even functions have every other term alone.
+        self._first, self._stride = _parity(function)
+
+    def moments(self, variance: Array) -> SeriesMoments:
+        """Return the moments at single inputs, of variances (n, ...)."""
+        nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
+        basis = basis[self._first :: self._stride]
+        alive = variance > 0
+        # The root never sees 0, whose infinite derivative times the 0 of the other branch would be NaN.
+        root = jnp.where(alive, jnp.sqrt(jnp.where(alive, variance, 1)), 0)
+        values, slopes = self._with_slope(root[..., None] * jnp.expand_dims(nodes, range(root.ndim)))
+        at_zero, slope_at_zero = self._with_slope(jnp.zeros((), variance.dtype))
+        average = lambda numbers: jnp.matmul(numbers, weights, precision="highest")  # noqa: E731
+        product, slope = average(values**2), average(slopes**2)
+        # Without φ(0), for the coefficients of small variances are small, and so should their rounding be.
+        coefficients = jnp.moveaxis(jnp.matmul(values - at_zero, basis.T, precision="highest"), -1, 0)
+        if not self._first:
+            coefficients = coefficients.at[0].add(at_zero)
+        degrees = jnp.expand_dims(jnp.arange(self._first, _DEGREES, self._stride), range(1, coefficients.ndim))
+        left_out = product - jnp.sum(coefficients**2, axis=0)
+        slope_left_out = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
+        error = jnp.maximum(_share(left_out, product), _share(slope_left_out, variance * slope))
+        slopes_at_zero = jnp.broadcast_to(slope_at_zero, root.shape)
+        return SeriesMoments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
+
+    def pairs(self, one: SeriesMoments, other: SeriesMoments, covariance: Array, _: Array) -> tuple[Array, Array]:
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        alive = (one.variance > 0) & (other.variance > 0)
+        root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
+        cosine = covariance / root
+        argument = cosine if self._stride == 1 else cosine**2
+        value, derivative = _horner(one.coefficients, other.coefficients, argument)
+        if self._stride == 2:
+            derivative = 2 * cosine * derivative
+        if self._first:
+            value, derivative = cosine * value, value + cosine * derivative
+        at_zero = self._mean_slope(one) * self._mean_slope(other)
+        return value, jnp.where(alive, derivative / root, at_zero)
+
+    def _with_slope(self, u: Array) -> tuple[Array, Array]:
+        """Return φ and φ' at u."""
+        values, slopes = jax.jvp(self._function, (u,), (jnp.ones_like(u),))
+        return values.astype(u.dtype), slopes.astype(u.dtype)
+
+    def _mean_slope(self, moments: SeriesMoments) -> Array:
+        """Return E[φ'(u)], which is the coefficient of degree 1 over √a, for pairs with a variance of 0."""
+        alive = moments.variance > 0
+        of_degree_1 = jnp.zeros_like(moments.variance)
+        if self._stride == 1 or self._first:
+            of_degree_1 = moments.coefficients[1 - self._first]
+        return jnp.where(alive, of_degree_1 / _root(moments.variance), moments.slope_at_zero)
+
+
+def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
+    """Return Σ_k one_k other_k t^k and its derivative, for t = ``argument`` and coefficients along the first axis."""
+
+    def add(carried: tuple[Array, Array], coefficients: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        value, derivative = carried
+        for left, right in zip(coefficients[0][::-1], coefficients[1][::-1], strict=True):
+            derivative = derivative * argument + value
+            value = value * argument + left * right
+        return (value, derivative), None
+
+    chunks = [leaf.reshape(-1, _CHUNK, *leaf.shape[1:]) for leaf in (one, other)]
+    zeros = jnp.zeros_like(argument)
+    # A gradient keeps what is carried from chunk to chunk, not from term to term.
+    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), (zeros, zeros), chunks, reverse=True)[0]
+
+
+@lru_cache(maxsize=1)
+def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return nodes, weights that add up to 1, and the weighted normalised Hermite polynomials, (degrees, nodes)."""
+    from scipy.special import roots_hermitenorm  # which NumPyro has not loaded
+
+    nodes, weights = roots_hermitenorm(_NODES)
+    weights = weights / weights.sum()
+    polynomials = [np.ones(_NODES), nodes]
+    for k in range(1, _DEGREES - 1):
+        polynomials.append((nodes * polynomials[k] - np.sqrt(k) * polynomials[k - 1]) / np.sqrt(k + 1))
+    return nodes, weights, weights * np.stack(polynomials)
+
+
+def _parity(function: Callable[[Array], Array]) -> tuple[int, int]:
+    """Return the first degree with a coefficient, and the steps between those: (1, 2) for an odd function."""
+    nodes = np.linspace(0.01, 7, 200)
+    with jax.ensure_compile_time_eval():
+        both = jax.jit(lambda u: jnp.stack([function(u), function(-u), function(0 * u)]))(jnp.asarray(nodes))
+    positive, negative, zero = np.asarray(both)
+    if np.array_equal(positive, -negative) and not zero.any():
+        return 1, 2
+    return (0, 2) if np.array_equal(positive, negative) else (0, 1)
+
+
+def _root(variance: Array) -> Array:
+    return jnp.sqrt(jnp.where(variance > 0, variance, 1))
+
+
+def _share(part: Array, whole: Array) -> Array:
+    """Return the size of a part in its whole, 0 of nothing, without a derivative."""
+    part, whole = jax.lax.stop_gradient((part, whole))
+    return jnp.where(whole > 0, jnp.abs(part) / jnp.where(whole > 0, whole, 1), 0)
+
+
+Activation = str | Callable[[Array], Array]
+
+# From here on the truncation of a series is told.
+_TOLERANCE = 1e-5
+
+
+def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
+    """Return the expectations of an activation, by its name or as a function of arrays.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
+
+    function = activation_function(activation)
+    # JAX's functions instead of their names: a kink's series converges slowly.
+    known = (jax.nn.relu, "relu"), (jax.lax.erf, "erf"), (jax.scipy.special.erf, "erf")
+    name = activation if isinstance(activation, str) else next((n for f, n in known if f is function), "")
+    return ClosedForm(DUALS[name]) if name in DUALS else HermiteSeries(function)
+
+
+def activation_name(activation: Activation) -> str:
+    """Return the name of an activation."""
+    return activation if isinstance(activation, str) else getattr(activation, "__name__", repr(activation))
+
+
+def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
+    """Warn of a series that leaves out more than a hundred-thousandth, where that is known.
+
+    Args:
+        error: the largest share of a moment that is left out.
+        stacklevel: of ``warnings.warn``, as seen from the caller.
+    """
+    if not is_known(error) or not np.max(error) > _TOLERANCE:
+        return
+    warnings.warn(
+        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively, most where "
+        "inputs are equal: its terms fall off slowly for an activation with kinks, and for a smooth one where the "
+        "variance of its units is large. Scale inputs and weights down, take an activation with a closed form ('erf', "
+        "'gelu', 'identity', 'relu'), or continue if that is accurate enough.",
+        UserWarning,
+        stacklevel=stacklevel,
+    )

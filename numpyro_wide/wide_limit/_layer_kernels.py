@@ -1,0 +1,574 @@
+"""Kernels of layers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_wide._checks import (
+    as_not_negative,
+    check_input_scale,
+    check_no_nan,
+    check_one_of,
+    is_known,
+    kind_of,
+    listing,
+    whole_number,
+)
+from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
+
+# Of the largest entry: rounding in single precision leaves less between a kernel and its transpose, a mistake more.
+_SYMMETRY = 1e-4
+
+
+def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
+    """Raise ``ValueError`` unless ``array`` has the shape ``expected``, called ``meaning`` in the message."""
+    if array.shape != expected:
+        hint = " Transpose it." if array.shape == expected[::-1] else ""
+        raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
+
+
+def check_symmetric(name: str, kernel: Array) -> int:
+    """Return the number of rows of the symmetric matrix ``kernel``; raise ``ValueError`` for anything else."""
+    if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
+        raise ValueError(
+            f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
+        )
+    if is_known(kernel) and kernel.size:
+        values = np.asarray(kernel)
+        asymmetry = np.abs(values - values.T).max()
+        if asymmetry > _SYMMETRY * np.abs(values).max():
+            raise ValueError(
+                f"{name} must be symmetric, the kernel of the inputs with themselves, but differs from its transpose "
+                f"by up to {asymmetry:.3g}, its largest entry being {np.abs(values).max():.3g}; a kernel of training "
+                "and test inputs goes elsewhere."
+            )
+    return kernel.shape[0]
+
+
+def check_matrix(name: str, x: Array | np.ndarray) -> None:
+    """Raise ``ValueError`` unless ``x`` is a matrix with rows and columns."""
+    if x.ndim != 2 or 0 in x.shape:
+        raise ValueError(
+            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}. Flatten "
+            "images, and write a single input as x[None, :], a single column as x[:, None]."
+        )
+
+
+def check_targets(targets: Array, num_train: int) -> None:
+    """Raise ``ValueError`` unless ``targets`` is (num_train,) or (num_train, k), without NaN."""
+    if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
+        raise ValueError(
+            f"targets must have shape (n_train,) or (n_train, k) with n_train = {num_train}, "
+            f"the number of rows of the training kernel, but got {targets.shape}."
+        )
+    check_no_nan("targets", targets)
+
+
+def mean_over_filter(
+    covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
+) -> Array:
+    """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ.
+
+    Height and width are averaged over one after the other. Zeros beyond the border count, as in "SAME".
+
+    Args:
+        covariances: (..., h, w), or (..., h, w, h, w) for all pairs of pixels.
+        kernel_size: height and width of the filter.
+        strides: steps along height and width.
+        padding: "CIRCULAR", "SAME" or "VALID", as in :class:`~numpyro_wide.nn.NTKConv`.
+        num_pixels: 1 where the covariances are those of a pixel with itself, 2 for all pairs.
+
+    Returns:
+        means, (..., h', w') or (..., h', w', h', w').
+    """
+    from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
+
+    check_one_of("padding", padding, PADDINGS)
+    for direction in (0, 1):
+        # Of (..., h, w, h, w): -4 and -2 for the height.
+        axes = [direction - 2 * pixel for pixel in range(1, num_pixels + 1)]
+        covariances = _mean_along(covariances, axes, kernel_size[direction], strides[direction], padding)
+    return covariances
+
+
+def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int, padding: str) -> Array:
+    """Return the mean over offsets along one direction, which all of these axes are."""
+    length = covariances.shape[axes[0]]
+    around, num_steps = _steps(length, size, stride, padding)
+    if around != (0, 0):
+        widths = [(0, 0)] * covariances.ndim
+        for axis in axes:
+            widths[axis] = around
+        covariances = jnp.pad(covariances, widths, mode="wrap" if padding == "CIRCULAR" else "constant")
+    if num_steps < 1:
+        raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
+    if len(axes) == 1:
+        # A compiler computes slices' operands anew for each of them, all layers before included.
+        shape, strides = ([1] * covariances.ndim for _ in range(2))
+        shape[axes[0]], strides[axes[0]] = size, stride
+        zero = np.zeros((), covariances.dtype)
+        # The tangent kernel of the inputs is a constant, whose sums a compiler would take, for seconds.
+        covariances = jax.lax.optimization_barrier(covariances)
+        return jax.lax.reduce_window(covariances, zero, jax.lax.add, shape, strides, "VALID") / size
+    terms = []
+    for offset in range(size):
+        places = [slice(None)] * covariances.ndim
+        for axis in axes:
+            places[axis] = slice(offset, offset + (num_steps - 1) * stride + 1, stride)
+        terms.append(covariances[tuple(places)])
+    return sum(terms[1:], terms[0]) / size
+
+
+def _steps(length: int, size: int, stride: int, padding: str) -> tuple[tuple[int, int], int]:
+    """Return the pixels that are added before and after, and the number of places of the filter."""
+    if padding == "VALID":
+        return (0, 0), (length - size) // stride + 1
+    num_steps = -(-length // stride)
+    if padding == "CIRCULAR":  # begins at the same offset, whatever the stride
+        return ((size - 1) // 2, size // 2), num_steps
+    missing = max((num_steps - 1) * stride + size - length, 0)
+    return (missing // 2, missing - missing // 2), num_steps
+
+
+class AllPairsNeededError(Exception):
+    """A mean over pixels was asked of covariances of each pixel with itself alone."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerKernels:
+    r"""Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
+
+    Units are independent, identically distributed over channels, so a covariance of one channel is that of all. Of
+    images, a covariance is one of two pixels: of each pixel with the same of the other image, (n1, n2, h, w), which is
+    all that a network needs up to "flatten"; or of all pairs, (n1, n2, h, w, h, w), for a mean over pixels. A rule of
+    :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`, and every method returns new ones.
+
+    Attributes:
+        square1: mean squares at single inputs of the first set, (n1,) or (n1, h, w).
+        square2: mean squares at those of the second.
+        product: covariances of units at two inputs, (n1, n2, ...).
+        tangent: inner products of the units' gradients by the parameters of all layers so far, (n1, n2, ...).
+        affine: variances (w, b) of weights and biases that squares and product are still to be multiplied by and
+            increased by, the tangent not; None for no such.
+        same: which pairs are one and the same input, (n1, n2), or None if none is.
+        error: largest share of a moment that a Hermite series has left out so far.
+    """
+
+    square1: Array
+    square2: Array
+    product: Array
+    tangent: Array
+    affine: tuple[Array, Array] | None
+    same: Array | None
+    error: Array
+
+    @property
+    def num_pixels(self) -> int:
+        """Number of pixels that a covariance is about: 0, 1 or 2."""
+        return (self.product.ndim - 2) // 2
+
+    def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
+        r"""Return the kernels after an affine layer, or a 1 × 1 convolution: $K = \sigma_w^2 \kappa + \sigma_b^2$.
+
+        The tangent is $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`).
+
+        Args:
+            w_std: standard deviation $\sigma_w$ of the weights.
+            b_std: standard deviation $\sigma_b$ of the biases.
+        """
+        units = self.settled()
+        w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
+        covariance = w_var * units.product + b_var
+        return replace(units, tangent=covariance + w_var * units.tangent, affine=(w_var, b_var))
+
+    def convolution(
+        self,
+        w_std: ArrayLike,
+        b_std: ArrayLike,
+        *,
+        kernel_size: tuple[int, int] = (3, 3),
+        strides: tuple[int, int] = (1, 1),
+        padding: str = "CIRCULAR",
+    ) -> "LayerKernels":
+        r"""Return the kernels after a convolution: a mean over the filter, then a dense layer (:eq:`convolution`).
+
+        Args:
+            w_std: standard deviation $\sigma_w$ of the weights, all of a filter's together.
+            b_std: standard deviation $\sigma_b$ of the biases.
+            kernel_size: height and width of the filter.
+            strides: steps along height and width.
+            padding: "CIRCULAR", "SAME" or "VALID", as in :class:`~numpyro_wide.nn.NTKConv`.
+        """
+        units = self.settled()
+        if not units.num_pixels:
+            raise ValueError("a convolution needs images; these kernels are of units without pixels.")
+        mean = lambda values, num: mean_over_filter(values, kernel_size, strides, padding, num_pixels=num)  # noqa: E731
+        return replace(
+            units,
+            square1=mean(units.square1, 1),
+            square2=mean(units.square2, 1),
+            product=mean(units.product, units.num_pixels),
+            tangent=mean(units.tangent, units.num_pixels),
+        ).dense(w_std, b_std)
+
+    def activate(self, activation: Activation) -> "LayerKernels":
+        r"""Return the kernels of activated units: $E[\varphi(u) \varphi(v)]$ and $E[\varphi'(u) \varphi'(v)] \Theta$.
+
+        Args:
+            activation: name of an activation, or a function of arrays.
+        """
+        dual: Any = activation_dual(activation)
+        w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
+        one, other = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
+        left, right = jax.tree.map(self._of_rows, one), jax.tree.map(self._of_columns, other)
+        determinant = reduced_determinant(
+            self._of_rows(self.square1), self._of_columns(self.square2), self.product, w_var, b_var
+        )
+        product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
+        if self.same is not None:
+            # Variances and covariance are rounded each in its own way. Here they must be the same number, for
+            # an angle near 0 is off by √ε where its cosine is off by ε.
+            same = self._same_unit(self.same)
+            product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
+        error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
+        return LayerKernels(one.product, other.product, product, slope * self.tangent, None, self.same, error)
+
+    def normalise(self) -> "LayerKernels":
+        """Return the kernels after layer normalisation over channels, whose mean tends to zero: units of variance 1."""
+        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, which is not loaded with the package
+
+        units = self.settled()
+        scale1, scale2 = (1 / jnp.sqrt(square + LAYER_NORM_EPSILON) for square in (units.square1, units.square2))
+        scale = self._of_rows(scale1) * self._of_columns(scale2)
+        return replace(
+            units,
+            square1=units.square1 * scale1**2,
+            square2=units.square2 * scale2**2,
+            product=units.product * scale,
+            tangent=units.tangent * scale,
+        )
+
+    def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
+        """Return the kernels of a weighted sum of these units and others, whose last weights are their own.
+
+        Args:
+            other: kernels of the other units, such as those of a residual branch.
+            weight: factor of these units.
+            other_weight: factor of the others.
+        """
+        one, two = self.settled(), other.settled()
+        if one.product.shape != two.product.shape:
+            raise ValueError(
+                f"a sum needs units at the same pixels, but the kernels have shapes {one.product.shape} and "
+                f"{two.product.shape}."
+            )
+        a, b = self._number("weight", weight) ** 2, self._number("other_weight", other_weight) ** 2
+        names = ("square1", "square2", "product", "tangent")
+        sums = {name: a * getattr(one, name) + b * getattr(two, name) for name in names}
+        return replace(one, **sums, error=jnp.maximum(one.error, two.error))
+
+    def flatten(self) -> "LayerKernels":
+        """Return the kernels of the units of all pixels taken together: means over each pixel with itself."""
+        units = self.settled()
+        if not units.num_pixels:
+            return units
+        return replace(
+            units,
+            square1=jnp.mean(units.square1, axis=(-2, -1)),
+            square2=jnp.mean(units.square2, axis=(-2, -1)),
+            product=jnp.mean(units.each_pixel(units.product), axis=(-2, -1)),
+            tangent=jnp.mean(units.each_pixel(units.tangent), axis=(-2, -1)),
+        )
+
+    def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
+        """Return the kernels of the features that the readout's N(0, 1) weights multiply, with which a rule ends.
+
+        Mathematics, :eq:`pooling`.
+
+        Args:
+            pooling: "flatten", for the units of all pixels, or "mean", for their average over pixels.
+            w_std: standard deviation of the readout's weights.
+            b_std: standard deviation of the readout's bias.
+        """
+        units = self.settled()
+        if pooling == "flatten" or not units.num_pixels:
+            units = units.flatten()
+            product, tangent = units.product, units.tangent
+        elif units.num_pixels == 1:
+            raise AllPairsNeededError
+        else:
+            product, tangent = (jnp.mean(part, axis=(-4, -3, -2, -1)) for part in (units.product, units.tangent))
+        w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
+        return replace(units, product=w_var * product + b_var, tangent=w_var * tangent)
+
+    def settled(self) -> "LayerKernels":
+        """Return the same kernels with ``affine`` applied."""
+        if self.affine is None:
+            return self
+        w_var, b_var = self.affine
+        squares = {name: w_var * getattr(self, name) + b_var for name in ("square1", "square2", "product")}
+        return replace(self, **squares, affine=None)
+
+    def each_pixel(self, covariances: Array) -> Array:
+        """Return the covariances of each pixel with the same of the other image, (n1, n2, h, w)."""
+        if self.num_pixels < 2:
+            return covariances
+        return jnp.einsum("...hwhw->...hw", covariances)
+
+    def _number(self, name: str, value: ArrayLike) -> Array:
+        """Return a scale in the type of the kernels, which the inputs set."""
+        return as_not_negative(name, value, dtype=self.product.dtype)
+
+    def _of_rows(self, values: Array) -> Array:
+        """Return what single inputs of the first set have, (..., n1, h, w), to broadcast against the covariances."""
+        if not values.ndim:
+            return values
+        return jnp.expand_dims(values, ((-1,), (-3,), (-5, -2, -1))[self.num_pixels])
+
+    def _of_columns(self, values: Array) -> Array:
+        if not values.ndim:
+            return values
+        return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
+
+    def _same_unit(self, same: Array) -> Array:
+        """Return which covariances are those of one pixel of one image with itself, as a shape that broadcasts."""
+        same = jnp.expand_dims(same, range(2, self.product.ndim))
+        if self.num_pixels < 2:
+            return same
+        height, width = self.product.shape[2:4]
+        return same & jnp.eye(height * width, dtype=bool).reshape(1, 1, height, width, height, width)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Two sets of inputs, from which a rule begins.
+
+    Attributes:
+        x1: inputs, (n1, ...).
+        x2: inputs, (n2, ...).
+        same: which pairs are one and the same input, (n1, n2), or None if none is.
+        all_pairs: whether images begin with the covariances of all pairs of pixels, as a mean over pixels needs.
+    """
+
+    x1: Array
+    x2: Array
+    same: Array | None
+    all_pairs: bool = False
+
+    def vectors(self, input_scale: ArrayLike | None = None) -> LayerKernels:
+        """Return the kernels of inputs as vectors, flattened if they are images.
+
+        Args:
+            input_scale: factor of the inputs, a number or one for each column, or None.
+        """
+        x1, x2 = (scaled_inputs(x.reshape(x.shape[0], -1), input_scale) for x in (self.x1, self.x2))
+        product = jnp.matmul(x1, x2.T, precision="highest") / x1.shape[1]
+        return self._begin(x1, x2, product)
+
+    def images(self) -> LayerKernels:
+        """Return the kernels of images, (n, height, width, channels)."""
+        pairs = "ihwc,jyxc->ijhwyx" if self.all_pairs else "ihwc,jhwc->ijhw"
+        product = jnp.einsum(pairs, self.x1, self.x2, precision="highest") / self.x1.shape[-1]
+        return self._begin(self.x1, self.x2, product)
+
+    def _begin(self, x1: Array, x2: Array, product: Array) -> LayerKernels:
+        square1, square2 = jnp.mean(x1**2, axis=-1), jnp.mean(x2**2, axis=-1)
+        error = jnp.zeros((), product.dtype)
+        return LayerKernels(square1, square2, product, jnp.zeros_like(product), None, self.same, error)
+
+
+def scaled_inputs(x: Array, input_scale: Any) -> Array:
+    """Return the inputs (n, d_in) in the units that the network sees."""
+    if input_scale is None:
+        return x
+    scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
+    check_input_scale(scale, x.shape[1])
+    return x * jnp.broadcast_to(scale, x.shape)
+
+
+if TYPE_CHECKING:
+    from numpyro_wide.nn._networks import CNN, FCN, WideResNet
+
+Rule = Callable[[Any, Inputs], LayerKernels]
+
+# Layers that are compiled one after the other, as is quicker to run; beyond, the time to compile would grow with the
+# depth.
+_MAX_UNROLLED = 3
+
+_RULES: dict[type, Rule] = {}
+
+
+def register_kernel(module_type: type, rule: Rule) -> None:
+    r"""Register the rule by which :func:`kernel` handles a network of your own.
+
+    A rule follows the network's forward pass: it begins with ``inputs.vectors()`` or ``inputs.images()``, and every
+    layer is a method of the kernels, ``dense``, ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``.
+    It ends with ``features(pooling, w_std, b_std)``, the readout's scales, since the network gives the features that
+    N(0, 1) weights multiply. It holds for the subclasses of the type that have no rule of their own.
+
+    Args:
+        module_type: the class of the network.
+        rule: function of the network and its :class:`~numpyro_wide.wide_limit.Inputs` that returns
+            :class:`~numpyro_wide.wide_limit.LayerKernels`.
+
+    Raises:
+        TypeError: for what is no class, or a rule that is no function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import linen
+        >>> from numpyro_wide import wide_limit
+        >>> from numpyro_wide.nn import NTKDense
+        >>> class Sum(linen.Module):  # of a linear and a rectified branch
+        ...     @linen.compact
+        ...     def __call__(self, x):
+        ...         return (NTKDense(500)(x) + jnp.maximum(NTKDense(500)(x), 0)) / 500**0.5
+        >>> def rule(network, inputs):
+        ...     x = inputs.vectors()
+        ...     return x.dense(1.0, 0.0).plus(x.dense(1.0, 0.0).activate("relu")).features("flatten", 1.0, 0.0)
+        >>> wide_limit.register_kernel(Sum, rule)
+        >>> nngp, ntk = wide_limit.kernel(Sum())(jnp.ones((1, 4)))
+        >>> nngp.round(3).tolist()
+        [[1.5]]
+    """
+    if not isinstance(module_type, type):
+        raise TypeError(
+            f"module_type must be a class, but is {kind_of(module_type)}; pass type(network) for a network."
+        )
+    if not callable(rule):
+        raise TypeError(f"rule must be a function of a network and its inputs, but is {kind_of(rule)}.")
+    _RULES[module_type] = rule
+
+
+def rule_of(network: Any) -> Rule:
+    """Return the rule of a network.
+
+    Raises:
+        TypeError: for one that has none.
+    """
+    from numpyro_wide.nn._networks import (
+        CNN,
+        FCN,
+        WideResNet,  # with flax, which is not loaded with the package
+    )
+
+    rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, **_RULES}
+    for module_type in type(network).__mro__:
+        if module_type in rules:
+            return rules[module_type]
+    have = listing(module_type.__name__ for module_type in rules)
+    if isinstance(network, type):
+        raise TypeError(f"network must be a module, not the class {network.__name__} itself; make one of it.")
+    raise TypeError(
+        f"the {type(network).__name__} has no rule for its infinite width; those that have one are {have}. Give it one "
+        "by wide_limit.register_kernel, or estimate its kernel by mean_kernel or wide_limit.empirical_ntk."
+    )
+
+
+def fully_connected(
+    units: LayerKernels,
+    activation: Activation,
+    scales: Sequence[Any],
+    layer_norm: bool = False,
+) -> LayerKernels:
+    """Return the kernels of an FCN's features, for w_std and b_std (depth,) and the readout's two scales."""
+    w_std, b_std, readout_w_std, readout_b_std = scales
+
+    def layer(units: LayerKernels, scales: tuple[Array, Array]) -> LayerKernels:
+        sums = units.dense(*scales)
+        return (sums.normalise() if layer_norm else sums).activate(activation)
+
+    hidden = _through_layers(layer, units, (w_std, b_std), w_std.shape[0])
+    return hidden.features("flatten", readout_w_std, readout_b_std)
+
+
+def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
+    whole_number("depth", network.depth, 0)
+    whole_number("width", network.width)
+    scales = network.scales()
+    units = inputs.vectors(scales["input_scale"])
+    by_layer = [
+        jnp.broadcast_to(jnp.asarray(scales[n], units.error.dtype), (network.depth,)) for n in ("w_std", "b_std")
+    ]
+    numbers = [*by_layer, scales["readout_w_std"], scales["readout_b_std"]]
+    return fully_connected(units, network.activation, numbers, network.layer_norm)
+
+
+def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
+    from numpyro_wide.nn._layers import scale_or_unit
+    from numpyro_wide.nn._networks import check_network
+
+    check_network(network, inputs.x1)
+
+    def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
+        sums = units.convolution(w_std, network.b_std, padding=network.padding)
+        return (sums.normalise() if network.layer_norm else sums).activate(network.activation)
+
+    first = scale_or_unit(network.w_std, "identity", network.b_std)
+    w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
+    hidden = layer(inputs.images(), first)
+    if network.padding == "VALID":  # each layer's image is smaller than the one before
+        for _ in range(network.depth - 1):
+            hidden = layer(hidden, w_std)
+    else:
+        scales = jnp.full(network.depth - 1, jnp.asarray(w_std, hidden.error.dtype))
+        hidden = _through_layers(layer, hidden, scales, network.depth - 1)
+    return _readout(network, hidden)
+
+
+def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
+    from numpyro_wide.nn._layers import scale_or_unit
+    from numpyro_wide.nn._networks import check_network
+
+    check_network(network, inputs.x1)
+    first = scale_or_unit(network.w_std, "identity", network.b_std)
+    w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
+
+    def convolution(units: LayerKernels, size: int, stride: int) -> LayerKernels:
+        filter_size, strides = (size, size), (stride, stride)
+        return units.convolution(
+            w_std, network.b_std, kernel_size=filter_size, strides=strides, padding=network.padding
+        )
+
+    def block(units: LayerKernels, k: Any, *, stride: int, is_reshaped: bool) -> LayerKernels:
+        active = units.activate(network.activation)
+        residual = convolution(convolution(active, 3, stride).activate(network.activation), 3, 1)
+        skip = convolution(active, 1, stride) if is_reshaped else units
+        return skip.plus(residual, ((k - 1 + network.c) / (k + network.c)) ** 0.5, (1 / (k + network.c)) ** 0.5)
+
+    hidden = inputs.images().convolution(first, network.b_std, padding=network.padding)
+    for group in range(3):
+        k = group * network.num_blocks + 1
+        hidden = block(hidden, k, stride=2 if group else 1, is_reshaped=group > 0)
+        later = jnp.arange(k + 1, k + network.num_blocks).astype(hidden.error.dtype)
+        same_shape = partial(block, stride=1, is_reshaped=False)
+        hidden = _through_layers(same_shape, hidden.settled(), later, network.num_blocks - 1)
+    return _readout(network, hidden.activate(network.activation))
+
+
+def _readout(network: "CNN | WideResNet", hidden: LayerKernels) -> LayerKernels:
+    from numpyro_wide.nn._layers import scale_or_unit
+
+    w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
+    return hidden.features(network.pooling, w_std, network.readout_b_std)
+
+
+def _through_layers(
+    layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
+) -> LayerKernels:
+    """Carry the kernels through layers that leave their shapes alone, whose scales lie along leading axes."""
+    if num_layers <= _MAX_UNROLLED:
+        for i in range(num_layers):
+            units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))
+        return units
+    # For gradients a layer's temporaries are computed once more, and not held for all layers.
+    through = jax.checkpoint(lambda units, numbers: (layer(units, numbers), None))
+    return jax.lax.scan(through, units, scales, unroll=2)[0]

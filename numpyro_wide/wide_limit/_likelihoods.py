@@ -1,0 +1,651 @@
+"""Likelihoods that are not Gaussian, and averages of them under a Gaussian."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from scipy.linalg import helmert
+from scipy.special import expit, gammaln, log_ndtr, logsumexp, ndtr
+
+from numpyro_wide._checks import check_no_nan, check_not_negative, check_positive, is_known, whole_number
+
+# Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
+Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
+Nodes = tuple[np.ndarray, np.ndarray]  # standard normals and their weights
+NUM_QUADRATURE = 32
+_BATCH = 2**21  # function values at a time: bounds the memory of many nodes times many rows
+
+
+def quadrature(num_nodes: int) -> Nodes:
+    """Return the nodes and weights of Gauss and Hermite, (q, 1, 1) and (q,)."""
+    nodes, shares = np.polynomial.hermite_e.hermegauss(num_nodes)
+    return nodes[:, None, None], shares / np.sum(shares)
+
+
+class Averages(NamedTuple):
+    """Mean log likelihood and derivatives over normal function values.
+
+    Attributes:
+        value: mean log density, (n,).
+        slope: mean slope, (n, c).
+        weight: mean weight, (n,).
+        matrices: minus the mean second derivatives, (n, c, c); None where the weight is all that is known.
+    """
+
+    value: np.ndarray
+    slope: np.ndarray
+    weight: np.ndarray
+    matrices: np.ndarray | None = None
+
+
+class Likelihood(ABC):
+    """A likelihood of n rows, given c function values each, in float64.
+
+    A likelihood with a name is one class, listed in ``LIKELIHOODS`` of :mod:`_likelihoods`. It says which
+    ``parameters`` it has, and refuses those and the observations that cannot be; it implements ``start`` and
+    ``derivatives``, usually by ``OneValue``; and it may have ``quick`` targets.
+
+    Attributes:
+        parameters: names of what has to be known besides the observations, keywords of ``fitted_surrogate``.
+        predicted: function of means and variances of function values, offset included, and the parameters, to what
+            one expects of observations: probabilities of classes, or mean and variance.
+        quick: function ``(observed, noise_scale, **parameters)`` to quick targets and their noise scale, the
+            likelihood's own where that is None; in JAX, so that it can be traced. None where there is none.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ()
+    predicted: ClassVar[Callable[..., Any]]
+    quick: ClassVar[Callable[..., tuple[Array, Array]] | None] = None
+
+    @classmethod
+    def check_parameters(cls, given: dict[str, Any]) -> None:
+        """Refuse parameters that the likelihood cannot have: those that are not positive, unless it says otherwise."""
+        for name, value in given.items():
+            check_no_nan(name, value)
+            check_positive(name, value)
+
+    @classmethod
+    @abstractmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        """Refuse observations that the likelihood cannot give, where their numbers are known already."""
+
+    @property
+    @abstractmethod
+    def start(self) -> np.ndarray:
+        """Function values to begin the fit at, (n, c)."""
+
+    @property
+    def constant(self) -> np.ndarray:
+        """Terms of the log density that do not depend on the function values, (n,)."""
+        return np.zeros(len(self.start))
+
+    @abstractmethod
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        """Return log density, slope and weight at function values (q, n, c).
+
+        The ``constant`` is left out of the first. The weight is minus the second derivative, the mean
+        over the c function values of a row, or something positive in its place where that may be negative.
+        """
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        """Average log density (n,), slope (n, c) and weight (n,) over independent normals.
+
+        Args:
+            mean: means of the function values, (n, c).
+            variance: their variances, (n,), which those of a row share.
+            nodes: standard normals, (q, n, c), or (q, 1, 1) for the same in all rows, and their weights, (q,), which
+                sum to one; None for what the likelihood averages best by: a closed form, else Gauss and Hermite's.
+        """
+        normals, shares = quadrature(NUM_QUADRATURE) if nodes is None else nodes
+        scale = np.sqrt(variance)[:, None]
+        size = max(1, _BATCH // mean.size)
+        totals: list[Any] = [0.0, 0.0, 0.0]
+        for start in range(0, len(normals), size):
+            some = slice(start, start + size)
+            found = self.derivatives(mean + scale * normals[some])
+            totals = [total + np.tensordot(shares[some], part, 1) for total, part in zip(totals, found, strict=True)]
+        return Averages(*totals)
+
+
+@dataclass(frozen=True)
+class OneValue(Likelihood):
+    """A likelihood of observations that have one function value each.
+
+    Attributes:
+        observed: observations, (n,).
+        offset: what the function values have besides ``features @ readout``, (n,).
+    """
+
+    observed: np.ndarray
+    offset: np.ndarray
+
+    @property
+    def start(self) -> np.ndarray:
+        return (self.guess() - self.offset)[:, None]
+
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        value, slope, weight = self.along(values[..., 0] + self.offset)
+        return value, slope[..., None], weight
+
+    def guess(self) -> np.ndarray:
+        """Return function values, offset included, at which a fit may begin, (n,)."""
+        return np.zeros_like(self.observed)
+
+    @abstractmethod
+    def along(self, f: np.ndarray) -> Derivatives:
+        """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""
+
+
+def check_whole(observed: Array | np.ndarray, likelihood: str, largest: ArrayLike) -> None:
+    """Refuse observations that are not whole numbers from 0 to the largest, where they are known already.
+
+    Args:
+        observed: observations, of any shape.
+        likelihood: its name, for the message.
+        largest: a number, or one for each observation: the number of trials.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if not is_known(observed):
+        return
+    array = np.asarray(observed)
+    if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
+        most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
+        raise ValueError(
+            f"observations of a {likelihood} likelihood must be whole numbers from 0 to {most}, but they range from "
+            f"{array.min()} to {array.max()}, or are not whole."
+        )
+
+
+_NARROW = 0.5  # standard deviation of a logit below which the sum is over its normal, else over a logistic variable
+_NUM_NODES = 24
+_LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
+
+
+class LogisticAverages(NamedTuple):
+    """Mean values over normal logits f, in the shape of their means.
+
+    Attributes:
+        log_normaliser: mean of log(1 + exp f).
+        prob: mean of 1 / (1 + exp(-f)), the probability of 1.
+        curvature: mean of its derivative, prob · (1 − prob) at f.
+    """
+
+    log_normaliser: np.ndarray
+    prob: np.ndarray
+    curvature: np.ndarray
+
+
+def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
+    """Average the logistic function and its integral over normal logits.
+
+    The logistic function is a distribution function, of a logistic variable u: its mean is that of P(u < f) over u,
+    whose terms are smooth however large the variance of f is.
+
+    Args:
+        mean: means of the logits, (n,).
+        variance: their variances, (n,).
+    """
+    scale = np.sqrt(variance)
+    found = np.empty((3, len(mean)))
+    narrow = scale < _NARROW
+    nodes, shares = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
+    logits = mean[narrow, None] + scale[narrow, None] * nodes
+    prob = expit(logits)
+    terms = np.stack([np.logaddexp(0.0, logits), prob, prob * expit(-logits)])
+    found[:, narrow] = terms @ (shares / shares.sum())
+    wide = scale[~narrow, None]
+    logistics = np.arange(-_LARGEST, _LARGEST + _LOGISTIC_SPACING, _LOGISTIC_SPACING)
+    shares = expit(logistics) * expit(-logistics)
+    above = (mean[~narrow, None] - logistics) / wide
+    density = np.exp(-0.5 * above**2) / np.sqrt(2 * np.pi)
+    below = ndtr(above)
+    terms = np.stack([wide * (above * below + density), below, density / wide])
+    found[:, ~narrow] = terms @ (shares / shares.sum())
+    return LogisticAverages(*found)
+
+
+_VARIANCE = np.pi**2 / 6  # of a Gumbel variable
+_LOWEST, _STRAIGHT, _HIGHEST, _SPACING = (
+    -7.0,
+    12.0,
+    56.0,
+    0.1,
+)  # of the table; from the second on F's logarithm is straight
+_NUM_SHAPES = 41  # inverse standard deviations of a sum in the table, from 0, the normal's, to Gumbel's
+_FIRST, _STRIDE, _NUM_PLACES = 5, 3, 72  # of the integral, above the largest mean, in cells of the table
+_FARTHEST = 40.0  # standard deviations below the largest mean, from which on a class has no chance
+_SOFTMAX_BATCH = 2**14  # numbers at a time, that fit a processor's cache
+
+
+class SoftmaxAverages(NamedTuple):
+    """Mean values over normal logits, by row.
+
+    Attributes:
+        log_normaliser: mean logarithm of the sum of exponentials, (n,).
+        probs: mean probabilities, (n, k).
+        curvature: mean of diag p − p pᵀ, (n, k, k), with p for the probabilities.
+    """
+
+    log_normaliser: np.ndarray
+    probs: np.ndarray
+    curvature: np.ndarray
+
+
+def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
+    """Average a softmax and its logarithm over independent normal logits.
+
+    Args:
+        mean: means of the logits, (n, k).
+        variance: their variances, (n,), which those of a row share.
+    """
+    size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
+    parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
+    return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
+    scale = np.sqrt(variance + _VARIANCE)
+    best = mean.max(axis=1)
+    height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)
+    largest = np.exp(-np.sum(height, axis=1))  # distribution function of the largest sum
+    step = _STRIDE * _SPACING
+    probs = step * np.matmul(hazard, largest[..., None])[..., 0]
+    # The chance that two sums tie at the top is minus the derivative of the one's chance to win by the other's mean.
+    curvature = -step * np.matmul(hazard * (largest / scale[:, None])[:, None], hazard.swapaxes(1, 2))
+    diagonal = np.arange(mean.shape[1])
+    curvature[:, diagonal, diagonal] = 0.0
+    curvature[:, diagonal, diagonal] = -np.sum(curvature, axis=2)
+    # The mean of the largest sum, less Euler's constant: that of a variable of distribution function F is what
+    # 1 − F encloses above a point, less what F does below.
+    above = step * (np.sum(1 - largest, axis=1) - 0.5)
+    return SoftmaxAverages(best + scale * (_LOWEST + _FIRST * _SPACING + above), probs, curvature)
+
+
+def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return −log F and the derivative of log F along the integral, (n, k, places).
+
+    Args:
+        below: how far means are below the largest, in standard deviations, (n, k).
+        shapes: inverse standard deviations of the sums, (n,).
+    """
+    values, slopes = (_by_row(table, shapes) for table in _tables())
+    cells = below / _SPACING
+    first = cells.astype(int)
+    t = (cells - first)[..., None]  # the same in all cells, which the integral's steps are multiples of
+    start = first + (np.arange(len(values)) * values.shape[1])[:, None] + _FIRST
+    flat = start[..., None] + _STRIDE * np.arange(_NUM_PLACES)
+    left, left_slope = values.take(flat), slopes.take(flat)
+    flat += 1
+    rise, right_slope = values.take(flat) - left, slopes.take(flat)
+    # Hermite's cubics between two places, and their derivatives.
+    height = np.exp(
+        left + (3 - 2 * t) * t**2 * rise + _SPACING * t * (1 - t) * ((1 - t) * left_slope - t * right_slope)
+    )
+    slope = 6 / _SPACING * t * (1 - t) * rise + (1 - t) * (1 - 3 * t) * left_slope - t * (2 - 3 * t) * right_slope
+    return height, -slope * height
+
+
+def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Interpolate a table between its shapes, by cubics through four, (n, places)."""
+    cells = np.clip(shapes * (_NUM_SHAPES - 1) * np.sqrt(_VARIANCE), 0, _NUM_SHAPES - 1)
+    first = np.clip(cells.astype(int) - 1, 0, _NUM_SHAPES - 4)
+    t = (cells - first)[:, None]
+    weights = (
+        -(t - 1) * (t - 2) * (t - 3) / 6,
+        t * (t - 2) * (t - 3) / 2,
+        -t * (t - 1) * (t - 3) / 2,
+        t * (t - 1) * (t - 2) / 6,
+    )
+    return sum(weight * table[first + i] for i, weight in enumerate(weights))
+
+
+@lru_cache(1)
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    """Return log(−log F) and its derivative, (shapes, places)."""
+    from scipy.interpolate import CubicSpline  # which NumPyro has not loaded
+
+    places = np.arange(round((_HIGHEST - _LOWEST) / _SPACING) + 1) * _SPACING + _LOWEST
+    curved = places <= _STRAIGHT
+    shapes = np.linspace(0, 1 / np.sqrt(_VARIANCE), _NUM_SHAPES)
+    values = np.stack([_log_height(places[curved], shape) for shape in shapes])
+    slopes = CubicSpline(places[curved], values, axis=1)(places[curved], 1)
+    beyond = places[~curved] - places[curved][-1]
+    straight = values[:, -1:] + slopes[:, -1:] * beyond
+    return np.hstack([values, straight]), np.hstack([slopes, np.broadcast_to(slopes[:, -1:], straight.shape)])
+
+
+def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
+    """Return log(−log F) of a sum, by a trapezoid rule over the Gumbel variable or over the normal one."""
+    scale = np.sqrt(max(1 - _VARIANCE * shape**2, 0.0))  # of the normal part
+    if shape < 0.2:  # the normal part, of 4.8 Gumbel units at least, smooths Gumbel's
+        gumbel = np.arange(-4.0, 45.0, 0.25)
+        log_weights = -gumbel - np.exp(-gumbel) + np.log(0.25)
+        at = (places[:, None] - shape * (gumbel - np.euler_gamma)) / scale
+        log_below, log_above = (logsumexp(log_weights + log_ndtr(side * at), axis=1) for side in (1, -1))
+    else:
+        normal = np.arange(-12.0, 12.0, 0.05)
+        log_weights = -0.5 * normal**2 + np.log(0.05 / np.sqrt(2 * np.pi))
+        heights = np.exp(-((places[:, None] - scale * normal) / shape + np.euler_gamma))
+        log_below = logsumexp(log_weights - heights, axis=1)
+        log_above = logsumexp(log_weights + np.log(-np.expm1(-heights)), axis=1)
+    # Where F is almost 1 its logarithm is that of the other side's probability, without cancellation.
+    small = -np.log1p(-np.exp(np.minimum(log_above, -0.1)))
+    return np.log(np.where(log_above < -1, small, -log_below))
+
+
+@dataclass(frozen=True)
+class Logistic(OneValue):
+    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total: a binomial's, and a negative binomial's."""
+
+    @property
+    @abstractmethod
+    def total(self) -> np.ndarray:
+        """Exponent of the denominator, (n,)."""
+
+    @property
+    def shift(self) -> np.ndarray:
+        """Amount taken from the function values there, (n,)."""
+        return np.zeros_like(self.observed)
+
+    def along(self, f: np.ndarray) -> Derivatives:
+        centred = f - self.shift
+        log_density = self.observed * f - self.total * np.logaddexp(0.0, centred)
+        slope = self.observed - self.total * expit(centred)
+        return log_density, slope, self.total * expit(centred) * expit(-centred)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        f = mean[:, 0] + self.offset
+        found = logistic_averages(f - self.shift, variance)
+        value = self.observed * f - self.total * found.log_normaliser
+        return Averages(value, (self.observed - self.total * found.prob)[:, None], self.total * found.curvature)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Logistic):
+    """Outcomes 0 or 1, by their logit."""
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        return logistic_averages(mean, variance).prob
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        check_whole(observed, "bernoulli", 1)
+
+    @staticmethod
+    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
+        # At f = 0 the slope is y − 1/2, that of the Gaussian t / s², and the curvature 1/4.
+        scale = jnp.asarray(2.0 if noise_scale is None else noise_scale, observed.dtype)
+        return scale**2 * (observed - 0.5), scale
+
+    @property
+    def total(self) -> np.ndarray:
+        return np.ones_like(self.observed)
+
+
+@dataclass(frozen=True)
+class Binomial(Logistic):
+    """Successes among a number of trials, which may be zero, by the logit of one.
+
+    Attributes:
+        total_count: number of trials, (n,).
+    """
+
+    parameters = ("total_count",)
+    total_count: np.ndarray
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray, total_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        _, prob, curvature = logistic_averages(mean, variance)
+        # The variance of a probability p is the mean of p less that of p (1 − p), less its squared mean.
+        between = np.maximum(prob - curvature - prob**2, 0.0)
+        return total_count * prob, total_count * curvature + total_count**2 * between
+
+    @classmethod
+    def check_parameters(cls, given: dict[str, Any]) -> None:
+        count = given["total_count"]
+        check_no_nan("total_count", count)
+        check_not_negative("total_count", count)
+        if np.any(np.asarray(count) != np.round(count)):
+            raise ValueError(f"total_count must hold whole numbers, but got {count}.")
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        check_whole(observed, "binomial", parameters["total_count"])
+
+    @property
+    def constant(self) -> np.ndarray:
+        return (
+            gammaln(self.total_count + 1) - gammaln(self.observed + 1) - gammaln(self.total_count - self.observed + 1)
+        )
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.total_count
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(Logistic):
+    """Counts, by the logarithm of their mean.
+
+    Attributes:
+        concentration: r, of which the variance is mean + mean² / r, (n,).
+    """
+
+    parameters = ("concentration",)
+    concentration: np.ndarray
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray, concentration: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rate = np.exp(mean + variance / 2)
+        return rate, rate + rate**2 * (np.expm1(variance) + np.exp(variance) / concentration)
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        check_whole(observed, "negative_binomial", np.inf)
+
+    def guess(self) -> np.ndarray:
+        return np.log(self.observed + 0.5)
+
+    @property
+    def constant(self) -> np.ndarray:
+        r, y = self.concentration, self.observed
+        return gammaln(y + r) - gammaln(r) - gammaln(y + 1) - y * np.log(r)
+
+    @property
+    def total(self) -> np.ndarray:
+        return self.observed + self.concentration
+
+    @property
+    def shift(self) -> np.ndarray:
+        return np.log(self.concentration)
+
+
+@dataclass(frozen=True)
+class Poisson(OneValue):
+    """Counts, by the logarithm of their rate."""
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rate = np.exp(mean + variance / 2)
+        return rate, rate + rate**2 * np.expm1(variance)
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        check_whole(observed, "poisson", np.inf)
+
+    @staticmethod
+    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
+        # At f = log(y + 1/2), near the mode, the slope is −1/2 and the curvature y + 1/2.
+        log_rate = jnp.log(observed + 0.5)
+        scale = jnp.exp(-0.5 * log_rate)
+        return log_rate - 0.5 * scale**2, scale if noise_scale is None else jnp.asarray(noise_scale, scale.dtype)
+
+    def guess(self) -> np.ndarray:
+        return np.log(self.observed + 0.5)
+
+    def along(self, f: np.ndarray) -> Derivatives:
+        rate = np.exp(f)
+        return self.observed * f - rate, self.observed - rate, rate
+
+    @property
+    def constant(self) -> np.ndarray:
+        return -gammaln(self.observed + 1)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        f = mean[:, 0] + self.offset
+        rate = np.exp(f + variance / 2)
+        return Averages(self.observed * f - rate, (self.observed - rate)[:, None], rate)
+
+
+@dataclass(frozen=True)
+class StudentT(OneValue):
+    """Student's t about the function value.
+
+    It is not log-concave. The weight is that of the normal whose log density touches this one's from below (that of the
+    E-step for t as a scale mixture): positive, small for outliers, whose targets it keeps near what was observed.
+
+    Attributes:
+        df: degrees of freedom, (n,).
+        scale: scale, (n,).
+    """
+
+    parameters = ("df", "scale")
+    df: np.ndarray
+    scale: np.ndarray
+
+    @staticmethod
+    def predicted(
+        mean: np.ndarray, variance: np.ndarray, df: np.ndarray, scale: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(divide="ignore"):
+            of_noise = np.where(df > 2, scale**2 * df / np.maximum(df - 2, 0.0), np.inf)
+        return mean, variance + of_noise
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        """Accept any number."""
+
+    def guess(self) -> np.ndarray:
+        return self.observed
+
+    def along(self, f: np.ndarray) -> Derivatives:
+        residual = self.observed - f
+        weight = (self.df + 1) / (self.df * self.scale**2 + residual**2)
+        return -0.5 * (self.df + 1) * np.log1p((residual / self.scale) ** 2 / self.df), weight * residual, weight
+
+    @property
+    def constant(self) -> np.ndarray:
+        half = self.df / 2
+        return gammaln(half + 0.5) - gammaln(half) - 0.5 * np.log(self.df * np.pi * self.scale**2)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        # Of the bound with the precision of the scale mixture as a second factor: its weights are its derivatives, too.
+        residual = self.observed - self.offset - mean[:, 0]
+        square = residual**2 + variance
+        weight = (self.df + 1) / (self.df * self.scale**2 + square)
+        value = -0.5 * (self.df + 1) * np.log1p(square / self.scale**2 / self.df)
+        return Averages(value, (weight * residual)[:, None], weight)
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """Class labels, by the softmax of k logits, all with one weight a row.
+
+    Attributes:
+        labels: classes from 0, (n,).
+        basis: orthonormal columns that span the logits up to a shift of all, (k, c): the function values are the logits
+            in that basis, less the offset.
+        offset: what the logits have besides, (n, k).
+    """
+
+    parameters = ("num_classes",)
+    labels: np.ndarray
+    basis: np.ndarray
+    offset: np.ndarray
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+        probs = softmax_averages(mean, variance).probs
+        return probs / probs.sum(axis=1, keepdims=True)
+
+    @classmethod
+    def check_parameters(cls, given: dict[str, Any]) -> None:
+        whole_number("num_classes", given["num_classes"], 2)
+
+    @classmethod
+    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
+        if observed.ndim != 1:
+            # The argmax of a column would make every label 0.
+            is_column = observed.ndim == 2 and observed.shape[1] == 1
+            mend = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
+            raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {mend}.")
+        check_whole(observed, "categorical", parameters["num_classes"] - 1)
+
+    @staticmethod
+    def quick(
+        observed: Array, noise_scale: ArrayLike | None, num_classes: int, basis: Array | None = None
+    ) -> tuple[Array, Array]:
+        # At f = 0, where the classes are alike, the slope is the code less its mean, and the curvature 1/k across them.
+        deviation = jax.nn.one_hot(observed, num_classes) - 1.0 / num_classes
+        deviation = deviation if basis is None else deviation @ basis
+        scale = jnp.asarray(np.sqrt(num_classes) if noise_scale is None else noise_scale, deviation.dtype)
+        return scale**2 * deviation, scale
+
+    @property
+    def start(self) -> np.ndarray:
+        return np.zeros((len(self.labels), self.basis.shape[1]))
+
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        codes = np.eye(len(self.basis))[self.labels]
+        logits = values @ self.basis.T + self.offset
+        logits -= logits.max(axis=-1, keepdims=True)
+        probs = np.exp(logits)
+        total = probs.sum(axis=-1, keepdims=True)
+        probs /= total
+        log_density = np.sum(codes * logits, axis=-1) - np.log(total[..., 0])
+        # The trace of diag p − p pᵀ, which the basis leaves as it is.
+        weight = (1 - np.sum(probs**2, axis=-1)) / self.basis.shape[1]
+        return log_density, (codes - probs) @ self.basis, weight
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
+        if nodes is not None:
+            return super().expected(mean, variance, nodes)
+        # Logits in the basis of contrasts differ from independent ones by what moves all of them together.
+        logits, codes = mean @ self.basis.T + self.offset, np.eye(len(self.basis))[self.labels]
+        found = softmax_averages(logits, variance)
+        matrices = self.basis.T @ found.curvature @ self.basis
+        weight = np.trace(found.curvature, axis1=1, axis2=2) / self.basis.shape[1]
+        return Averages(
+            np.sum(codes * logits, axis=1) - found.log_normaliser, (codes - found.probs) @ self.basis, weight, matrices
+        )
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "bernoulli": Bernoulli,
+    "binomial": Binomial,
+    "categorical": Categorical,
+    "negative_binomial": NegativeBinomial,
+    "poisson": Poisson,
+    "student_t": StudentT,
+}
+
+
+def logit_basis(num_classes: int, contrasts: bool) -> np.ndarray:
+    """Return the basis of the logits that the function values are in, (k, c): contrasts, or each class its own."""
+    return helmert(num_classes).T if contrasts else np.eye(num_classes)

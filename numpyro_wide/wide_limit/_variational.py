@@ -1,0 +1,294 @@
+"""Variational fit of a surrogate to a likelihood under a Gaussian process prior, in NumPy's float64."""
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky
+from scipy.linalg.lapack import dpotri, dtrtri
+
+from numpyro_wide.machine import set_blas_threads
+from numpyro_wide.wide_limit._likelihoods import Likelihood, Nodes
+
+_MAX_STEPS = 300
+_SMALLEST_STEP = 2.0**-30
+_TOLERANCE = 3e-4  # of means, in posterior standard deviations, and of the logarithms of weights
+# How much the bound may fall, as a share of it: nodes that are drawn are not those of one exact bound, and a step that
+# overshoots loses far more.
+_ALLOWANCE = 1e-3
+# Of the precision of a function value a priori: the least that an observation adds to it. It moves no sampler, and can
+# be divided by where the likelihood's own weight underflows, or is negative.
+_LEAST_WEIGHT = 1e-3
+
+
+class GaussianLikelihood(NamedTuple):
+    """A Gaussian likelihood N(targets; f, 1 / weights) of function values f, (n, c).
+
+    Attributes:
+        targets: values that it takes for observed, (n, c).
+        weights: precisions, (n,), which the function values of a row share.
+    """
+
+    targets: np.ndarray
+    weights: np.ndarray
+
+    def condition(self, kernel: np.ndarray) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Condition a Gaussian process of zero mean on the targets.
+
+        Args:
+            kernel: K, the prior covariance of a function value between rows, (n, n).
+
+        Returns:
+            Function of covariances of other rows with these, (m, n), and of the prior variances of those, (m,), to
+            their means, (m, c), and variances, (m,).
+        """
+        factor = cho_factor(kernel + np.diag(1 / self.weights), lower=True)
+        solved = cho_solve(factor, self.targets)
+
+        def moments(cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            explained = np.sum(cross * cho_solve(factor, cross.T).T, axis=1)
+            return cross @ solved, np.maximum(prior - explained, 0.0)
+
+        return moments
+
+
+class State(NamedTuple):
+    """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column.
+
+    Attributes:
+        alpha: α, (n, c).
+        weights: w, (n,).
+        mean: K α, (n, c).
+        variance: marginal variances, (n,).
+        slope: mean slope of the log likelihood, (n, c).
+        curvature: mean weight of the log likelihood, (n,).
+        matrices: minus its mean second derivatives, (n, c, c), where the likelihood gives them.
+        factor: Cholesky factor of B = I + √w K √w.
+        bound: the ELBO; minus infinity where something is not finite.
+    """
+
+    alpha: np.ndarray
+    weights: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    slope: np.ndarray
+    curvature: np.ndarray
+    matrices: np.ndarray | None
+    factor: np.ndarray
+    bound: float
+
+
+class VariationalFit(NamedTuple):
+    r"""The problem of which Gaussian likelihood gives the best Gaussian posterior (Mathematics, :eq:`sites`).
+
+    Attributes:
+        likelihood: likelihood of n rows with c function values each.
+        kernel: K, the prior covariance in each column, (n, n).
+        nodes: standard normals, (q, n, c) or (q, 1, 1), and their weights, (q,), which sum to one; None for what
+            the likelihood averages best by.
+    """
+
+    likelihood: Likelihood
+    kernel: np.ndarray
+    nodes: Nodes | None
+
+    def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
+        """Maximise the bound, without a word if the maximum is not quite reached.
+
+        Args:
+            start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
+            tolerance: how far means and weights may still move, in posterior standard deviations and as a share of the
+                information that the posterior holds.
+        """
+        with set_blas_threads(1):
+            return self._climb(None if start is None else self._from(start), tolerance)[0]
+
+    def kernel_slope(self, state: State) -> np.ndarray:
+        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`).
+
+        There the Gaussian is stationary, and the kernel moves the bound through its prior alone.
+
+        Args:
+            state: state at the largest bound.
+        """
+        root = np.sqrt(state.weights)
+        inverse, _ = dpotri(state.factor, lower=1)
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
+
+    def fit(self, total_weight: float) -> GaussianLikelihood:
+        """Take natural-gradient steps until means and weights stand still.
+
+        Args:
+            total_weight: most that the sum of w K_ii may come to in the end, about.
+        """
+        # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
+        with set_blas_threads(1):
+            state, moved = self._climb(None, _TOLERANCE)
+        if not moved < 1e-2:
+            warnings.warn(
+                f"the surrogate's means and weights still move by {moved:.2g} (of a standard deviation, of their size) "
+                "after all steps; it can be used, and the posterior stays exact, but a kernel of the right size may "
+                "give a better one: look at the variances on its diagonal, and pass an offset where function values "
+                "are far from zero.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return self.sites(state, total_weight)
+
+    def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
+        """Return the Gaussian likelihood of a state.
+
+        Args:
+            state: state at the largest bound.
+            total_weight: most that the sum of w K_ii may come to, about.
+        """
+        weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
+        # The slope at the mean is the likelihood's, whatever the limits of the weight.
+        return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
+
+    @property
+    def _prior(self) -> np.ndarray:
+        """The prior variances, (n,), those of next to nothing raised."""
+        variances = np.diagonal(self.kernel)
+        return np.maximum(variances, 1e-6 * np.max(variances))
+
+    def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
+        state, step, moved = self._start() if start is None else start, 1.0, np.inf
+        for _ in range(_MAX_STEPS):
+            new = self._towards(state, step)
+            if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
+                step /= 2
+                if step < _SMALLEST_STEP:
+                    break
+                continue
+            before, moved = moved, _movement(state, new) / step
+            # What swings to and fro takes shorter steps.
+            state, step = new, (min(1.0, 2 * step) if moved < before else max(step / 2, 0.1))
+            if moved < tolerance:
+                break
+        return state, moved
+
+    def _start(self) -> State:
+        """Return the state with the likelihood's derivatives row by row; with a mean of zero if that leads nowhere."""
+        start, slope, weight = self._row_by_row()
+        weights = self._kept_up(weight)
+        alpha = self._alpha(_factor(self.kernel, weights), weights, weights[:, None] * start + slope)
+        state = self._at(alpha, weights)
+        if np.isfinite(state.bound):
+            return state
+        state = self._at(np.zeros_like(start), weights)
+        if np.isfinite(state.bound):
+            return state
+        raise ValueError(
+            "the mean log likelihood is not finite under the prior that the kernel describes; check the kernel's "
+            f"diagonal, which goes up to {np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
+        )
+
+    def _from(self, other: State) -> State | None:
+        """Return the posterior under the Gaussian likelihood of another state; None if its bound is not finite."""
+        weights = self._kept_up(other.weights)
+        natural = weights[:, None] * other.mean + other.slope
+        state = self._at(self._alpha(_factor(self.kernel, weights), weights, natural), weights)
+        return state if np.isfinite(state.bound) else None
+
+    def _row_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return about the mode of every row by itself, and slope and weight there, by Newton's steps.
+
+        A step is one prior standard deviation at most.
+        """
+        values, prior = self.likelihood.start, self._prior[:, None]
+        for _ in range(_ROW_STEPS):
+            with np.errstate(all="ignore"):
+                _, slope, weight, _ = self.likelihood.expected(values, np.zeros(len(values)), _AT_THE_MEAN)
+            if not (np.isfinite(slope).all() and np.isfinite(weight).all()):
+                raise ValueError(
+                    "the derivatives of the log likelihood must be finite at the function values that the kernel lets "
+                    "one expect, but are not; give a likelihood that has a density at every value, or an offset."
+                )
+            step = (slope - values / prior) / (np.maximum(weight, 0.0)[:, None] + 1 / prior)
+            step = np.clip(step, -np.sqrt(prior), np.sqrt(prior))
+            values = values + step
+        return values - step, slope, weight
+
+    def _at(self, alpha: np.ndarray, weights: np.ndarray) -> State:
+        factor = _factor(self.kernel, weights)
+        inverse, _ = dtrtri(factor, lower=1)
+        explained = np.sum(inverse**2, axis=0)  # the diagonal of B⁻¹
+        # The covariance is K − K √w B⁻¹ √w K, and √w times it times √w is I − B⁻¹.
+        variance = np.clip((1 - explained) / weights, 0.0, np.diagonal(self.kernel))
+        mean = self.kernel @ alpha
+        log_det = 2 * np.sum(np.log(np.diagonal(factor)))
+        divergence = 0.5 * (mean.shape[1] * (log_det + np.sum(explained) - len(mean)) + np.sum(alpha * mean))
+        with np.errstate(all="ignore"):
+            value, slope, weight, matrices = self.likelihood.expected(mean, variance, self.nodes)
+            bound = float(np.sum(value) - divergence)
+        is_finite = np.isfinite(bound) and np.isfinite(slope).all() and np.isfinite(weight).all()
+        curvature = self._kept_up(weight) if is_finite else weights
+        bound = bound if is_finite else -np.inf
+        return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
+
+    def _towards(self, state: State, step: float) -> State:
+        """Move a share of the way to the posterior given the current weights, and to the weights at its moments."""
+        # Weights that rows share among several function values swing to and fro if they go all the way.
+        share = step if state.matrices is None else step / 2
+        weights = (1 - share) * state.weights + share * state.curvature
+        return self._at(state.alpha + step * self._newton(state), weights)
+
+    def _newton(self, state: State) -> np.ndarray:
+        """Return Newton's step of α for weights that stay, (I + H K)⁻¹ (s − α), with −H the mean second derivatives.
+
+        Where rows have matrices of these, by conjugate gradients in the inner product of K, in which both I + H K and
+        its stand-in with the weights are symmetric.
+        """
+        residual = state.slope - state.alpha
+        step = self._alpha(state.factor, state.weights, residual)
+        if state.matrices is None:
+            return step
+        found, direction, before = np.zeros_like(step), np.zeros_like(step), np.inf
+        image = self.kernel @ residual  # K times the residual
+        least = _SHARE**2 * np.sum(image * step)
+        for _ in range(_MAX_SOLVE):
+            size = np.sum(image * step)
+            if not size > least:
+                break
+            direction = step + size / before * direction
+            raised = self.kernel @ direction
+            bent = np.matmul(state.matrices, raised[..., None])[..., 0] + direction
+            length = size / np.sum(raised * bent)
+            found, residual, before = found + length * direction, residual - length * bent, size
+            image = self.kernel @ residual
+            step = self._alpha(state.factor, state.weights, residual)
+        return found
+
+    def _alpha(self, factor: np.ndarray, weights: np.ndarray, natural: np.ndarray) -> np.ndarray:
+        root = np.sqrt(weights)[:, None]
+        return natural - root * cho_solve((factor, True), root * (self.kernel @ natural))
+
+    def _kept_up(self, weight: np.ndarray) -> np.ndarray:
+        return np.maximum(weight, _LEAST_WEIGHT / self._prior)
+
+
+_ROW_STEPS = 20
+_SHARE, _MAX_SOLVE = 0.1, 30  # of a solution by conjugate gradients: its error as a share, and steps
+_AT_THE_MEAN = (np.zeros((1, 1, 1)), np.ones(1))
+
+
+def _factor(kernel: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    root = np.sqrt(weights)
+    matrix = root[:, None] * kernel * root
+    matrix[np.diag_indices_from(matrix)] += 1.0
+    try:
+        return cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+    except LinAlgError as error:
+        raise ValueError(
+            "kernel must be positive semidefinite, but has negative eigenvalues; compute it in double precision, or "
+            "take mean_kernel."
+        ) from error
+
+
+def _movement(old: State, new: State) -> float:
+    scale = np.sqrt(new.variance + 1e-12 * np.max(new.variance))[:, None]
+    means = np.max(np.abs(new.mean - old.mean) / scale)
+    return float(max(means, np.max(np.abs(new.weights - old.weights) * new.variance)))
