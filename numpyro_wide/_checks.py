@@ -1,5 +1,6 @@
 """Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Number
 from operator import index
@@ -24,15 +25,7 @@ def kind_of(value: Any) -> str:
 
 
 def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
-    """Refuse tables of pandas or polars, columns too, among the arguments of a model.
-
-    Args:
-        arguments: arguments of the model.
-        keywords: keyword arguments of the model.
-
-    Raises:
-        TypeError: if one of them is such a table.
-    """
+    """Refuse tables of pandas or polars, columns too, among the arguments of a model."""
     for name, value in [*((f"argument {place}", value) for place, value in enumerate(arguments)), *keywords.items()]:
         if hasattr(value, "to_numpy"):
             raise TypeError(
@@ -60,33 +53,13 @@ def is_tracing() -> bool:
 
 
 def check_known(what: str, *values: Any, remedy: str = "call it outside") -> None:
-    """Refuse to go on without numbers.
-
-    Args:
-        what: sentence that ends with the numbers that are needed, such as "a summary holds numbers".
-        *values: arrays that are needed, besides those that are made here.
-        remedy: what to do, in words.
-
-    Raises:
-        TypeError: if JAX is tracing, or one of the values cannot be read.
-    """
+    """Refuse to go on without numbers."""
     if is_tracing() or not all(map(is_known, values)):
         raise TypeError(f"{what}, which are not known under jit, grad or vmap; {remedy}.")
 
 
 def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
-    """Return the value as Python's integer: NumPy's are whole numbers too, True and False are none.
-
-    Args:
-        name: name of the argument.
-        value: number that was passed.
-        least: smallest number that will do.
-        order: order of the arguments, to be shown where something else came in this one's place.
-
-    Raises:
-        ValueError: for another number, or a word.
-        TypeError: for anything else, such as an array or a model.
-    """
+    """Return the value as Python's integer: NumPy's are whole numbers too, True and False are none."""
     try:
         number = None if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
@@ -100,17 +73,7 @@ def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> i
 
 
 def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str = "") -> None:
-    """Refuse a value that is not among the named choices.
-
-    Args:
-        name: name of the argument.
-        value: argument that was passed.
-        choices: names that are allowed.
-        also: other values that are allowed, in words, such as "or a function".
-
-    Raises:
-        ValueError: if the value is not among the choices.
-    """
+    """Refuse a value that is not among the named choices."""
     if not isinstance(value, str) or value not in choices:
         allowed = f"{listing(choices)} {also}".rstrip()
         raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
@@ -127,18 +90,7 @@ def check_levels(name: str, levels: float | Sequence[float]) -> None:
 def check_names_known(
     role: str, names: str | Iterable[str], known: Iterable[str], *, kind: str = "site", remedy: str = ""
 ) -> None:
-    """Refuse names that a model does not have.
-
-    Args:
-        role: argument that names them.
-        names: one name, or several.
-        known: names that the model has.
-        kind: kind of the named things: "site", "sample site", "argument".
-        remedy: sentence on what to do, where that is more than to take another name.
-
-    Raises:
-        ValueError: if a name is not among those of the model.
-    """
+    """Refuse names that a model does not have."""
     known = list(known)
     unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in known]
     if unknown:
@@ -215,16 +167,7 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
-    """Convert arrays, lists or tables to their common floating-point type, at least single precision.
-
-    Args:
-        *arrays: numbers of any real type.
-        dtype: type to take instead.
-        names: names of the arrays, for the message.
-
-    Raises:
-        TypeError: if an array does not hold real numbers.
-    """
+    """Convert arrays, lists or tables to their common floating-point type, at least single precision."""
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
     for i, x in enumerate(given):
         _refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
@@ -247,18 +190,7 @@ def _refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
 
 
 def check_key(name: str, value: Any, order: str, *, several: bool = False) -> None:
-    """Refuse anything but one PRNG key, of either kind that JAX has.
-
-    Args:
-        name: name of the argument.
-        value: argument that was passed.
-        order: order of the arguments, for the message.
-        several: whether an array of keys will do, as NumPyro's ``MCMC`` takes one for each chain.
-
-    Raises:
-        TypeError: if it is something else, such as a whole number.
-        ValueError: for several keys where one is needed.
-    """
+    """Refuse anything but one PRNG key, of either kind that JAX has."""
     is_typed = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     if not is_typed and not (isinstance(value, Array | np.ndarray) and value.dtype == np.uint32):
         raise TypeError(
@@ -274,3 +206,18 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
 def listing(names: Iterable[str]) -> str:
     """List names for an error message."""
     return ", ".join(repr(name) for name in names) or "none"
+
+
+def warn_if_stuck(draws: Mapping[str, Any], *, stacklevel: int = 3) -> None:
+    """Warn if fewer than 2 % of at least a hundred draws, (draw, ...) by site, differ from all others."""
+    first = next(iter(draws.values()), None)
+    if first is None or len(first) < 100 or not is_known(first) or not first[0].size:
+        return
+    num_distinct = len(np.unique(np.asarray(first).reshape(len(first), -1)[:, 0]))
+    if num_distinct < 0.02 * len(first):
+        warnings.warn(
+            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup, or "
+            "look at its acceptance probability.",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )

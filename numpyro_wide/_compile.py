@@ -76,7 +76,14 @@ _PROGRAMS: Recent[Callable] = Recent(256)
 
 
 def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
-    """Run ``fn(*args)`` compiled; a program of the same text, traced from whichever function, is not compiled again.
+    """Run ``fn(*args)`` compiled; see :func:`program_of`."""
+    if is_tracing() or not all(map(is_known, jax.tree.leaves(args))):
+        return jax.jit(fn)(*args)
+    return program_of(fn, *args, quick=quick)(*args)
+
+
+def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
+    """Compile ``fn`` for arguments like these; a program of the same text, of whichever function, is compiled once.
 
     Args:
         fn: function of trees of arrays. What it closes over is part of the program: pass data as arguments.
@@ -84,8 +91,6 @@ def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
         quick: whether to compile without optimisation, for a program that runs a few times.
     """
     leaves, structure = jax.tree.flatten(args)
-    if is_tracing() or not all(map(is_known, leaves)):
-        return jax.jit(fn)(*args)
     results: Any = None
 
     def flat(*leaves: Any) -> list[Any]:
@@ -95,15 +100,30 @@ def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
 
     # Unused arguments are kept, since two programs may differ in nothing but which they use.
     lowered = jax.jit(flat, keep_unused=True).lower(*leaves)
-    key = _hash(f"{quick} {lowered.in_avals} {lowered.as_text()}")
+    key = sha256(f"{quick} {lowered.in_avals} {lowered.as_text()}".encode()).hexdigest()
     if key not in _SHARED:
-        while len(_SHARED) >= 256:
+        while len(_SHARED) >= _MOST_SHARED:
             del _SHARED[next(iter(_SHARED))]
         _SHARED[key] = lowered.compile({"xla_backend_optimization_level": "0"} if quick else None)
-    return jax.tree.unflatten(results, _SHARED[key](*leaves))
+    shared = _SHARED[key]
+    return lambda *args: jax.tree.unflatten(results, shared(*jax.tree.leaves(args)))
 
 
+def split(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Array | np.ndarray)]
+
+    def join(arrays: list[Any]) -> Any:
+        found = dict(zip(places, arrays, strict=True))
+        return jax.tree.unflatten(structure, [found.get(place, leaf) for place, leaf in enumerate(leaves)])
+
+    return [leaves[place] for place in places], join
+
+
+# By their text, the oldest first.
 _SHARED: dict[str, Callable] = {}
+_MOST_SHARED = 256
 
 
 def run_compiled(body: Callable, model: Callable, static: Any, *arrays: Any) -> Any:

@@ -65,14 +65,7 @@ def run_model(
 def abstract_sites(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Sites:
-    """Return the sites of a run without numbers, of a model some of whose priors may not be sampled.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        values: values of sites and parameters.
-    """
+    """Return the sites of a run without numbers, of a model some of whose priors may not be sampled."""
     found: Sites = {}
 
     def run() -> None:
@@ -121,15 +114,7 @@ def observed_sites(sites: Sites) -> Sites:
 
 
 def refuse_unobserved(sites: Sites, reason: str) -> None:
-    """Refuse a run in which no sample site is observed.
-
-    Args:
-        sites: the sites of the run.
-        reason: why observations are needed, a sentence without its end.
-
-    Raises:
-        ValueError: if nothing is observed.
-    """
+    """Refuse a run in which no sample site is observed."""
     samples = sample_sites(sites)
     if not any(site["is_observed"] for site in samples.values()):
         raise ValueError(
@@ -158,15 +143,7 @@ def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
 
 
 def refuse_subsampled(plate: dict, reason: str) -> None:
-    """Refuse a plate site that takes a part of the rows only.
-
-    Args:
-        plate: the plate's site, or its message in a handler.
-        reason: why the whole data are needed, and what to do besides dropping ``subsample_size``.
-
-    Raises:
-        ValueError: if the plate is subsampled.
-    """
+    """Refuse a plate site that takes a part of the rows only."""
     size, subsample_size = plate["args"]
     if subsample_size not in (None, size):
         raise ValueError(
@@ -189,10 +166,7 @@ def is_valid(sites: dict[str, Any]) -> Array:
 
 
 def is_bound(sites: dict[str, Any]) -> bool:
-    """Tell whether NumPyro's closures over a model are good for the program alone that traced it.
-
-    They keep parameters, and bounds of supports, of the trace that they were made in.
-    """
+    """Tell whether NumPyro's closures over a model are good for the program alone that traced it."""
     kept = [site["value"] for site in sites.values() if site["type"] in ("param", "mutable")]
     kept += [site["fn"].support for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
     return not all(map(is_known, jax.tree.leaves(kept)))

@@ -19,7 +19,7 @@ from jax._src.config import NumpyDtypePromotion
 PACKAGE = "/numpyro_wide/"
 # A distribution's parameters broadcast against values of any rank and type, as NumPyro's own do. And where a user's
 # model is differentiated, what its operations promote in their derivatives is promoted on that line.
-EXEMPT = tuple(f"{PACKAGE}{part}" for part in ("distributions/", "readout/_marginal.py", "readout/_conjugacy.py"))
+EXEMPT = tuple(f"{PACKAGE}{part}" for part in ("distributions/", "readout/_collapse.py", "readout/_assumptions.py"))
 SKIPPED = ("/jax/", "/functools.py", "/contextlib.py", "/weakref.py")
 
 IS_KNOWN = hasattr(jax_util, "_rank_promotion_warning_or_error") and hasattr(jax_dtypes, "_least_upper_bound")

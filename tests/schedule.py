@@ -15,13 +15,13 @@ NUMERICS = (
     *("tests/natural", "tests/readout", "tests/surrogates", "tests/wide_limit"),
 )
 # Of these rooms the plumbing, which is the same however it is compiled.
-PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "test_conjugacy.py")
+PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "test_assumptions.py")
 # Of these rooms the files of many models, each of which compiles programs of its own: they ask what is computed, or
 # whether a chain goes where it should, and not to which digit. Compiled quickly they take half the time.
 LONG = (
     *("tests/diagnostics", "tests/elbo", "tests/estimators", "tests/evidence/test_density.py"),
     *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py"),
-    *("tests/mcmc/test_protocol.py", "tests/nn", "tests/readout/test_as_it_is_now.py"),
+    *("tests/mcmc/test_protocol.py", "tests/nn"),
     *("tests/readout/test_handlers.py", "tests/readout/test_log_density.py", "tests/readout/test_one_predictive.py"),
     *("tests/readout/test_random_models.py", "tests/runs", "tests/surrogates/test_fitted_posteriors.py"),
 )

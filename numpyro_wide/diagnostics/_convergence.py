@@ -21,6 +21,7 @@ from numpyro_wide._compile import combine, partition, run_compiled
 from numpyro_wide._traces import run_model
 from numpyro_wide.diagnostics._scores import log_predictive_density
 from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, by_blocks, for_each_draw
+from numpyro_wide.readout._assumptions import read_run
 from numpyro_wide.readout._predictions import moments_of
 
 _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws bounded
@@ -602,7 +603,7 @@ def _evidence_errors(model: Any, static: tuple, draws: Draws, data: list[Any]) -
     args, kwargs = combine(data, rest)
 
     def single(draw: Draws) -> Draws:
-        return {"error": model.run(names, draw, args, kwargs).problem(model.variant).evidence_error()}
+        return {"error": read_run(model.fn, names, draw, args, kwargs)[0].problem(model.variant).evidence_error()}
 
     return for_each_draw(single, draws)
 
@@ -612,7 +613,7 @@ def _integrated(model: Any, static: tuple, draws: Draws, data: list[Any]) -> Dra
     args, kwargs = combine(data, rest)
 
     def single(draw: Draws) -> Draws:
-        fit = model.run(names, draw, args, kwargs)
+        fit: Any = read_run(model.fn, names, draw, args, kwargs)[0]
         mean, *_ = fit.problem(model.variant).predict(fit.features)
         return {"values": _some(jnp.ravel(fit.loc + mean), most)}
 

@@ -24,6 +24,8 @@ from numpyro_wide._traces import (
     observed_sites,
     run_model,
 )
+from numpyro_wide.readout._assumptions import conjugate_sites
+from numpyro_wide.readout._limit import weights_of
 from numpyro_wide.readout._model import ReadoutModel, SiteNames, base_name
 from numpyro_wide.readout._predictive import refuse_mismatch
 from numpyro_wide.readout._repriorise import base_transforms
@@ -184,7 +186,7 @@ class FinishedRun:
             self.sites = _sites_of(self.plain, args, kwargs)
         except TypeError as error:
             example = "those of mcmc.run, observations included, such as to_arviz(mcmc, model, x, y)"
-            refuse_mismatch(self.plain, args, kwargs, error, "arguments", example)
+            refuse_mismatch(self.plain, (args, kwargs), error, "arguments", example)
             raise
         # Asked of the model as it was sampled, which has a base site, or a readout less.
         sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
@@ -194,9 +196,13 @@ class FinishedRun:
         self.internal = self._bases | {form.features for form in self.wrapped}
 
     @property
+    def _last_draw(self) -> dict[str, Any]:
+        return {name: values[0, -1] for name, values in self.latent(self.stored).items()}
+
+    @property
     def conjugate_sites(self) -> SiteNames | None:
         """Names of the sites with which the readout can be integrated out; None if it cannot be, or there is none."""
-        return self.wrapped[0].conjugate_sites(*self.arguments) if len(self.wrapped) == 1 else None
+        return conjugate_sites(self.wrapped[0], self._last_draw, *self.arguments) if len(self.wrapped) == 1 else None
 
     @property
     def missing(self) -> list[str]:
@@ -234,7 +240,7 @@ class FinishedRun:
         """Return draws with the readout of one wrapped model besides."""
         shape = np.shape(next(iter(draws.values())))[:2]
         flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in self.latent(draws).items()}
-        readout = form.weights(rng_key, flat, *self.arguments)[form.readout]
+        readout = weights_of(form, rng_key, flat, *self.arguments)[form.readout]
         return {**draws, form.readout: readout.reshape(*shape, *readout.shape[1:])}
 
     def latent(self, draws: Draws) -> Draws:

@@ -15,6 +15,7 @@ from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, kind_of
 from numpyro_wide._compile import combine, partition, run_compiled
 from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model, sample_sites
 from numpyro_wide.machine import double_precision
+from numpyro_wide.readout._assumptions import conjugate_sites, read_run
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
@@ -46,11 +47,13 @@ def limit_log_evidence(
     Raises:
         ValueError: for a kernel of another shape.
     """
-    names = model.conjugate_sites(args, kwargs)
+    names = conjugate_sites(model, {}, args, kwargs)
     if names is None:
         return float("nan")
     kernel_key, *probe_keys = random.split(rng_key, 3)
-    one, other = (model.run(names, _prior_draw(model, key, args, kwargs), args, kwargs) for key in probe_keys)
+    one, other = (
+        read_run(model.fn, names, _prior_draw(model, key, args, kwargs), args, kwargs)[0] for key in probe_keys
+    )
     if has_latent_noise(model, args, kwargs) or not np.array_equal(one.loc, other.loc):
         return float("nan")
     if kernel is None:

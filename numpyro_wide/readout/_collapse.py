@@ -1,9 +1,8 @@
 """Whole models with their readout integrated out."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,11 @@ from jax import Array, random
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
-from numpyro.handlers import seed, trace
 from numpyro.util import is_prng_key
 
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
-from numpyro_wide._compile import digest
-from numpyro_wide._traces import array_leaves, sample_sites
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._conjugacy import Conjugacy, check_conjugacy
+from numpyro_wide.readout._assumptions import check_at, depends, hold, preview, refuse, second_run
 from numpyro_wide.readout._model import (
     Draws,
     Model,
@@ -28,13 +24,12 @@ from numpyro_wide.readout._model import (
     SiteNames,
     adopt_signature,
     check_options,
-    only_given_values,
+    read_sites,
     refuse_draws_without_readout,
     refuse_given_collapsed,
     refuse_masked,
     refuse_scaled,
 )
-from numpyro_wide.readout._predictive import ReadoutPredictive
 
 
 class ReadoutMarginal(Distribution):
@@ -61,10 +56,11 @@ class ReadoutMarginal(Distribution):
 
     arg_constraints = {"loc": constraints.real}  # noqa: RUF012
     reparametrized_params = ["loc"]  # noqa: RUF012
-    pytree_data_fields = ("problem", "loc")
+    pytree_data_fields = ("problem", "loc", "is_right")
 
     def __init__(self, problem: ReadoutProblem, loc: ArrayLike | None = None, *, validate_args: bool | None = None):
         self.problem = problem
+        self.is_right: ArrayLike = True  # otherwise the density is NaN
         zero = jnp.zeros_like(problem.targets)
         self.loc = zero if loc is None else jnp.broadcast_to(jnp.asarray(loc, zero.dtype), zero.shape)
         super().__init__((), zero.shape, validate_args=validate_args)
@@ -91,7 +87,8 @@ class ReadoutMarginal(Distribution):
         """Return the log evidence of ``value``, one number for each leading index."""
 
         def single(value: Array) -> Array:
-            return self.problem.with_targets(value - self.loc).log_evidence()
+            log_evidence = self.problem.with_targets(value - self.loc).log_evidence()
+            return jnp.where(self.is_right, log_evidence, jnp.nan)
 
         for _ in range(jnp.ndim(value) - self.event_dim):
             single = jax.vmap(single)
@@ -119,8 +116,7 @@ class CollapsedModel(ReadoutModel):
     features: str
     observed: str
     variant: str
-    # By digest of the model's program, and whether its numbers were traced.
-    _checked: dict[tuple[bool, str], Conjugacy] = field(default_factory=dict, init=False, repr=False)
+    is_collapsed = True
 
     def __post_init__(self) -> None:
         adopt_signature(self, self.fn)
@@ -133,62 +129,41 @@ class CollapsedModel(ReadoutModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         refuse_frames(args, kwargs)
-        is_observed, program = _abstract_run(self.fn, args, kwargs)
+        is_observed, moving_sites = preview(self.fn, self.names, args, kwargs)
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
             refuse_draws_without_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
         refuse_given_collapsed(self.readout)
-        found = self._conjugacy(program, args, kwargs)
-        sites = _Marginalise(self.names, self.variant, hidden=found.moving_sites)
-        with sites:
+        first = _Marginalise(self.names, self.variant, hidden=moving_sites)
+        with first:
             result = self.fn(*args, **kwargs)
-        sites.read_off()
+        first.read_off()  # which says what is missing
+        if is_tracing() or not all(map(is_known, jax.tree.leaves((args, kwargs, first.free_values)))):
+            first.marginal.is_right = hold(second_run(self.fn, first, args, kwargs)[1])
+        else:
+            self._check(first, args, kwargs)
         return result
 
-    def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames:
-        """Return the names of the sites that the model was wrapped with."""
-        return self.names
+    def _check(self, first: ReadoutSites, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Say what is wrong with the model, or with its rounding, while the reason can be told."""
+        values = {name: value for name, value in first.free_values.items() if name != self.features}
+        findings, run = check_at(self.fn, self.names, values, args, kwargs, first.keys)
+        refuse(findings, self.names)
+        error = run.problem(self.variant).evidence_error()
+        if np.isnan(error) or float(error) < FELT_ERROR or self._is_noise_drawn(values, args, kwargs):
+            return
+        _warn_of_rounding(self.observed, error)
 
-    def weights(
-        self,
-        rng_key: Array,
-        draws: Draws,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
-    ) -> Draws:
-        """Return draws of the unwrapped model: those given, with exact draws of the readout given them."""
-        predictive = ReadoutPredictive(self, draws, args, dict(kwargs), params=dict(params or {}))
-        return {**draws, self.readout: predictive.readout(rng_key)}
+    def _is_noise_drawn(self, values: Draws, args: tuple, kwargs: dict[str, Any]) -> bool:
+        def noise_scale(values: Draws) -> dict[str, Any]:
+            sites, _ = read_sites(self.fn, self.names, values, args, kwargs)
+            return {"noise": sites.read_off().noise_scale}
 
-    def _conjugacy(self, program: str, args: tuple, kwargs: dict[str, Any]) -> Conjugacy:
-        """Check the model, once for each program that it traces to."""
-        known, traced = (False, program), (True, program)
-        if known in self._checked:  # with numbers, it said more
-            return self._checked[known]
-        key = traced if is_tracing() else known
-        if key not in self._checked:
-            self._checked[key] = check_conjugacy(self.fn, self.names, args, kwargs)
-            _warn_of_rounding(self.observed, self._checked[key].evidence_error)
-        return self._checked[key]
+        return depends(noise_scale, values)["noise"]
 
 
-@overload
-def collapse_readout(
-    fn: Model, *, readout: str, features: str, observed: str, variant: str = ...
-) -> CollapsedModel: ...
-
-
-@overload
-def collapse_readout(
-    fn: None = ..., *, readout: str, features: str, observed: str, variant: str = ...
-) -> Callable[[Model], CollapsedModel]: ...
-
-
-def collapse_readout(
-    fn: Model | None = None, *, readout: str, features: str, observed: str, variant: str = "auto"
-) -> CollapsedModel | Callable[[Model], CollapsedModel]:
+def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, variant: str = "auto") -> CollapsedModel:
     r"""Integrate the readout out of a model with a Gaussian likelihood, exactly.
 
     The wrapped model has no readout site; its observed site follows the marginal
@@ -200,21 +175,20 @@ def collapse_readout(
     Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model do not
     contain the readout, and ``Predictive``, which would draw it from its prior, is refused. With
     ``{**draws, readout: predictive.readout(key)}`` they are draws of the unwrapped model, for ``Predictive``,
-    ``log_likelihood`` by observation and ``arviz.loo``, none of which a joint marginal can give.
+    ``log_likelihood`` by observation and ``arviz.loo``.
 
-    NumPyro's ``log_likelihood`` of the *wrapped* model is one number a draw: the joint density of all rows that it is
-    given, the readout coming from its prior. At test rows that is not their predictive density, since what the
-    readout has learnt from the rows of the fit has no part in it; take
-    :meth:`ReadoutPredictive.log_density <numpyro_wide.ReadoutPredictive.log_density>`. It cannot be refused: a
-    sampler that evaluates its target runs the model in the same way.
+    NumPyro's ``log_likelihood`` of the *wrapped* model is the joint density of all rows that it is given, with the
+    readout from its prior. At test rows that is not their predictive density: take
+    :meth:`ReadoutPredictive.log_density <numpyro_wide.ReadoutPredictive.log_density>`.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
-    be used in no other distribution. Both are checked when the model is called, once for each program that it traces
-    to: a model that reads a global or a closure is checked again where that has changed what it computes. Deterministic
-    sites that move with the readout are not recorded.
+    reach nothing else: no other distribution, observation, noise, scale or mask. Every evaluation of the density checks
+    that, by a second, hidden run of the model at another readout. Where it does not hold the density is NaN; where
+    numbers are known, as at the start of a chain, an error says what is wrong. Deterministic sites that depend on the
+    readout are not recorded.
 
     Args:
-        fn: the model. Without it, ``collapse_readout`` gives a decorator.
+        fn: the model.
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
         features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         observed: name of the observed site, of shape (n,) or (n, k), with a Normal distribution.
@@ -225,14 +199,14 @@ def collapse_readout(
         The wrapped model.
 
     Warns:
-        UserWarning: when a program of the model is first run, if its noise is given, not drawn, and so small
-            that the log density is NaN in the current precision.
+        UserWarning: where numbers are known, if the noise is given, not drawn, and so small that rounding moves the log
+            density by more than a sampler bears.
 
     Raises:
         TypeError: if ``fn`` is not callable, or a name is not a string.
         ValueError: here for an unknown variant; when the model runs, if a site is missing or comes too late, prior or
-            likelihood is not Normal, the likelihood is scaled, masked or subsampled, the readout is observed, shapes do
-            not fit, data hold NaN, or the model is not linear in the readout as described.
+            likelihood is not Normal itself, the likelihood is scaled, masked or subsampled, the readout is observed,
+            shapes do not fit, data hold NaN, or the model is not linear in the readout as described.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -251,15 +225,13 @@ def collapse_readout(
         (10, 50)
     """
     check_options(fn, variant, readout=readout, features=features, observed=observed)
-
-    def wrap(model: Model) -> CollapsedModel:
-        return CollapsedModel(model, readout, features, observed, variant)
-
-    return wrap if fn is None else wrap(fn)
+    return CollapsedModel(fn, readout, features, observed, variant)
 
 
 class _Marginalise(ReadoutSites):
     """Handler that replaces the observed site's Normal by the marginal."""
+
+    marginal: ReadoutMarginal
 
     def __init__(self, names: SiteNames, variant: str, hidden: frozenset[str]):
         super().__init__(names, hidden=hidden)
@@ -269,7 +241,8 @@ class _Marginalise(ReadoutSites):
         super().process_message(msg)
         if msg["type"] == "sample" and msg["name"] == self.names.observed:
             run = self.read_off()
-            msg["fn"] = ReadoutMarginal(run.problem(self.variant), run.loc)
+            # Whether the model is as it should be is known when it has ended, before any density is asked for.
+            msg["fn"] = self.marginal = ReadoutMarginal(run.problem(self.variant), run.loc)
             # The rows are no longer independent, whatever plates surround them.
             msg["cond_indep_stack"] = []
 
@@ -286,45 +259,21 @@ def _is_known_one(scale: Any) -> bool:
     return scale is not None and is_known(scale) and bool(np.all(np.asarray(scale) == 1))
 
 
-def _warn_of_rounding(observed: str, error: Array | None) -> None:
+def _warn_of_rounding(observed: str, error: Array) -> None:
     """Warn while the reason can be told: a sampler that starts at NaN, or feels rounding, gives none."""
-    if error is None or not is_known(error) or float(error) < FELT_ERROR:
-        return
     if float(error) == float("inf"):
         what = (
             f"the noise of observed site {observed!r} is too small for {error.dtype}: its variance is less than the "
-            "rounding of products of the features leaves a trace of, at weights drawn from the prior. There the log "
-            "density is NaN."
+            "rounding of products of the features leaves a trace of. There the log density is NaN."
         )
     else:
         what = (
-            f"the log density of observed site {observed!r} loses its digits in {error.dtype}: at weights drawn from "
-            f"the prior, rounding moves it by about {float(error):.2g} nats, which a sampler feels. Centre and "
-            "standardise the targets, with the scale of the readout's prior to go with them."
+            f"the log density of observed site {observed!r} loses its digits in {error.dtype}: rounding moves it by "
+            f"about {float(error):.2g} nats, which a sampler feels. Centre and standardise the targets, with the scale "
+            "of the readout's prior to go with them."
         )
     warnings.warn(
         f"{what} Run {IN_FLOAT64}, or use a larger noise.",
         UserWarning,
         stacklevel=4,  # whoever runs the model
     )
-
-
-def _abstract_run(fn: Model, args: tuple, kwargs: dict) -> tuple[dict[str, bool], str]:
-    """Run the model without numbers.
-
-    Of the handlers around the call, those that set values count; the run is hidden from all others.
-
-    Returns:
-        Whether each sample site is observed, by name, and a digest of the program that the run traces to: of what the
-        model computes, whatever globals, closures and attributes that comes from. Values of arrays are not part of it.
-    """
-    is_observed: dict[str, bool] = {}
-
-    def run() -> list:
-        sites = trace(seed(fn, jax.random.key(0))).get_trace(*args, **kwargs)
-        is_observed.update({name: site["is_observed"] for name, site in sample_sites(sites).items()})
-        return array_leaves(sites)
-
-    with only_given_values():
-        program = jax.make_jaxpr(run)()
-    return is_observed, digest(program.jaxpr, list(is_observed.items()))

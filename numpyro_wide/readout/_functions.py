@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 from jax import Array
 
 from numpyro_wide._checks import check_names_known, kind_of, listing
 from numpyro_wide._traces import run_model
+from numpyro_wide.readout._assumptions import conjugate_sites, read_run
 from numpyro_wide.readout._model import ReadoutModel, check_fit_observed, check_wrapped
 
 Draw: TypeAlias = Mapping[str, Array]
@@ -102,7 +104,7 @@ def readout_function(
             "order is readout_function(model, (x, y), x_new)."
         )
     args, kwargs = tuple(model_args), dict(model_kwargs or {})
-    names = model.conjugate_sites(args, kwargs)
+    names = conjugate_sites(model, {}, args, kwargs)
     if names is None:
         raise ValueError(
             f"the readout {model.readout!r} cannot be integrated out of this model with these arguments of the fit: no "
@@ -110,7 +112,7 @@ def readout_function(
         )
 
     def function(draw: Draw) -> Array:
-        fit = model.run(names, draw, args, kwargs)
+        fit, is_right = read_run(model.fn, names, draw, args, kwargs)
         check_fit_observed(fit, names.observed)
         missing = [name for name, _ in fit.latent_shapes if name not in draw]
         if missing:
@@ -118,8 +120,8 @@ def readout_function(
                 f"the draw must hold all latent sites but the readout, but {listing(missing)} is missing; it has "
                 f"{listing(draw)}."
             )
-        test = model.run(names, draw, test_args, test_kwargs)
+        test, test_is_right = read_run(model.fn, names, draw, test_args, test_kwargs)
         mean, *_ = fit.problem().predict(test.test_features(fit))
-        return test.loc + mean
+        return jnp.where(is_right & test_is_right, test.loc + mean, jnp.nan)
 
     return function

@@ -14,12 +14,13 @@ from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, is_known, is_tracing, kind_of, listing, whole_number
-from numpyro_wide._compile import combine, partition, run_compiled
+from numpyro_wide._checks import check_key, is_known, kind_of, listing, whole_number
+from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
+from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
-from numpyro_wide.readout._conjugacy import is_drawn
 from numpyro_wide.readout._model import Draws, ReadoutModel
+from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.readout._repriorise import base_transforms, image_draws, weights_of_run
 
 # Draws of the prior for each that is asked for, where they are weighted.
@@ -77,8 +78,8 @@ def wide_limit_draws(
             model that uses :class:`~numpyro_wide.ReprioriseReadout`.
         num_samples: number of draws.
         *model_args: arguments of the model, targets included.
-        weighted: whether draws are chosen by their evidence; by default where the noise is latent. Say so too where the
-            network's scales are.
+        weighted: whether draws are chosen by their evidence; by default where the noise is latent, or another observed
+            site or factor depends on latent sites but not on the readout. Say so too where the network's scales are.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
@@ -87,7 +88,8 @@ def wide_limit_draws(
 
     Raises:
         TypeError: if ``rng_key`` is not a PRNG key, or ``num_samples`` not a number.
-        ValueError: if that is not a positive whole number, or no readout is repriorised in the run, as without targets.
+        ValueError: if that is not a positive whole number, no readout is repriorised in the run, as without targets, or
+            draws that are not to be weighted would ignore another observed site.
 
     Warns:
         RuntimeWarning: if the Pareto shape of the weights is above 0.7.
@@ -106,18 +108,35 @@ def wide_limit_draws(
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    arrays, rest = partition((model_args, model_kwargs))
     show_numbers(repriorised_model, model_args, model_kwargs)
-    is_latent = not is_tracing() and has_latent_noise(repriorised_model, model_args, model_kwargs)
-    static, shape = (num_samples, rest), None
+    if not weighted:
+        learns = _learns(repriorised_model, model_args, model_kwargs)
+        others = learns - {"noise"}
+        if weighted is not None and others:
+            raise ValueError(
+                f"the site {listing(sorted(others))} observes other latent sites than the readout, whose prior alone "
+                "these draws would come from; take weighted=True, or a chain."
+            )
+        weighted = bool(learns) if weighted is None else False
+    arrays, join = split((model_args, model_kwargs))
     draws_key, readout_key = random.split(rng_key)
-    if not (is_latent if weighted is None else weighted):
-        draws = run_compiled(_wide_limit, repriorised_model, static, draws_key, arrays)
-    else:
-        draws, log_weights = run_compiled(_weighted_limit, repriorised_model, static, draws_key, arrays)
+
+    def limit(rng_key: Array, arrays: list[Array]) -> Draws:
+        args, kwargs = join(arrays)
+        keys = random.split(rng_key, num_samples)
+        return jax.lax.map(lambda key: _limit_draw(repriorised_model, args, kwargs, key), keys)
+
+    def weighted_limit(rng_key: Array, arrays: list[Array]) -> tuple[Draws, Array]:
+        return _weighted_limit(repriorised_model, num_samples, rng_key, *join(arrays))
+
+    shape = None
+    if weighted:
+        draws, log_weights = run_program(weighted_limit, draws_key, arrays)
         shape = _pareto_shape(log_weights)
+    else:
+        draws = run_program(limit, draws_key, arrays)
     if isinstance(repriorised_model, ReadoutModel) and repriorised_model.readout not in draws:
-        draws = repriorised_model.weights(readout_key, draws, model_args, model_kwargs)
+        draws = weights_of(repriorised_model, readout_key, draws, model_args, model_kwargs)
     return WideLimitDraws(draws, shape)
 
 
@@ -135,12 +154,6 @@ def _pareto_shape(log_weights: Array) -> float | None:
     return shape
 
 
-def _wide_limit(model: Callable, static: tuple[int, Any], rng_key: Array, arrays: list[Array]) -> Draws:
-    num_samples, rest = static
-    args, kwargs = combine(arrays, rest)
-    return jax.lax.map(lambda key: _limit_draw(model, args, kwargs, key), random.split(rng_key, num_samples))
-
-
 def _limit_draw(
     model: Callable, args: tuple, kwargs: dict[str, Any], key: Array, base_key: Array | None = None
 ) -> Draws:
@@ -152,11 +165,9 @@ def _limit_draw(
 
 
 def _weighted_limit(
-    model: Callable, static: tuple[int, Any], rng_key: Array, arrays: list[Array]
+    model: Callable, num_samples: int, rng_key: Array, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Draws, Array]:
     """Return draws chosen by their weights, and the logarithms of these."""
-    num_samples, rest = static
-    args, kwargs = combine(arrays, rest)
     key, choice_key, base_key = random.split(rng_key, 3)
     keys = random.split(key, _NUM_PROPOSALS * num_samples)
 
@@ -194,15 +205,31 @@ def log_weight(sites: Sites) -> Array:
 
 def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Return whether the noise of a wrapped model's readout is drawn, and so learnt from the data at any width."""
+    return "noise" in _learns(model, args, kwargs)
 
-    def noise_scales(key: Array) -> list[Any]:
-        sites = run_model(model, args, kwargs, rng_key=key)
+
+def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    """Return what tells of latent sites at any width: "noise" where that is drawn, and names of other observed sites.
+
+    An observed site that the readout does not reach, but other latent sites do, is a likelihood of its own.
+    """
+
+    def run(keys: Array) -> dict[str, Any]:
+        base = StandardNormalBase(rng_key=keys[1])
+        sites = run_model(model, args, kwargs, rng_key=keys[0], inside=(base,))
         problems = [transform.problem for transform in base_transforms(sites).values()]
-        marginals = (site["fn"] for site in sample_sites(sites).values())
-        problems += [fn.problem for fn in marginals if isinstance(fn, ReadoutMarginal)]
-        return [problem.noise_scale for problem in problems]
+        found: dict[str, Any] = {}
+        for name, site in sample_sites(sites).items():
+            if isinstance(site["fn"], ReadoutMarginal):
+                problems.append(site["fn"].problem)
+            elif site["is_observed"]:
+                found[name] = site["fn"].log_prob(site["value"])
+        return {**found, "noise": [problem.noise_scale for problem in problems]}
 
-    return is_drawn(noise_scales)
+    keys = random.split(random.key(0))
+    is_drawn = depends(run, keys)
+    by_base = depends(lambda base_key: run(jnp.stack([keys[0], base_key])), keys[1])
+    return {name for name, drawn in is_drawn.items() if drawn and (name == "noise" or not by_base[name])}
 
 
 class StandardNormalBase(Messenger):
@@ -231,7 +258,7 @@ class StandardNormalBase(Messenger):
 
 def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
     """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
-    arrays, _ = partition((args, kwargs))
+    arrays, _ = split((args, kwargs))
     if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
         jax.eval_shape(lambda: latent_sites(run_model(model, args, kwargs)).clear())
 
@@ -296,19 +323,31 @@ def guide_draws(
     _check_params(guide, params, model_args, model_kwargs)
     show_numbers(model, model_args, model_kwargs)
     guide_key, readout_key = random.split(rng_key)
-    arrays, rest = partition((model_args, model_kwargs))
-    draws = run_compiled(_from_guide, guide, (num_samples, rest), guide_key, dict(params), arrays)
-    if isinstance(model, ReadoutModel):
-        return model.weights(readout_key, draws, model_args, model_kwargs, params)
-    return image_draws(model, draws, model_args, model_kwargs, params)
+    arrays, join = split((dict(params), model_args, model_kwargs))
+
+    def from_guide(rng_key: Array, arrays: list[Array]) -> Draws:
+        params, args, kwargs = join(arrays)
+        return Predictive(guide, params=params, num_samples=num_samples)(rng_key, *args, **kwargs)
+
+    draws = run_program(from_guide, guide_key, arrays)
+    return weights_of(model, readout_key, draws, model_args, model_kwargs, params)
 
 
-def _from_guide(
-    guide: Callable, static: tuple[int, Any], rng_key: Array, params: dict[str, Any], arrays: list[Array]
+def weights_of(
+    model: Callable,
+    rng_key: Array,
+    draws: Draws,
+    args: tuple,
+    kwargs: dict[str, Any],
+    params: Mapping[str, Any] | None = None,
 ) -> Draws:
-    num_samples, rest = static
-    args, kwargs = combine(arrays, rest)
-    return Predictive(guide, params=params, num_samples=num_samples)(rng_key, *args, **kwargs)
+    """Return draws of the unwrapped model, readout included, for draws of the wrapped one fitted on ``args``."""
+    if isinstance(model, ReadoutModel) and model.is_collapsed:
+        predictive = ReadoutPredictive(model, draws, args, kwargs, params=dict(params or {}))
+        return {**draws, model.readout: predictive.readout(rng_key)}
+    if isinstance(model, ReadoutModel) and model.readout in draws:
+        return dict(draws)
+    return image_draws(model, draws, args, kwargs, params)
 
 
 def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:

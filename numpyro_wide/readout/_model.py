@@ -23,15 +23,12 @@ from numpyro_wide._traces import STACK_LOCK, Sites, latent_sites, run_model, unw
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
 from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
 
+Model: TypeAlias = Callable[..., Any]
+Draws: TypeAlias = dict[str, Array]
+
 
 class SiteNames(NamedTuple):
-    """Names of the sites that a readout model is about.
-
-    Attributes:
-        readout: name of the readout's sample site.
-        features: name of the site that holds what the readout multiplies.
-        observed: name of the observed site whose mean is linear in the readout.
-    """
+    """Names of the readout, of the site of what it multiplies, and of the site whose mean is linear in it."""
 
     readout: str
     features: str
@@ -45,34 +42,21 @@ class SiteNames(NamedTuple):
 )
 @dataclass(frozen=True)
 class ReadoutRun:
-    r"""Likelihood and prior of a readout, as one run of a model with the readout at its prior mean shows them.
+    """Likelihood and prior of a readout, as one run of a model with the readout at its prior mean shows them."""
 
-    Attributes:
-        features: $\Psi$, (n, d).
-        loc: mean of the observed site, (n,) or (n, k).
-        residual: observations less ``loc``; ``loc`` where there are none.
-        noise_scale: standard deviation of the model's Normal; broadcasts against ``loc``.
-        prior_loc: mean of the readout's prior, (d,) or (d, k).
-        prior_scale: standard deviation of the readout's prior; broadcasts against ``prior_loc``.
-        readout: name of the readout.
-        is_observed: whether the observed site has observations.
-        latent_shapes: name and shape of every other latent site.
-        param_names: names of the param sites.
-    """
-
-    features: Array | RowFeatures
-    loc: Array
-    residual: Array
-    noise_scale: Array
-    prior_loc: Array
-    prior_scale: Array
+    features: Array | RowFeatures  # Ψ, (n, d)
+    loc: Array  # mean of the observed site, (n,) or (n, k)
+    residual: Array  # observations less ``loc``; ``loc`` where there are none
+    noise_scale: Array  # standard deviation of the model's Normal; broadcasts against ``loc``
+    prior_loc: Array  # (d,) or (d, k)
+    prior_scale: Array  # broadcasts against ``prior_loc``
     readout: str
     is_observed: bool
-    latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]  # of the other latent sites
     param_names: tuple[str, ...]
 
     def test_features(self, fit: "ReadoutRun") -> Any:
-        """Return the features as the problem of the run of the fit takes them: by blocks where it has its own so."""
+        """Return these features in the form of the fit's: row blocks if those are, dense otherwise."""
         if isinstance(fit.features, RowFeatures) or not isinstance(self.features, RowFeatures):
             return self.features
         return self.features.dense()
@@ -99,13 +83,10 @@ class StoppedRunError(ValueError):
 
 
 class SeenSites(Messenger):
-    """The values of a run's sites, by the names that the model gives them.
+    """Handler that keeps the values of a run's sites, by the names that the model gives them.
 
-    Handlers further out, such as ``scope``, rename sites before this one sees their values; so the name is noted when
-    the site begins.
-
-    Args:
-        hidden: deterministic sites to keep from every handler further out.
+    Handlers further out, such as ``scope``, rename sites before this one sees their values, so the name is noted when
+    the site begins. The sites named in ``hidden`` are kept from every handler further out.
     """
 
     def __init__(self, hidden: Iterable[str]):
@@ -128,16 +109,7 @@ class SeenSites(Messenger):
             self.values[name] = msg["value"]
 
     def value_before(self, role: str, name: str, where: str) -> Any:
-        """Return the value of a site that must have come already.
-
-        Args:
-            role: the argument that names it.
-            name: name of the site.
-            where: what it must come before, in words.
-
-        Raises:
-            ValueError: if it has not come yet.
-        """
+        """Return the value of the site that ``role`` names, which must have come before ``where``."""
         if name not in self.values:
             remedy = f" Record it by numpyro.deterministic({name!r}, ...)." if role == "features" else ""
             raise ValueError(
@@ -152,15 +124,17 @@ class ReadoutSites(SeenSites):
 
     Args:
         names: names of the sites.
-        displacement: function of the readout's shape, which is added to its prior mean; None for nothing.
+        displacement: function of the readout's prior scale and shape, added to its prior mean; None for nothing.
         hidden: deterministic sites to keep from every handler further out, besides the features.
+        keys: PRNG keys that another run has drawn outside of its sites, to be given out again in the same order.
     """
 
     def __init__(
         self,
         names: SiteNames,
-        displacement: Callable[[tuple[int, ...]], Array] | None = None,
+        displacement: Callable[[Array, tuple[int, ...]], Array] | None = None,
         hidden: Iterable[str] = (),
+        keys: Iterable[Any] | None = None,
     ):
         super().__init__({names.features, *hidden})
         self.names = names
@@ -168,6 +142,10 @@ class ReadoutSites(SeenSites):
         self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
         self.likelihood: tuple[Array, Array] | None = None
         self.observations: Array | None = None
+        self.others: dict[str, tuple[dist.Distribution, Any]] = {}  # distribution and scale of the other sample sites
+        self.given: set[str | None] = set()  # sites that the model itself gives a value
+        self.keys: list[Any] = []
+        self._replayed = None if keys is None else iter(keys)
 
     @property
     def num_rows(self) -> int | None:
@@ -175,25 +153,37 @@ class ReadoutSites(SeenSites):
         features = self.values.get(self.names.features)
         return None if features is None or not jnp.ndim(features) else jnp.shape(features)[0]
 
+    @property
+    def free_values(self) -> dict[str, Any]:
+        """Values of the sites that come from outside of the model: draws and parameters."""
+        return {name: value for name, value in self.values.items() if name not in self.given}
+
     def process_message(self, msg: dict) -> None:
         """Take the readout's value and prior, and the observed site's distribution."""
         super().process_message(msg)
+        name = msg.get("name")
+        # Sites of a scan come with their values, drawn or not.
+        if msg["is_observed"] if msg["type"] == "sample" else msg["value"] is not None:
+            self.given.add(name)
         if msg["type"] == "row_features" and msg["site"] == self.names.features:
             msg["value"] = msg["stop"] = True
-        elif msg["type"] == "sample" and msg["name"] == self.names.readout:
+        elif msg["type"] == "prng_key" and self._replayed is not None:
+            msg["kwargs"]["rng_key"], msg["stop"] = next(self._replayed), True
+        elif msg["type"] == "sample" and name == self.names.readout:
             self._take_readout(msg)
-        elif msg["type"] == "sample" and msg["name"] == self.names.observed:
+        elif msg["type"] == "sample" and name == self.names.observed:
             self._take_observed(msg)
+        elif msg["type"] == "sample" and len(self.begun) == 1:  # of the model's own; handlers outside have some, too
+            self.others[msg["name"]] = msg["fn"], msg["scale"]
+
+    def postprocess_message(self, msg: dict) -> None:
+        """Keep values, and keys that are drawn outside of sites."""
+        super().postprocess_message(msg)
+        if msg["type"] == "prng_key":
+            self.keys.append(msg["value"])
 
     def read_off(self, others: Sites | None = None) -> ReadoutRun:
-        """Return what was noted, once every named site has come.
-
-        Args:
-            others: the run's other sites, for their shapes and names.
-
-        Raises:
-            ValueError: if a named site has not come, or is none of its kind.
-        """
+        """Return what was noted, once every named site has come, with shapes and names of the run's other sites."""
         if self.likelihood is None or self.prior is None:
             for role, name in self.names._asdict().items():
                 check_names_known(role, name, self.values)
@@ -231,8 +221,9 @@ class ReadoutSites(SeenSites):
         loc, scale = normal_parameters(name, "readout", msg["fn"])
         shape = tuple(msg["fn"].shape())
         self.prior = jnp.broadcast_to(loc, shape), scale
-        msg["value"] = self.prior[0] if self.displacement is None else self.prior[0] + self.displacement(shape)
+        msg["value"] = self.prior[0] if self.displacement is None else self.prior[0] + self.displacement(scale, shape)
         msg["stop"] = True
+        self.given.add(name)
 
     def _take_observed(self, msg: dict) -> None:
         name = self.names.observed
@@ -263,11 +254,7 @@ def refuse_other_readout(name: str) -> NoReturn:
 
 
 def refuse_scaled(name: str, msg: dict) -> None:
-    """Refuse an observed site whose log density is scaled: that of rows without their covariance is another one.
-
-    Raises:
-        ValueError: if a ``scale`` handler or a subsampled plate is around the site.
-    """
+    """Refuse an observed site whose log density is scaled: that of rows without their covariance is another one."""
     if msg["scale"] is not None:
         raise ValueError(
             f"the observed site {name!r} is scaled or in a subsampled plate; the readout can be integrated out of "
@@ -276,11 +263,7 @@ def refuse_scaled(name: str, msg: dict) -> None:
 
 
 def refuse_masked(name: str, msg: dict) -> None:
-    """Refuse a mask by entry around an observed site whose rows are no longer independent.
-
-    Raises:
-        ValueError: if there is one; a mask of all or nothing has a meaning, and is let through.
-    """
+    """Refuse a mask by entry around an observed site with a joint density; a mask of all or nothing is let through."""
     fn = msg["fn"]
     if isinstance(fn, dist.MaskedDistribution) and jnp.ndim(fn._mask):
         raise ValueError(
@@ -291,45 +274,41 @@ def refuse_masked(name: str, msg: dict) -> None:
 
 
 def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Array, Array]:
-    """Return loc and scale of a site whose distribution is a Normal, expanded or not.
-
-    Raises:
-        ValueError: if it is anything else.
-    """
+    """Return loc and scale of a site whose distribution is ``Normal`` itself, expanded or not."""
     base = unwrap(fn)
-    if not isinstance(base, dist.Normal):
+    if type(base) is not dist.Normal:  # a subclass may have a log density of its own
         remedy = ""
         if isinstance(base, dist.MaskedDistribution):
             remedy = " Leave out the rows that a mask would hide."
         elif role == "observed site":
             remedy = " For another likelihood, use repriorise with surrogate=fitted_surrogate(...)."
         raise ValueError(
-            f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome), but its distribution "
-            f"is {type(base).__name__}.{remedy}"
+            f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome, subclasses of Normal "
+            f"are not), but its distribution is {type(base).__name__}.{remedy}"
         )
     return base.loc, base.scale
 
 
-def read_run(
-    model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
-) -> ReadoutRun:
-    """Run a model at values of its other sites and parameters, the readout at its prior mean, and read it.
+def read_sites(
+    model: Callable,
+    names: SiteNames,
+    values: Mapping[str, Any],
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    **options: Any,
+) -> tuple[ReadoutSites, Sites]:
+    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites.
 
-    Raises:
-        StoppedRunError: instead of the model's own ``ValueError`` after its features.
+    A model's own ``ValueError`` after its features becomes a ``StoppedRunError``.
     """
-    sites = ReadoutSites(names)
+    sites = ReadoutSites(names, **options)
     try:
         others = run_model(model, args, kwargs, values=values, inside=(sites,))
     except ValueError as error:
         if sites.num_rows is None or sites.likelihood is not None or names.observed in sites.begun:
             raise
         raise StoppedRunError(error, sites.num_rows) from error
-    return sites.read_off(others)
-
-
-Model: TypeAlias = Callable[..., Any]
-Draws: TypeAlias = dict[str, Array]
+    return sites, others
 
 
 class ReadoutModel(ABC):
@@ -346,6 +325,8 @@ class ReadoutModel(ABC):
     readout: str
     features: str
     variant: str
+    observed: str | None  # the observed site, where that is known
+    is_collapsed = False
 
     @property
     def base(self) -> str:
@@ -356,54 +337,27 @@ class ReadoutModel(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped model."""
 
-    @abstractmethod
-    def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames | None:
-        """Return the names of the sites with which the readout can be integrated out; None if it cannot be."""
 
-    @abstractmethod
-    def weights(
-        self,
-        rng_key: Array,
-        draws: Draws,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
-    ) -> Draws:
-        """Return draws of the unwrapped model, readout included.
+class PlainModel(ReadoutModel):
+    """A model as it is, with the names of the sites that predictions need."""
 
-        Args:
-            rng_key: a PRNG key.
-            draws: draws of the wrapped model's latent sites, of a chain, a guide or the wide limit, (draw, ...) each.
-            args: arguments that the model was fitted with.
-            kwargs: keyword arguments that the model was fitted with.
-            params: values of the model's param sites.
-        """
+    def __init__(self, fn: Model, readout: str, features: str, observed: str | None):
+        check_options(fn, "auto", readout=readout, features=features)
+        self.fn, self.readout, self.features, self.observed, self.variant = fn, readout, features, observed, "auto"
 
-    def run(self, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
-        """Run the unwrapped model, at values of all sites but the readout, and read its likelihood and prior."""
-        return read_run(self.fn, names, values, args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        return self.fn(*args, **kwargs)
 
 
 def check_wrapped(model: Any, remedy: str) -> None:
-    """Refuse a model that is no wrapped one.
-
-    Args:
-        model: argument that was passed.
-        remedy: what to do with other models, in words.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """Refuse a model that is no wrapped one; ``remedy`` says what to do with others."""
     if not isinstance(model, ReadoutModel):
         raise TypeError(f"model must come from collapse_readout or repriorise, but is {kind_of(model)}; {remedy}.")
 
 
 def check_fit_observed(run: ReadoutRun, observed: str) -> None:
-    """Refuse a run with the arguments of the fit whose observed site has no observations.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """Refuse a run with the arguments of the fit whose observed site has no observations."""
     if not run.is_observed:
         raise ValueError(
             f"the observed site {observed!r} is not observed with these model_args and model_kwargs; pass those that "
@@ -446,13 +400,8 @@ def bound_arguments(fn: Model, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def check_options(fn: Any, variant: str, **names: Any) -> None:
-    """Check the arguments of a handler that wraps a model: a model, a known variant, names.
-
-    Raises:
-        TypeError: if ``fn`` is given and not callable, or a name is not a string.
-        ValueError: for an unknown variant.
-    """
-    if fn is not None and not callable(fn):
+    """Check the arguments of a handler that wraps a model: a model, a known variant, names."""
+    if not callable(fn):
         raise TypeError(f"fn must be a model, a callable, but got {fn!r}.")
     for role, name in names.items():
         if not isinstance(name, str):
@@ -479,11 +428,7 @@ def only_given_values() -> Iterator[None]:
 
 
 def refuse_given_value(site: str, base_site: str) -> None:
-    """Refuse a value of a repriorised readout, which is a function of its base site.
-
-    Raises:
-        ValueError: if ``condition`` sets the readout, or ``substitute`` sets it without its base.
-    """
+    """Refuse a value of a repriorised readout, which is a function of its base site."""
     remedy = (
         f"set {base_site!r} to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale), or "
         "use the model without repriorisation."
@@ -497,11 +442,7 @@ def refuse_given_value(site: str, base_site: str) -> None:
 
 
 def refuse_given_collapsed(site: str) -> None:
-    """Refuse a value of a readout that is integrated out: it has none.
-
-    Raises:
-        ValueError: if ``condition`` or ``substitute`` around the model sets it.
-    """
+    """Refuse a value of a readout that is integrated out: it has none."""
     for handler in _PYRO_STACK:
         if isinstance(handler, condition | substitute) and site in (getattr(handler, "data", None) or {}):
             raise ValueError(
@@ -511,11 +452,7 @@ def refuse_given_collapsed(site: str) -> None:
 
 
 def refuse_base_without_targets(site: str, base_site: str) -> None:
-    """Refuse a value of the base site alone where there are no targets: without a map it would be lost silently.
-
-    Raises:
-        ValueError: if a handler around the model, such as ``Predictive``'s, sets the base site but not the readout.
-    """
+    """Refuse a value of the base site alone where there are no targets: without a map it would be lost silently."""
     if _is_given(base_site) and not _is_given(site):
         raise ValueError(
             f"{base_site!r} is given, but the model is run without targets, where the readout {site!r} is drawn from "
@@ -525,13 +462,7 @@ def refuse_base_without_targets(site: str, base_site: str) -> None:
 
 
 def refuse_draws_without_readout(site: str, latent_sites: Iterable[str]) -> None:
-    """Refuse values of other sites without one of the readout where there are no observations.
-
-    Nothing is integrated out then, and the readout would silently come from its prior.
-
-    Raises:
-        ValueError: if a handler around the model, such as ``Predictive``'s, sets other latent sites without it.
-    """
+    """Refuse values of other sites without one of the readout, which would silently come from its prior."""
     given = [name for name in latent_sites if name != site and _is_given(name)]
     if given and not _is_given(site):
         raise ValueError(

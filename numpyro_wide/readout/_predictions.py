@@ -1,8 +1,13 @@
-"""Predictions from draws of a wrapped model: what is computed."""
+"""Predictions from draws of a wrapped model: what is computed, draw by draw.
+
+Both ways to predict, with the readout integrated out and through draws of all weights, have the same methods. They
+return results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite and
+whether the model is as it should be; where it is not, results are NaN.
+"""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +17,9 @@ from jax import Array, random
 from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
-from numpyro_wide._compile import combine
-from numpyro_wide._traces import Sites, latent_sites, log_prob_by_observation, observed_sites, run_model, unwrap
+from numpyro_wide._traces import Sites, latent_sites, log_prob_by_observation, run_model, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, BlockedProblem, RowFeatures
+from numpyro_wide.readout._assumptions import read_run
 from numpyro_wide.readout._model import (
     Draws,
     ReadoutModel,
@@ -22,133 +27,236 @@ from numpyro_wide.readout._model import (
     SiteNames,
     StoppedRunError,
     first_of,
+    read_sites,
     refuse_other_readout,
 )
 from numpyro_wide.readout._repriorise import weights_of_run
 
-Solved: TypeAlias = BlockedPosterior | None
+Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
+Results: TypeAlias = tuple[Any, Array, Array]
 
 
-class Setting(NamedTuple):
-    """Settings that a program depends on besides arrays.
+@dataclass(frozen=True)
+class Data:
+    """What predictions are made from: draws, parameters, arguments of the fit and of the test, posteriors if kept."""
 
-    Attributes:
-        names: names of the sites.
-        batch_size: number of draws that are worked on at once; None for as many as fit.
-        num_draws: number of draws.
-        rest: arguments of the fit and of the test without their arrays, as ``partition`` gives them.
-    """
+    draws: Draws
+    params: Draws
+    fit: Call
+    test: Call | None = None
+    solved: BlockedPosterior | None = None
 
+    @property
+    def num_draws(self) -> int:
+        """Number of draws."""
+        return next(iter(self.draws.values())).shape[0]
+
+
+@dataclass(frozen=True)
+class Integrated:
+    """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
+
+    model: ReadoutModel
     names: SiteNames
     batch_size: int | None
-    num_draws: int
-    rest: Any
+    is_integrated: ClassVar[bool] = True
+
+    def readouts(self, rng_key: Array, data: Data) -> Results:
+        """Draw the readout, (draws, d) or (draws, d, k)."""
+        fit = self._shapes(data)[0]
+
+        def single(run: ReadoutRun, solved: Any, normal: Array) -> Array:
+            readout, dtype = self._readout_of(run, solved)
+            return run.prior_loc + readout.draw(normal.astype(dtype))
+
+        normals = random.normal(rng_key, (data.num_draws, *fit.prior_loc.shape))
+        found, is_right = self._map(lambda runs, *rest: single(runs[0], *rest), data, normals, calls=[data.fit])
+        return found, finite_draws(found), is_right
+
+    def posteriors(self, rng_key: None, data: Data) -> Results:
+        """Return the readout's posterior, of many rows by sums over blocks of them."""
+        found, is_right = self._map(
+            lambda runs, _: runs[0].problem(self.model.variant).posterior(), data, calls=[data.fit]
+        )
+        return found, finite_draws(found), is_right
+
+    def log_evidences(self, rng_key: None, data: Data) -> Results:
+        """Return the log evidence of the fit's observations, (draws,)."""
+        if data.solved is not None:
+            found = data.solved.log_evidence
+            return found, jnp.isfinite(found), jnp.ones(found.shape, bool)
+        found, is_right = self._map(
+            lambda runs, _: runs[0].problem(self.model.variant).log_evidence(), data, calls=[data.fit]
+        )
+        return found, jnp.isfinite(found), is_right
+
+    def predictions(self, rng_key: Array, data: Data) -> Results:
+        """Return moments and draws at the inputs of the test, (draws, m) or (draws, m, k) each."""
+        fit, new = self._checked_shapes(data, is_observed=False)
+        # All numbers at once: each call of a generator is a program of its own to compile. Blocks of rows need no
+        # residuals of the fit's rows, of which there are many.
+        is_blocked = isinstance(fit.features, RowFeatures)
+        shapes = fit.prior_loc.shape, (0,) if is_blocked else fit.loc.shape, new.loc.shape
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        normals = jnp.split(random.normal(rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
+        normals = [part.reshape(-1, *shape) for part, shape in zip(normals, shapes, strict=True)]
+
+        def single(runs: list[ReadoutRun], solved: Any, normals: list[Array]) -> Draws:
+            fit, new = runs
+            readout, dtype = self._readout_of(fit, solved)
+            # Models may be in half or double precision, which is not known before the run.
+            phi, residuals, noise = (part.astype(dtype) for part in normals)
+            mean, variance, function = readout.predict(new.test_features(fit), phi, None if is_blocked else residuals)
+            noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
+            return {
+                "mean": new.loc + mean,
+                "variance": variance,
+                "predictive_variance": variance + noise_scale**2,
+                "noise_scale": noise_scale,
+                self.names.observed: new.loc + function + noise_scale * noise,
+            }
+
+        found, is_right = self._map(single, data, normals)
+        return found, finite_draws(found), is_right
+
+    def log_densities(self, rng_key: None, data: Data) -> Results:
+        """Return the log predictive density of each row's observations, (m,)."""
+        return self._averaged(_log_densities, data)
+
+    def joint_log_densities(self, rng_key: None, data: Data) -> Results:
+        """Return the log predictive density of all rows' observations together, (1,)."""
+        return self._averaged(_joint_log_density, data)
+
+    def _averaged(self, density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]], data: Data) -> Results:
+        self._checked_shapes(data, is_observed=True)
+
+        def single(runs: list[ReadoutRun], solved: Any) -> tuple[Array, Array]:
+            fit, new = runs
+            return density(fit, new, self._readout_of(fit, solved)[0])
+
+        (found, is_finite), is_right = self._map(single, data)
+        return log_of_average(found, is_finite & is_right), is_finite, is_right
+
+    def _readout_of(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> tuple[Any, Any]:
+        """Return what draws the readout and predicts, and its type of numbers."""
+        if solved is not None:
+            return solved, solved.mean.dtype
+        problem = fit.problem(self.model.variant)
+        dtype = problem.features.dtype
+        return (problem.posterior() if isinstance(problem, BlockedProblem) else problem), dtype
+
+    def _map(self, single: Callable, data: Data, *more: Any, calls: list[Call] | None = None) -> tuple[Any, Array]:
+        """Map ``single(runs, solved, *more)`` over the draws; return results, and by draw whether assumptions hold."""
+        calls = [call for call in (data.fit, data.test) if call is not None] if calls is None else calls
+
+        def checked(draw: Any) -> tuple[Any, Array]:
+            values, solved, *rest = draw
+            runs, are_right = zip(
+                *(read_run(self.model.fn, self.names, {**data.params, **values}, *call) for call in calls), strict=True
+            )
+            is_right = jnp.stack(are_right).all()
+            found = single(list(runs), solved, *rest)
+            return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), found), is_right
+
+        sizes = [run.features.size for run in self._shapes(data, calls)]
+        return map_in_batches(checked, (data.draws, data.solved, *more), self.batch_size, max(1, *sizes))
+
+    def _shapes(self, data: Data, calls: list[Call] | None = None) -> list[ReadoutRun]:
+        """Return the runs of a draw with shapes instead of numbers: what is to be checked of shapes is checked once."""
+        values = {**data.params, **first_of(data.draws)}
+
+        def run(call: Call) -> ReadoutRun:
+            sites, others = read_sites(self.model.fn, self.names, values, *call)
+            return sites.read_off(others)
+
+        calls = [call for call in (data.fit, data.test) if call is not None] if calls is None else calls
+        return [jax.eval_shape(lambda call=call: run(call)) for call in calls]
+
+    def _checked_shapes(self, data: Data, *, is_observed: bool) -> list[ReadoutRun]:
+        fit, new = self._shapes(data)
+        check_observed(self.names.observed, new.is_observed, is_wanted=is_observed)
+        num_rows, num_features = new.features.shape
+        if new.loc.shape[0] != num_rows:
+            error = f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}."
+            raise StoppedRunError(ValueError(error), num_rows)
+        if num_features != fit.features.shape[1]:
+            raise ValueError(
+                f"the inputs give features with {num_features} columns, but the model was fitted with "
+                f"{fit.features.shape[1]}."
+            )
+        return [fit, new]
 
 
-class Quantity(NamedTuple):
-    """A quantity that is computed draw by draw.
+@dataclass(frozen=True)
+class ThroughWeights:
+    """Predictions through draws of all weights, readout included, of one observed site with any likelihood."""
 
-    Attributes:
-        what: its name in messages, in the plural.
-        body: the program.
-        is_average: whether results are logarithms of averages over the draws, not one for each draw.
-    """
+    model: ReadoutModel
+    names: SiteNames
+    batch_size: int | None
+    is_integrated: ClassVar[bool] = False
 
-    what: str
-    body: Callable
-    is_average: bool = False
+    def readouts(self, rng_key: Array, data: Data) -> Results:
+        """Return the draws' own readouts, (draws, d) or (draws, d, k)."""
+        found = self._map(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, data, 1)
+        return found, finite_draws(found), jnp.ones(data.num_draws, bool)
 
+    def predictions(self, rng_key: Array, data: Data) -> Results:
+        """Return moments of the observed distribution and draws of it, at the inputs of the test."""
+        observed = self.names.observed
 
-class Quantities(NamedTuple):
-    """The quantities of one way to predict.
+        def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
+            site = self._site(draw[0], data, is_observed=False)
+            return {**moments_of(site["fn"]), observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
 
-    Attributes:
-        readouts: draws of the readout.
-        predictions: moments and draws at other inputs.
-        log_densities: log densities of observations, row by row.
-        joint_log_densities: log density of all observations together.
-        log_evidences: log evidence of the fit's observations; None where the readout is not integrated out.
-        posteriors: the readout's posterior, where it is found by sums over blocks of rows; None as well.
-        is_integrated: whether the readout is integrated out.
-    """
+        found, is_finite = self._map(single, (data.draws, random.split(rng_key, data.num_draws)), data)
+        return found, is_finite, jnp.ones(data.num_draws, bool)
 
-    readouts: Quantity
-    predictions: Quantity
-    log_densities: Quantity
-    joint_log_densities: Quantity
-    log_evidences: Quantity | None
-    posteriors: Quantity | None
-    is_integrated: bool
+    def log_densities(self, rng_key: None, data: Data) -> Results:
+        """Return the log predictive density of each row's observations, (m,)."""
 
+        def by_row(site: dict) -> Array:
+            by_observation = log_prob_by_observation(site)
+            if not by_observation.ndim:
+                raise ValueError(
+                    f"the observed site {site['name']!r} is one event, whose density is no product over its rows; take "
+                    "joint_log_density."
+                )
+            return by_observation.sum(axis=tuple(range(1, by_observation.ndim)))
 
-def _readouts(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
-) -> tuple[Array, Array]:
-    fitted_on, *_ = combine(data, setting.rest)
-    runs = Runs(model, setting.names, params, [fitted_on])
-    (fit,) = runs.shapes(draws)
+        return self._averaged(by_row, data)
 
-    def single(draw: tuple[Draws, Array, Solved]) -> Array:
-        (fit,) = runs(draw[0])
-        readout, dtype = _readout_of(fit, model.variant, draw[2])
-        return fit.prior_loc + readout.draw(draw[1].astype(dtype))
+    def joint_log_densities(self, rng_key: None, data: Data) -> Results:
+        """Return the log predictive density of all rows' observations together, (1,)."""
+        return self._averaged(lambda site: jnp.sum(log_prob_by_observation(site))[None], data)
 
-    normals = random.normal(rng_key, (setting.num_draws, *fit.prior_loc.shape))
-    found = _map(single, (draws, normals, solved), setting, [fit])
-    return found, finite_draws(found)
+    def _averaged(self, density: Callable[[dict], Array], data: Data) -> Results:
+        def single(draw: Draws) -> tuple[Array, Array]:
+            site = self._site(draw, data, is_observed=True)
+            return density(site), _is_finite(site["fn"])
 
+        found, is_finite = self._map(single, data.draws, data)
+        return log_of_average(found, is_finite), is_finite, jnp.ones(data.num_draws, bool)
 
-def _posteriors(
-    model: ReadoutModel, setting: Setting, rng_key: None, draws: Draws, params: dict, data: list, solved: None
-) -> tuple[BlockedPosterior, Array]:
-    fitted_on, *_ = combine(data, setting.rest)
-    runs = Runs(model, setting.names, params, [fitted_on])
-    found = _map(lambda draw: runs(draw)[0].problem(model.variant).posterior(), draws, setting, runs.shapes(draws))
-    return found, finite_draws(found)
+    def _weights(self, draw: Draws, data: Data) -> Draws:
+        """Return one draw of the plain model, of one that may hold the base site instead of the readout."""
+        values = {**data.params, **draw}
+        if self.model.readout in values:
+            return values
+        args, kwargs = data.fit
+        return {**values, **weights_of_run(run_model(self.model, args, kwargs, values=values))}
 
+    def _site(self, draw: Draws, data: Data, *, is_observed: bool) -> dict:
+        args, kwargs = data.test  # type: ignore[misc]
+        sites: Sites = run_model(self.model.fn, args, kwargs, values=self._weights(draw, data))
+        if self.model.readout not in latent_sites(sites):
+            refuse_other_readout(self.model.readout)
+        site = sites[self.names.observed]
+        check_observed(self.names.observed, site["is_observed"], is_wanted=is_observed)
+        return site
 
-def _log_evidences(
-    model: ReadoutModel, setting: Setting, rng_key: None, draws: Draws, params: dict, data: list, solved: Solved
-) -> tuple[Array, Array]:
-    if solved is not None:
-        return solved.log_evidence, jnp.isfinite(solved.log_evidence)
-    fitted_on, *_ = combine(data, setting.rest)
-    runs = Runs(model, setting.names, params, [fitted_on])
-    found = _map(lambda draw: runs(draw)[0].problem(model.variant).log_evidence(), draws, setting, runs.shapes(draws))
-    return found, jnp.isfinite(found)
-
-
-def _predictions(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: Solved
-) -> tuple[Draws, Array]:
-    runs = Runs(model, setting.names, params, combine(data, setting.rest))
-    fit, new = runs.shapes(draws)
-    _check_fits(setting.names, fit, new, is_observed=False)
-    # All numbers at once: each call of a generator is a program of its own to compile.
-    # Blocks of rows need no residuals of the fit's rows, of which there are many.
-    is_blocked = isinstance(fit.features, RowFeatures)
-    shapes = fit.prior_loc.shape, (0,) if is_blocked else fit.loc.shape, new.loc.shape
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    normals = jnp.split(random.normal(rng_key, (setting.num_draws, ends[-1])), ends[:-1], axis=1)
-    normals = [part.reshape(setting.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
-
-    def single(draw: tuple[Draws, list[Array], Solved]) -> Draws:
-        fit, new = runs(draw[0])
-        readout, dtype = _readout_of(fit, model.variant, draw[2])
-        # Models may be in half or double precision, which is not known before the run.
-        phi, residuals, noise = (part.astype(dtype) for part in draw[1])
-        mean, variance, function = readout.predict(new.test_features(fit), phi, None if is_blocked else residuals)
-        noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
-        return {
-            "mean": new.loc + mean,
-            "variance": variance,
-            "predictive_variance": variance + noise_scale**2,
-            "noise_scale": noise_scale,
-            setting.names.observed: new.loc + function + noise_scale * noise,
-        }
-
-    found = _map(single, (draws, normals, solved), setting, [fit, new])
-    return found, finite_draws(found)
+    def _map(self, single: Callable, draws: Any, data: Data, size_of_draw: int = 2**14) -> Any:
+        return map_in_batches(single, draws, self.batch_size, size_of_draw)
 
 
 def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
@@ -182,55 +290,8 @@ def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[
     return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
 
 
-def _averaged(
-    density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]],
-    model: ReadoutModel,
-    setting: Setting,
-    rng_key: None,
-    draws: Draws,
-    params: dict,
-    data: list,
-    solved: Solved,
-) -> tuple[Array, Array]:
-    runs = Runs(model, setting.names, params, combine(data, setting.rest))
-    fit, new = runs.shapes(draws)
-    _check_fits(setting.names, fit, new, is_observed=True)
-
-    def single(draw: tuple[Draws, Solved]) -> tuple[Array, Array]:
-        fit, new = runs(draw[0])
-        return density(fit, new, _readout_of(fit, model.variant, draw[1])[0])
-
-    found, is_finite = _map(single, (draws, solved), setting, [fit, new])
-    return log_of_average(found, is_finite), is_finite
-
-
-INTEGRATED = Quantities(
-    readouts=Quantity("readouts", _readouts),
-    predictions=Quantity("predictions", _predictions),
-    log_densities=Quantity("predictions", partial(_averaged, _log_densities), is_average=True),
-    joint_log_densities=Quantity("predictions", partial(_averaged, _joint_log_density), is_average=True),
-    log_evidences=Quantity("log evidences", _log_evidences),
-    posteriors=Quantity("readouts", _posteriors),
-    is_integrated=True,
-)
-
-
-def _readout_of(fit: ReadoutRun, variant: str, solved: Solved) -> tuple[Any, Any]:
-    """Return what draws the readout and predicts, and its type of numbers."""
-    if solved is not None:
-        return solved, solved.mean.dtype
-    problem = fit.problem(variant)
-    dtype = problem.features.dtype
-    return (problem.posterior() if isinstance(problem, BlockedProblem) else problem), dtype
-
-
 def log_of_average(log_densities: Array, is_finite: Array) -> Array:
-    """Return the log of the average of densities over the draws whose moments are finite.
-
-    Args:
-        log_densities: (draw, m).
-        is_finite: whether each draw's moments are, (draw,). Whether others may be left out is for the caller to say.
-    """
+    """Return the log of the average of densities (draw, m) over the draws whose moments are finite, (m,)."""
     # Draws that are left out have the density zero here, and are not counted either: the mixture is of the others.
     found = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
     return logsumexp(found, axis=0) - jnp.log(is_finite.sum())
@@ -242,52 +303,8 @@ def finite_draws(results: Any) -> Array:
     return jnp.array(by_leaf).all(axis=0)
 
 
-class Runs(NamedTuple):
-    """A model's runs at a draw: with the arguments of the fit, and with those of the test."""
-
-    model: ReadoutModel
-    names: SiteNames
-    params: dict[str, Array]
-    calls: list[tuple[tuple, dict]]
-
-    def __call__(self, draw: Draws) -> list[ReadoutRun]:
-        """Run the model at a draw."""
-        return [self.model.run(self.names, {**self.params, **draw}, *call) for call in self.calls]
-
-    def shapes(self, draws: Draws) -> list[ReadoutRun]:
-        """Return the runs with shapes instead of numbers."""
-        # What is to be checked of shapes is checked once, outside of the map over draws.
-        first = first_of(draws)
-        return [
-            jax.eval_shape(lambda call=call: self.model.run(self.names, {**self.params, **first}, *call))
-            for call in self.calls
-        ]
-
-
-def _check_fits(names: SiteNames, fit: ReadoutRun, new: ReadoutRun, *, is_observed: bool) -> None:
-    check_observed(names.observed, new.is_observed, is_wanted=is_observed)
-    num_rows, num_features = new.features.shape
-    if new.loc.shape[0] != num_rows:
-        error = f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}."
-        raise StoppedRunError(ValueError(error), num_rows)
-    if num_features != fit.features.shape[1]:
-        raise ValueError(
-            f"the inputs give features with {num_features} columns, but the model was fitted with "
-            f"{fit.features.shape[1]}."
-        )
-
-
 def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
-    """Check that there are observations where their density is wanted, and none where they would not be used.
-
-    Args:
-        site: name of the observed site.
-        is_observed: whether the arguments hold observations.
-        is_wanted: whether they should.
-
-    Raises:
-        ValueError: if they do and should not, or the other way round.
-    """
+    """Check that there are observations where their density is wanted, and none where they would not be used."""
     if is_observed and not is_wanted:
         raise ValueError(
             f"the observed site {site!r} is observed with these arguments, and predictions make no use of "
@@ -299,79 +316,6 @@ def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
             f"the observed site {site!r} is not observed with these arguments; pass the observations whose "
             "density is wanted, predictive.log_density(x_new, y_new)."
         )
-
-
-def _map(single: Callable, draws: Any, setting: Setting, runs: list[ReadoutRun]) -> Any:
-    return map_in_batches(single, draws, setting, max(1, *(run.features.size for run in runs)))
-
-
-def map_in_batches(single: Callable, draws: Any, setting: Setting, size_of_draw: int) -> Any:
-    """Map a function over draws, as many at once as the setting says.
-
-    Args:
-        single: function of one draw.
-        draws: tree of arrays with a leading axis for the draws.
-        setting: the program's setting.
-        size_of_draw: number of entries that one draw keeps in memory, which decides where the setting does not.
-    """
-    batch_size = setting.batch_size
-    if batch_size is None:
-        limit = 2**20 if jax.default_backend() == "cpu" else 2**26
-        batch_size = _divisor(setting.num_draws, limit // size_of_draw)
-    return map_draws(single, draws, batch_size)
-
-
-def _divisor(number: int, limit: int) -> int:
-    """Return the largest divisor within the limit: batches of one size are one program to compile."""
-    return max(size for size in range(1, min(number, max(1, limit)) + 1) if number % size == 0)
-
-
-def observed_site(sites: Sites) -> str:
-    """Return the name of the one site that the plain model observes.
-
-    Raises:
-        ValueError: if it observes nothing, or several sites.
-    """
-    names = list(observed_sites(sites))
-    if len(names) != 1:
-        raise ValueError(
-            f"predictions are of one observed site, but the model observes {names or 'none'} with these model_args and "
-            "model_kwargs. Pass what it was fitted on, observations included; of several sites, predict with "
-            "numpyro's Predictive and draws that hold the readout."
-        )
-    return names[0]
-
-
-def weights_at(model: ReadoutModel, values: Draws, fitted_on: tuple[tuple, dict]) -> Draws:
-    """Return one draw of the plain model, of one that may hold the base site instead of the readout."""
-    if model.readout in values:
-        return values
-    args, kwargs = fitted_on
-    return {**values, **weights_of_run(run_model(model, args, kwargs, values=values))}
-
-
-def _weights_readouts(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: None
-) -> tuple[Array, Array]:
-    fitted_on, *_ = combine(data, setting.rest)
-    found = map_in_batches(
-        lambda draw: weights_at(model, {**params, **draw}, fitted_on)[model.readout], draws, setting, 1
-    )
-    return found, finite_draws(found)
-
-
-def _weights_predictions(
-    model: ReadoutModel, setting: Setting, rng_key: Array, draws: Draws, params: dict, data: list, solved: None
-) -> tuple[Draws, Array]:
-    fitted_on, test = combine(data, setting.rest)
-    observed = setting.names.observed
-
-    def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
-        site = _run(model, {**params, **draw[0]}, fitted_on, test)[observed]
-        check_observed(observed, site["is_observed"], is_wanted=False)
-        return {**moments_of(site["fn"]), observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
-
-    return _weights_map(single, (draws, random.split(rng_key, setting.num_draws)), setting)
 
 
 def moments_of(fn: dist.Distribution) -> Draws:
@@ -387,67 +331,24 @@ def moments_of(fn: dist.Distribution) -> Draws:
     return found
 
 
-def _weights_log_densities(site: dict) -> Array:
-    by_observation = log_prob_by_observation(site)
-    if not by_observation.ndim:
-        raise ValueError(
-            f"the observed site {site['name']!r} is one event, whose density is no product over its rows; take "
-            "joint_log_density."
-        )
-    return by_observation.sum(axis=tuple(range(1, by_observation.ndim)))
-
-
-def _weights_joint_log_density(site: dict) -> Array:
-    return jnp.sum(log_prob_by_observation(site))[None]
-
-
-def _weights_averaged(
-    density: Callable[[dict], Array],
-    model: ReadoutModel,
-    setting: Setting,
-    rng_key: None,
-    draws: Draws,
-    params: dict,
-    data: list,
-    solved: None,
-) -> tuple[Array, Array]:
-    fitted_on, test = combine(data, setting.rest)
-
-    def single(draw: Draws) -> tuple[Array, Array]:
-        site = _run(model, {**params, **draw}, fitted_on, test)[setting.names.observed]
-        check_observed(setting.names.observed, site["is_observed"], is_wanted=True)
-        return density(site), _is_finite(site["fn"])
-
-    found, is_finite = _weights_map(single, draws, setting)
-    return log_of_average(found, is_finite), is_finite
-
-
 def _is_finite(fn: dist.Distribution) -> Array:
     """Return whether the parameters of a distribution are finite; its moments need not be, as Cauchy's are not."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fn)]).all()
 
 
-def _run(model: ReadoutModel, values: Draws, fitted_on: tuple[tuple, dict], test: tuple[tuple, dict]) -> Sites:
-    args, kwargs = test
-    sites = run_model(model.fn, args, kwargs, values=weights_at(model, values, fitted_on))
-    readout = latent_sites(sites).get(model.readout)
-    if readout is None:
-        refuse_other_readout(model.readout)
-    return sites
+def _nan_unless(condition: Array, leaf: Array) -> Array:
+    return jnp.where(condition, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-def _weights_map(single: Callable, draws: Any, setting: Setting) -> Any:
-    return map_in_batches(single, draws, setting, 2**14)
+def map_in_batches(single: Callable, draws: Any, batch_size: int | None, size_of_draw: int) -> Any:
+    """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
+    if batch_size is None:
+        limit = 2**20 if jax.default_backend() == "cpu" else 2**26
+        num_draws = jax.tree.leaves(draws)[0].shape[0]
+        batch_size = _divisor(num_draws, limit // size_of_draw)
+    return map_draws(single, draws, batch_size)
 
 
-THROUGH_WEIGHTS = Quantities(
-    readouts=Quantity("readouts", _weights_readouts),
-    predictions=Quantity("predictions", _weights_predictions),
-    log_densities=Quantity("predictions", partial(_weights_averaged, _weights_log_densities), is_average=True),
-    joint_log_densities=Quantity(
-        "predictions", partial(_weights_averaged, _weights_joint_log_density), is_average=True
-    ),
-    log_evidences=None,
-    posteriors=None,
-    is_integrated=False,
-)
+def _divisor(number: int, limit: int) -> int:
+    """Return the largest divisor within the limit: batches of one size are one program to compile."""
+    return max(size for size in range(1, min(number, max(1, limit)) + 1) if number % size == 0)

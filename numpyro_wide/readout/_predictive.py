@@ -1,16 +1,8 @@
 """Predictions from draws of a wrapped model: what the user holds."""
 
-import dis
-import functools
 import inspect
-import sys
-import types
-import warnings
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import jax
@@ -27,18 +19,22 @@ from numpyro_wide._checks import (
     check_key,
     check_known,
     check_levels,
-    check_one_of,
     is_known,
+    is_tracing,
     kind_of,
     listing,
     refuse_frames,
+    warn_if_stuck,
     whole_number,
 )
-from numpyro_wide._compile import Recent, TracedProgram, combine, complete_digest, digest, partition, run_compiled
-from numpyro_wide._traces import abstract_sites, array_leaves, latent_sites, run_model
+from numpyro_wide._compile import program_of, split
+from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
+from numpyro_wide.readout._assumptions import check_at, conjugate_sites, refuse
 from numpyro_wide.readout._model import (
     Draws,
+    Model,
+    PlainModel,
     ReadoutModel,
     ReadoutRun,
     SiteNames,
@@ -46,398 +42,23 @@ from numpyro_wide.readout._model import (
     check_fit_observed,
     check_wrapped,
     first_of,
+    read_sites,
     refuse_other_readout,
 )
-from numpyro_wide.readout._predictions import INTEGRATED, THROUGH_WEIGHTS, Quantity, Runs, Setting, observed_site
-
-# Packages whose functions read nothing from outside that changes between two calls; users' own code is in none of them.
-_LIBRARIES = {*sys.stdlib_module_names, "flax", "jax", "jaxlib", "numpy", "numpyro", "numpyro_wide", "optax", "scipy"}
-_LIBRARIES -= {"__main__"}
-# Of these the objects are looked into: containers of users' values, networks, wrapped models, handlers.
-_TRANSPARENT = {"flax", "functools", "numpyro", "numpyro_wide", "types"}
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_LEAVES = (*_PLAIN, np.ndarray, Array, types.CodeType)
-_MOST = 2000  # values, so that the look stays cheap
-_DEEPEST = 5  # objects within objects
-_LARGEST = 2**26  # bytes of an array that is compared entry by entry; of a larger one a part is
-
-
-class Snapshot:
-    """The values that a model's code names, as they are when this is made.
-
-    Looking takes from some ten microseconds on, where tracing the model would take milliseconds. What it cannot see are
-    values that code reaches by other ways, such as attributes of attributes many times over, or files.
-
-    Args:
-        roots: functions, models, and objects that are passed to them.
-    """
-
-    def __init__(self, *roots: Any):
-        self._roots = roots
-        self._values = dict(_places(roots))
-
-    def settle(self) -> None:
-        """Leave out what has changed already: what the model itself writes whenever it runs, such as a counter."""
-        now = dict(_places(self._roots))
-        self._values = {
-            place: value for place, value in self._values.items() if place in now and _is_same(value, now[place])
-        }
-
-    def change(self) -> str | None:
-        """Return a sentence about the first value that is another one now; None if there is none."""
-        now = dict(_places(self._roots))
-        for place, before in self._values.items():
-            if place not in now:
-                return f"{place} is gone"
-            after = now[place]
-            if not _is_same(before, after):
-                is_shown = isinstance(before, _PLAIN) and isinstance(after, _PLAIN) and not isinstance(before, _Content)
-                return f"{place} was {before!r} and is {after!r}" if is_shown else f"{place} is another one"
-        return None
-
-
-class _Content(str):
-    """Text that stands for an array's bytes: the array itself may be changed in place."""
-
-
-def _places(roots: tuple) -> Iterator[tuple[str, Any]]:
-    """Yield the values that the code of functions names, and those that these name, with where they stand."""
-    # A stack instead of recursion: objects may be nested deeper than Python's frames go.
-    waiting: list[tuple[str, Any, int]] = [("", root, 0) for root in reversed(roots)]
-    known: set[int] = set()  # objects refer to one another in circles
-    count = 0
-    while waiting and count < _MOST:
-        place, value, depth = waiting.pop()
-        if place:
-            count += 1
-            yield place, _kept(value)
-        if id(value) in known or isinstance(value, _LEAVES):
-            continue
-        known.add(id(value))
-        try:
-            waiting += [(name, inner, depth + 1) for name, inner in islice(_inside(place, value, depth), _MOST)]
-        except Exception:  # an object that does not let itself be looked at, such as a proxy of nothing, tells nothing
-            continue
-
-
-def _inside(place: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    of = f" of {place}" if place else ""
-    if isinstance(value, types.FunctionType):
-        yield from _named(value, of)
-    elif isinstance(value, types.MethodType):
-        yield f"the object{of}", value.__self__
-        yield f"the method{of}", value.__func__
-    elif isinstance(value, functools.partial):
-        yield f"the function{of}", value.func
-        yield from ((f"argument {i}{of}", inner) for i, inner in enumerate(value.args))
-        yield from ((f"argument {name!r}{of}", inner) for name, inner in value.keywords.items())
-    elif isinstance(value, dict):
-        yield from ((f"the entry {key!r}{of}", inner) for key, inner in value.items())
-    elif isinstance(value, list | tuple | deque):
-        yield from ((f"entry {i}{of}", inner) for i, inner in enumerate(value))
-    elif isinstance(value, types.ModuleType | type):
-        # Of a user's module only plain values: all that its functions use would be the whole program.
-        if not _is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__):
-            yield from _attributes(vars(value), of, plain_only=isinstance(value, types.ModuleType))
-    elif depth < _DEEPEST:
-        yield from _of_object(value, of)
-
-
-def _of_object(value: Any, of: str) -> Iterator[tuple[str, Any]]:
-    module = type(value).__module__
-    is_library = _is_library(module)
-    if is_library and module.split(".")[0] not in _TRANSPARENT:
-        return
-    held = dict(getattr(value, "__dict__", {}))
-    # Objects with slots have no dictionary of attributes; ``__slots__`` may be one string or several.
-    slots = {name for kind in type(value).__mro__ for name in np.atleast_1d(getattr(kind, "__slots__", ()))}
-    held |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    # Libraries keep in private attributes what they have computed, users what a model is made of.
-    yield from _attributes({name: inner for name, inner in held.items() if not (is_library and name[0] == "_")}, of)
-    for kind in type(value).__mro__:
-        if not _is_library(kind.__module__):
-            yield f"the class {kind.__name__!r}", kind
-
-
-def _attributes(held: Any, of: str, *, plain_only: bool = False) -> Iterator[tuple[str, Any]]:
-    for name, inner in held.items():
-        # Python's own attributes change as it pleases, such as caches of annotations; calls are the user's code.
-        is_own = not name.startswith("__") or name == "__call__"
-        if is_own and (not plain_only or isinstance(inner, _LEAVES)):
-            yield f"the attribute {name!r}{of}", inner
-
-
-def _named(function: types.FunctionType, of: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a function's code names outside of itself, and its code."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"the variable {name!r} around it{of}", cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    # A cell redefined in a notebook gives the same name another code.
-    yield f"the code{of}", function.__code__
-    yield from ((f"default {i}{of}", value) for i, value in enumerate(function.__defaults__ or ()))
-    yield from ((f"the default of {name!r}{of}", value) for name, value in (function.__kwdefaults__ or {}).items())
-    if not _is_library(function.__module__):
-        yield from _attributes(vars(function), of)
-        within = "" if function.__module__ == "__main__" else f" of {function.__module__}"
-        for name in _global_names(function.__code__):
-            if name in function.__globals__:
-                yield f"the global {name!r}{within}", function.__globals__[name]
-
-
-def _is_library(module: str | None) -> bool:
-    return module is not None and module.split(".")[0] in _LIBRARIES
-
-
-@functools.lru_cache(maxsize=4096)
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names that code reads from its globals; attributes have names, too, and are none of these."""
-    names = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _READS]
-    inner = [name for constant in code.co_consts if inspect.iscode(constant) for name in _global_names(constant)]
-    return tuple(dict.fromkeys([*names, *inner]))
-
-
-_READS = ("LOAD_GLOBAL", "LOAD_NAME")
-
-
-def _kept(value: Any) -> Any:
-    """Return what tells a value from a later one: of what may be changed in place, a digest."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        # Quick sums, not a cryptographic digest: this runs at every call of a predictive. Two, since one may collide.
-        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        if data.nbytes > _LARGEST:
-            data = np.ascontiguousarray(data[:: data.nbytes // _LARGEST + 1])
-        return _Content(f"{value.shape} {value.dtype} {zlib.crc32(data.data)} {zlib.adler32(data.data)}")
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, set):
-        return frozenset(value)
-    return value
-
-
-def _is_same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, (*_PLAIN, frozenset)):
-        return bool(before == after) or before != before  # NaN
-    if isinstance(before, Array):
-        # Nobody can change an array of JAX, so that another object is a change unless the comparison is cheap.
-        if not (is_known(before) and is_known(after)) or before.nbytes > _LARGEST:
-            return False
-        return before.dtype == after.dtype and np.array_equal(before, after)
-    if isinstance(before, types.MethodType):  # made anew whenever it is asked for
-        return before.__func__ is after.__func__ and before.__self__ is after.__self__
-    # What containers and partial functions hold has places of its own.
-    return isinstance(before, dict | list | tuple | deque | functools.partial)
-
+from numpyro_wide.readout._predictions import Call, Data, Integrated, Results, ThroughWeights
 
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
-
-
-class Fit:
-    """A wrapped model, the arguments that it was fitted with, and draws of it: copies that nobody else can change.
-
-    Args:
-        model: the wrapped model.
-        draws: draws of its latent sites, each with a leading axis.
-        args: arguments that it was fitted with.
-        kwargs: keyword arguments that it was fitted with.
-        params: values of its param sites.
-
-    Attributes:
-        names: names of the sites.
-        is_integrated: whether the readout can be integrated out.
-        num_draws: number of draws.
-        shapes: the run with these arguments, shapes instead of numbers; None if it cannot.
-
-    Raises:
-        TypeError: if the model cannot be called with these arguments.
-        ValueError: if nothing is observed, or draws or parameters do not fit.
-    """
-
-    def __init__(self, model: ReadoutModel, draws: Mapping[str, Any], args: tuple, kwargs: dict, params: dict):
-        refuse_frames(args, kwargs)
-        self.model = model
-        self.args, self.kwargs, self.params = _copied(args), _copied(kwargs), _copied(params)
-        self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
-        self.num_draws = _num_draws(self.draws)
-        try:
-            self._look()
-        except TypeError as error:
-            example = "what it was fitted on, observations included, such as model_args=(x, y)"
-            refuse_mismatch(model.fn, self.args, self.kwargs, error, "model_args and model_kwargs", example)
-            raise
-        if self.names.observed in NAMES:
-            raise ValueError(
-                f"the observed site is called {self.names.observed!r}, but predictions are given under the names "
-                f"{listing(NAMES)} and that of the site; rename the site."
-            )
-        self._snapshot = Snapshot(model, *self.args, *self.kwargs.values())
-        self._digest = self._program()
-        self._snapshot.settle()
-
-    def refuse_change(self, *, thoroughly: bool = False) -> None:
-        """Refuse to continue with a model that has changed.
-
-        Args:
-            thoroughly: whether to trace the model as well, which takes milliseconds and sees more than its code names.
-
-        Raises:
-            ValueError: if a value that the model's code names is another one, or the model computes something else.
-        """
-        change = self._snapshot.change()
-        if change is None and thoroughly and self._program() != self._digest:
-            change = "it computes something else from the arguments of the fit"
-        if change is not None:
-            raise ValueError(
-                f"the model has changed since this ReadoutPredictive was made: {change}. Draws belong to the "
-                "model that they were drawn from: put back what has changed; or make a new ReadoutPredictive, with "
-                "draws of the model as it is now."
-            )
-
-    def _look(self) -> None:
-        names = self.model.conjugate_sites(self.args, self.kwargs)
-        self.is_integrated = names is not None
-        if names is not None:
-            self.names = names
-            self.shapes: ReadoutRun | None = self._run()
-            self._check_draws(dict(self.shapes.latent_shapes), list(self.shapes.param_names))
-            return
-        self.shapes = None
-        sites = abstract_sites(self.model.fn, self.args, self.kwargs, self.params)
-        self.names = SiteNames(self.model.readout, self.model.features, observed_site(sites))
-        latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
-        if latent.pop(self.model.readout, None) is None:
-            refuse_other_readout(self.model.readout)
-        if self.model.readout not in self.draws and self.model.base not in self.draws:
-            self._refuse_missing([self.model.readout])
-        self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-
-    def _run(self) -> ReadoutRun:
-        """Return the run with the arguments of the fit, shapes instead of numbers."""
-
-        def run(values: Mapping[str, Any]) -> ReadoutRun:
-            found = self.model.run(self.names, values, self.args, self.kwargs)
-            found.problem(self.model.variant)  # which checks it
-            return found
-
-        try:
-            found = jax.eval_shape(lambda: run(self.params))
-        except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
-            found = jax.eval_shape(lambda: run({**self.params, **first_of(self.draws)}))
-        check_fit_observed(found, self.names.observed)
-        return found
-
-    def _program(self) -> str:
-        """Return a digest of what the model computes from the arguments of the fit, values of arrays left out."""
-        data, rest = partition((self.args, self.kwargs))
-
-        def run(data: list, draw: Draws) -> list:
-            args, kwargs = combine(data, rest)
-            return array_leaves(run_model(self.model.fn, args, kwargs, values={**self.params, **draw}))
-
-        return digest(jax.make_jaxpr(run)(data, first_of(self.draws)).jaxpr)
-
-    def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
-        """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
-        self._refuse_missing([name for name in latent if name not in self.draws])
-        # The parameters of a random flax module are replaced by its sample sites.
-        modules = {name.split("/")[0] + "$params" for name in latent}
-        known = modules | self.params.keys() | self.draws.keys()
-        unset = [name for name in params if name not in known]
-        if unset:
-            raise ValueError(f"the model has the param sites {listing(unset)}; pass their values as params.")
-        for name, shape in latent.items():
-            if self.draws[name].shape[1:] != shape:
-                raise ValueError(
-                    f"draws[{name!r}] must have shape (draws, *{shape}), but has {self.draws[name].shape}; flatten "
-                    "chains, as mcmc.get_samples() does."
-                )
-
-    def _refuse_missing(self, missing: list[str]) -> None:
-        if missing:
-            raise ValueError(
-                f"draws must hold every latent site, but {listing(missing)} is missing; they hold "
-                f"{listing(self.draws)}."
-            )
-
-
-def refuse_mismatch(model: Callable, args: tuple, kwargs: dict, error: TypeError, what: str, example: str) -> None:
-    """Raise a ``TypeError`` that says why a model cannot be called with some arguments, if that is the reason.
-
-    Args:
-        model: the model.
-        args: arguments of the call.
-        kwargs: keyword arguments of the call.
-        error: what the call has raised.
-        what: name of the arguments.
-        example: what to pass, for instance.
-    """
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as mismatch:
-        raise TypeError(f"the model cannot be called with these {what}: {mismatch}. Pass {example}.") from error
-
-
-def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
-    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them.
-
-    A model's own ``ValueError`` may be about anything, and is kept, with a note.
-
-    Args:
-        fit: arguments and keyword arguments of the fit.
-        test: arguments and keyword arguments of the prediction.
-        error: what the model has raised.
-
-    Raises:
-        ValueError: if an array has other axes after the first, and the error is none that says why.
-    """
-    (args, kwargs), (new_args, new_kwargs) = fit, test
-    pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
-    pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]
-    for name, old, new in pairs:
-        if not all(hasattr(value, "shape") for value in (old, new)) or old.shape[1:] == new.shape[1:]:
-            continue
-        came = f"{name} has shape {new.shape}, where the fit had {old.shape}"
-        columns = ", ".join(map(str, old.shape[1:]))
-        said = (
-            f"the model fails at the rows to predict: {came}. New inputs need the columns of the fit, (m, {columns})."
-        )
-        if isinstance(error, ValueError):
-            error.add_note(said)
-            return
-        raise ValueError(said) from error
-
-
-def _copied(tree: Any) -> Any:
-    """Return a tree whose NumPy arrays nobody else can change."""
-    return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)
-
-
-def _as_draws(draws: Any) -> Any:
-    """Return a copy as an array of JAX, which nobody can change; what is memory-mapped as it is."""
-    return draws if isinstance(draws, np.memmap) else jax.numpy.array(draws)
-
-
-def _num_draws(draws: Draws) -> int:
-    lengths = {name: values.shape[0] if values.ndim else None for name, values in draws.items()}
-    if len(set(lengths.values())) != 1 or None in lengths.values():
-        raise ValueError(
-            "draws must hold arrays with one leading axis for the draws, of the same length, "
-            f"but the lengths are {lengths}."
-        )
-    num_draws = next(length for length in lengths.values() if length is not None)
-    if num_draws == 0:
-        raise ValueError("draws must hold at least one draw, but the arrays are empty.")
-    return num_draws
+_ORDER = "the order is ReadoutPredictive(model, draws, (x, y))"
+_NUM_NAMED = 20
+_MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
+# Settings of JAX, besides the types of the arrays, that a program depends on.
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
 
 
 _MOST_ROWS = 20  # of a table; more are shown by the first and last half of them
@@ -509,13 +130,7 @@ class PredictiveSummary:
 
 
 def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -> PredictiveSummary:
-    """Summarise predictions over their draws.
-
-    Args:
-        found: predictions, (draw, m, ...) each.
-        observed: name of the observed site, under which they hold draws with noise.
-        levels: levels of the quantiles, between 0 and 1.
-    """
+    """Summarise predictions over their draws."""
     values = {name: np.asarray(draws, float) for name, draws in found.items()}
     probs = values["probs"].mean(axis=0) if "probs" in values else None
     if probs is not None:
@@ -544,253 +159,6 @@ def _root(increasing: Callable, level: float, low: np.ndarray, high: np.ndarray)
     return 0.5 * (low + high)
 
 
-CHOICES = ("raise", "drop")
-_NUM_NAMED = 20
-_MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
-# Settings of JAX, besides the types of the arrays, that a trace depends on.
-_CONFIGURED = (
-    "jax_default_matmul_precision",
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_threefry_partitionable",
-)
-
-# Traces of all objects, by what they compute and what their models do.
-_TRACED: Recent[TracedProgram] = Recent(32)
-
-
-class PredictionRuns:
-    """Runs of quantities for the draws of a fit.
-
-    Args:
-        fit: the wrapped model as it was fitted, with its draws.
-        batch_size: number of draws that are worked on at once; None for as many as the memory is meant for.
-        posteriors: the readout's posteriors, which are kept where rows are summed over in blocks; None where they are
-            of no use.
-        progress_bar: whether to show how many of them there are.
-    """
-
-    def __init__(self, fit: Fit, batch_size: int | None, posteriors: Quantity | None, progress_bar: bool):
-        self.fit, self.batch_size, self.progress_bar = fit, batch_size, progress_bar
-        self._programs: dict[Any, TracedProgram] = {}
-        self._posteriors = posteriors if self._is_kept() else None
-        self._solved: BlockedPosterior | None = None
-
-    def elsewhere(self, quantity: Quantity, rng_key: Array | None, test: tuple[tuple, dict]) -> tuple[Any, Any]:
-        """Run at other inputs than those of the fit, with errors that say what is wrong with them."""
-        refuse_frames(*test)
-        try:
-            return self(quantity, rng_key, test)
-        except StoppedRunError as error:
-            self._refuse_noise_of_other_rows(error)
-            raise
-        except (AssertionError, ZeroDivisionError) as error:
-            if all(np.shape(leaf)[:1] != (0,) for leaf in jax.tree.leaves(test)):
-                raise
-            part = "a plate" if isinstance(error, AssertionError) else "an array"  # which is reshaped
-            raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
-        except TypeError as error:
-            refuse_mismatch(self.fit.model.fn, *test, error, "arguments", "those of the rows to predict, such as x_new")
-            refuse_other_columns((self.fit.args, self.fit.kwargs), test, error)
-            raise
-        except Exception as error:  # flax has its own for parameters of another shape
-            refuse_other_columns((self.fit.args, self.fit.kwargs), test, error)
-            raise
-
-    def __call__(self, quantity: Quantity, rng_key: Array | None, test: tuple = ()) -> tuple[Any, Any]:
-        """Return a quantity by draw, or its average, and which draws are finite.
-
-        Args:
-            quantity: what is computed.
-            rng_key: a PRNG key; None where nothing is drawn.
-            test: arguments and keyword arguments of the model at other inputs; none for what is of the fit alone.
-        """
-        fit = self.fit
-        fit.refuse_change()
-        if self._posteriors is not None and self._solved is None:
-            self._solved = self._solve(self._posteriors)
-        data, rest = partition(((fit.args, fit.kwargs), test))
-
-        def run(rng_key: Array | None, draws: Draws, num_draws: int) -> tuple[Any, Array]:
-            setting = Setting(fit.names, self.batch_size, num_draws, rest)
-            return self._compiled(quantity, setting, rng_key, draws, fit.params, data, self._solved)
-
-        if not is_mapped(fit.draws):
-            return run(rng_key, fit.draws, fit.num_draws)
-        return _in_blocks(run, rng_key, fit.draws, is_average=quantity.is_average)
-
-    def _is_kept(self) -> bool:
-        """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
-        shapes, draws = self.fit.shapes, self.fit.draws
-        if shapes is None or not isinstance(shapes.features, RowFeatures) or is_mapped(draws):
-            return False
-        arrays = (draws, self.fit.args, self.fit.kwargs, self.fit.params)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
-            return False
-        return self.fit.num_draws * shapes.features.shape[1] ** 2 <= _MOST_KEPT
-
-    def _solve(self, posteriors: Quantity) -> BlockedPosterior:
-        """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
-        fit, found = self.fit, []
-        data, rest = partition(((fit.args, fit.kwargs), ()))
-        setting = Setting(fit.names, 1, 1, rest)
-        for index in tqdm(range(fit.num_draws), "sums over rows, by draw", disable=not self.progress_bar):
-            draw = {name: values[index : index + 1] for name, values in fit.draws.items()}
-            posterior, _ = self._compiled(posteriors, setting, None, draw, fit.params, data, None)
-            found.append(jax.block_until_ready(posterior))
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
-
-    def _compiled(self, quantity: Quantity, setting: Setting, *arrays: Any) -> Any:
-        """Run a program of this snapshot, which is traced when it is first run with arrays of some shapes."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
-            return run_compiled(quantity.body, self.fit.model, setting, *arrays)
-        leaves, structure = jax.tree.flatten(arrays)
-        configured = tuple(getattr(jax.config, name, None) for name in _CONFIGURED)
-        key = quantity.body, setting, structure, tuple(map(jax.typeof, leaves)), configured
-        if key not in self._programs:
-            self.fit.refuse_change(thoroughly=True)
-            self._programs[key] = self._traced(quantity, setting, arrays, key)
-        return self._programs[key](*arrays)
-
-    def _traced(self, quantity: Quantity, setting: Setting, arrays: tuple, key: tuple) -> TracedProgram:
-        """Trace a program, unless one was traced for an earlier object whose model does the same."""
-        model, read = self.fit.model, self._read(setting, arrays)
-
-        def trace() -> TracedProgram:
-            return TracedProgram(lambda *arrays: quantity.body(model, setting, *arrays), *arrays)
-
-        # In words: arguments of the model, which it has read by now, may change, and their hashes with them.
-        body, _, *described = key
-        return (
-            trace() if read is None else _TRACED.get(str((read, model.variant, body, setting[:-1], described)), trace)
-        )
-
-    def _read(self, setting: Setting, arrays: tuple) -> str | None:
-        """Digest the model's runs, which are all that a program knows of it and quicker to trace than the program.
-
-        Returns:
-            The digest; None if it does not tell all: a readout that is not integrated out has other programs, and
-            features by blocks are a function.
-        """
-        if self.fit.shapes is None or isinstance(self.fit.shapes.features, RowFeatures):
-            return None
-        model, (_, draws, params, data, _) = self.fit.model, arrays
-
-        def runs(draw: Draws, params: dict, data: list) -> list[ReadoutRun]:
-            calls = [call for call in combine(data, setting.rest) if call]
-            return Runs(model, setting.names, params, calls)(draw)
-
-        return complete_digest(runs, first_of(draws), params, data)
-
-    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
-        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
-        shapes = self.fit.shapes
-        if shapes is None:
-            return
-        noise, loc = shapes.noise_scale.shape, shapes.loc.shape
-        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
-        if is_by_row and error.num_rows != loc[0]:
-            raise ValueError(
-                f"the noise of observed site {self.fit.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
-                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
-                "argument of the model: a default value, or an array from outside of it, is the fit's."
-            ) from error
-
-
-def kept_draws(what: str, is_finite: Array, on_nonfinite: str, *, stacklevel: int = 3) -> np.ndarray | None:
-    """Return which draws to continue with; refuse the others, or leave them out in so many words.
-
-    Args:
-        what: name of what is computed by draw, for messages.
-        is_finite: whether the results of each draw are finite, (draws,).
-        on_nonfinite: what to do about the others, "raise" or "drop".
-        stacklevel: number of calls up to whoever called a method of ``ReadoutPredictive``, for the warning.
-
-    Returns:
-        Indices of the draws that are finite; None for all, as where the values are traced.
-
-    Raises:
-        FloatingPointError: if a draw is not finite and is not to be dropped, or none is finite.
-        ValueError: if draws are to be dropped whose values are not known, as under ``jit``.
-
-    Warns:
-        RuntimeWarning: if draws are dropped.
-    """
-    if not is_known(is_finite):
-        if on_nonfinite == "drop":
-            raise ValueError(
-                f"on_nonfinite='drop' must see which {what} are finite, but their values are not known here, as under "
-                "jax.jit; call outside of JAX's transformations, or take on_nonfinite='raise', where NaN is passed on "
-                "if values are not known."
-            )
-        return None
-    lost = np.flatnonzero(~np.asarray(is_finite))
-    if not lost.size:
-        return None
-    if lost.size == is_finite.size:
-        raise FloatingPointError(
-            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs, those of the fit and the "
-            f"new ones. If there is none, {NOISE_TOO_SMALL}; run {IN_FLOAT64}."
-        )
-    which = f"{what} of {_which(lost, is_finite.size)} are not finite"
-    why = f"{NOISE_TOO_SMALL}, or a draw is not finite itself"
-    if on_nonfinite == "raise":
-        raise FloatingPointError(
-            f"{which}: {why}. Run {IN_FLOAT64}, or predict from the others with on_nonfinite='drop'."
-        )
-    warnings.warn(
-        f"{which} and are left out: {why}. What is left is biased towards the draws that float64 would not be needed "
-        "for.",
-        RuntimeWarning,
-        stacklevel=stacklevel,
-    )
-    return np.flatnonzero(np.asarray(is_finite))
-
-
-def _which(lost: np.ndarray, num_draws: int) -> str:
-    if lost.size == 1:
-        return f"draw {lost[0]} of {num_draws}"
-    named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
-    return f"{lost.size} of {num_draws} draws ({named})"
-
-
-def _in_blocks(
-    run: Callable[[Array | None, dict[str, Any], int], tuple[Any, Array]],
-    rng_key: Array | None,
-    draws: dict[str, Any],
-    *,
-    is_average: bool,
-) -> tuple[Any, np.ndarray]:
-    """Run a function of draws for all of them, a block at a time, with results on the host.
-
-    Args:
-        run: function of a key, a block of draws and their number, which returns results and which draws are finite.
-        rng_key: a PRNG key, from which each block gets its own.
-        draws: all draws.
-        is_average: whether results are log densities under the average over a block's finite draws, to be averaged in
-            turn, rather than one for each draw.
-
-    Returns:
-        Results, and by draw whether they are finite.
-    """
-    found, is_finite = [], []
-    for start, block in blocks_of(draws, axis=0):
-        key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-        results, finite = run(key, block, len(next(iter(block.values()))))
-        found.append(jax.tree.map(np.asarray, results))
-        is_finite.append(np.asarray(finite))
-    if is_average:
-        counts = np.array([finite.sum() for finite in is_finite])[:, None]
-        # A block without a finite draw has the weight zero, whatever its density.
-        parts = np.where(counts > 0, np.array(found), -np.inf)
-        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), np.concatenate(is_finite)
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), np.concatenate(is_finite)
-
-
-_ORDER = "the order is ReadoutPredictive(model, draws, (x, y))"
-
-
 class ReadoutPredictive:
     r"""Predictions from draws of a wrapped model: of a chain, of a guide, or of the wide limit.
 
@@ -800,35 +168,38 @@ class ReadoutPredictive:
     models, and for repriorised ones whose own likelihood is Normal with a mean linear in the readout. For all others,
     such as classes and counts, predictions go through draws of all weights.
 
-    It is a snapshot: draws belong to the model that they were drawn from, so the model is looked at here, and
-    predictions are refused once a global, a closure, a default or an attribute that the model reads has changed.
-    Arrays are copied. Programs are compiled at the first call for some shapes of inputs and draws; further calls, and
-    other draws, use them again.
+    Arrays are copied. It answers for the model as that was when it first computed at inputs of some shape, as every
+    jitted function does; make a new one after a change of the model. Programs are compiled at the first call for some
+    shapes of inputs and draws; further calls, and other draws, use them again.
 
     ``{**draws, <readout>: predictive.readout(key)}`` can be used wherever samples of the unwrapped model can.
 
     Args:
-        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`.
+        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`; or any model, with
+            the names of its sites.
         draws: draws of all its latent sites, each with a leading axis for the draws. A repriorised model's may hold its
             base site, the readout, or both. Memory-mapped ones, as of :func:`~numpyro_wide.runs.run_in_pieces`, are
             read in blocks; results are NumPy arrays then.
         model_args: arguments that the model was fitted with, observations included.
         model_kwargs: keyword arguments that the model was fitted with.
+        readout: of a model that is not wrapped, the name of the readout's site.
+        features: of a model that is not wrapped, the name of the site that the readout multiplies.
+        observed: name of the observed site, where a model that is not collapsed has several.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
         batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch, at
             the inputs of the fit and at those predicted for, within a million numbers each, 64 million off the CPU.
-        on_nonfinite: what to do about draws of the hidden weights whose results are not finite, as where the noise is
-            lost in rounding: "raise" an error that names them, or "drop" them with a warning that does. Results then
-            have as many draws as are left, and are biased towards weights that float32 is enough for. Under ``jit``,
-            where nothing is known, "raise" passes NaN on, and "drop" is refused.
         progress_bar: whether to show a bar while features are summed over by blocks of rows. That is done once, at the
             first call, for all draws whose d × d matrices are within a gigabyte; predictions read no row again.
 
     Raises:
-        TypeError: if the model is no wrapped one, the draws not a dictionary, ``model_args`` not a tuple, or not what
-            the model can be called with.
-        ValueError: if there are no draws, a latent site has none, their numbers differ, nothing is observed, the
-            observed site has a name that predictions are given under, or ``on_nonfinite`` is unknown.
+        TypeError: if the model is not wrapped and its sites are not named, the draws are no dictionary, or
+            ``model_args`` is not a tuple, or not what the model can be called with.
+        ValueError: if there are no draws, a latent site has none, their numbers differ, nothing is observed, or the
+            observed site has a name that predictions are given under; of a collapsed model, if the readout cannot be
+            integrated out at the first draw. Predictions raise it where that is so at another draw or at other inputs.
+
+    Warns:
+        RuntimeWarning: if hardly any two draws differ: the chain has not moved.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -848,19 +219,22 @@ class ReadoutPredictive:
 
     def __init__(
         self,
-        model: ReadoutModel,
+        model: ReadoutModel | Model,
         draws: Mapping[str, Any],
         model_args: tuple = (),
         model_kwargs: dict[str, Any] | None = None,
         *,
+        readout: str | None = None,
+        features: str | None = None,
+        observed: str | None = None,
         params: dict[str, Any] | None = None,
         batch_size: int | None = None,
-        on_nonfinite: str = "raise",
         progress_bar: bool = False,
     ):
-        check_wrapped(
-            model, "predict from others, such as one that uses ReprioriseReadout itself, with numpyro's Predictive"
-        )
+        if readout is not None and features is not None and not isinstance(model, ReadoutModel):
+            model = PlainModel(model, readout, features, observed)
+        wrapped: Any = model
+        check_wrapped(wrapped, "of a model that is not wrapped, name the sites: readout=..., features=...")
         if not isinstance(draws, Mapping):
             raise TypeError(
                 f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; {_ORDER}."
@@ -870,27 +244,34 @@ class ReadoutPredictive:
                 "draws must be a dictionary of draws, and model_args a tuple, but got a "
                 f"{type(draws).__name__} and {kind_of(model_args)}; {_ORDER}."
             )
-        check_one_of("on_nonfinite", on_nonfinite, CHOICES)
-        self.on_nonfinite = on_nonfinite
+        self.model: ReadoutModel = wrapped
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
-        self._fit = Fit(model, draws, tuple(model_args), dict(model_kwargs or {}), dict(params or {}))
-        self._quantities = INTEGRATED if self._fit.is_integrated else THROUGH_WEIGHTS
-        self._run = PredictionRuns(self._fit, self.batch_size, self._quantities.posteriors, progress_bar)
-
-    @property
-    def model(self) -> ReadoutModel:
-        """The wrapped model."""
-        return self._fit.model
-
-    @property
-    def draws(self) -> Draws:
-        """The draws that predictions are made from, each with a leading axis."""
-        return self._fit.draws
+        self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
+        self.num_draws = _num_draws(self.draws)
+        args, kwargs = tuple(model_args), dict(model_kwargs or {})
+        refuse_frames(args, kwargs)
+        self._fit: Call = _copied((args, kwargs))
+        self._params: Draws = _copied(dict(params or {}))
+        self._progress_bar = progress_bar
+        self._programs: dict[Any, Callable] = {}
+        self._solved: BlockedPosterior | None = None
+        try:
+            self._shapes, self._way = self._look(observed)
+        except TypeError as error:
+            example = "what it was fitted on, observations included, such as model_args=(x, y)"
+            refuse_mismatch(self.model.fn, self._fit, error, "model_args and model_kwargs", example)
+            raise
+        if self._way.names.observed in NAMES:
+            raise ValueError(
+                f"the observed site is called {self._way.names.observed!r}, but predictions are given under the names "
+                f"{listing(NAMES)} and that of the site; rename the site."
+            )
+        warn_if_stuck(self.draws)
 
     @property
     def is_integrated(self) -> bool:
         """Whether the readout is integrated out: the model's likelihood is Normal, and linear in it."""
-        return self._quantities.is_integrated
+        return self._way.is_integrated
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites.
@@ -905,16 +286,9 @@ class ReadoutPredictive:
 
         Raises:
             FloatingPointError: if a draw is not finite: the noise is too small for the features in this precision.
-            ValueError: under ``jit``, if such draws are to be dropped; if the model has changed.
-
-        Warns:
-            RuntimeWarning: if such draws are dropped.
         """
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
-        quantity = self._quantities.readouts
-        found, is_finite = self._run(quantity, rng_key)
-        kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
-        return found if kept is None else found[kept]
+        return self._run("readouts", rng_key)
 
     def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Draws:
         """Predict at other inputs.
@@ -934,18 +308,12 @@ class ReadoutPredictive:
 
         Raises:
             ValueError: if there are observations among the arguments, the inputs give features that do not fit those of
-                the fit, or the noise is by row, and not passed anew for other rows; under ``jit``, if draws are to be
-                dropped; if the model has changed.
+                the fit, the noise is by row, and not passed anew for other rows, or the readout cannot be integrated
+                out at these inputs or at some draw.
             FloatingPointError: if a prediction is not finite.
-
-        Warns:
-            RuntimeWarning: if draws are dropped whose predictions are not finite.
         """
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
-        quantity = self._quantities.predictions
-        found, is_finite = self._run.elsewhere(quantity, rng_key, (args, kwargs))
-        kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
-        return found if kept is None else {name: values[kept] for name, values in found.items()}
+        return self._run("predictions", rng_key, (args, kwargs))
 
     def summary(
         self,
@@ -976,7 +344,7 @@ class ReadoutPredictive:
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
         check_known("a summary holds numbers", *found.values())
-        return summarise(found, self._fit.names.observed, levels)
+        return summarise(found, self._way.names.observed, levels)
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws.
@@ -997,11 +365,8 @@ class ReadoutPredictive:
         Raises:
             ValueError: if there are no observations among the arguments, they hold NaN, or what predictions refuse.
             FloatingPointError: if means or variances are not finite.
-
-        Warns:
-            RuntimeWarning: if draws are dropped whose means or variances are not finite.
         """
-        return self._log_average(self._quantities.log_densities, (args, kwargs))
+        return self._log_average("log_densities", (args, kwargs))
 
     def joint_log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of all rows together: the conditional log evidence $\log p(D_2 | D_1)$.
@@ -1022,11 +387,8 @@ class ReadoutPredictive:
         Raises:
             ValueError: as :meth:`log_density`.
             FloatingPointError: if means or covariances are not finite.
-
-        Warns:
-            RuntimeWarning: if draws are dropped whose means or covariances are not finite.
         """
-        return self._log_average(self._quantities.joint_log_densities, (args, kwargs))[0]
+        return self._log_average("joint_log_densities", (args, kwargs))[0]
 
     def log_evidence(self) -> Array:
         r"""Return the log evidence of the fit's observations at each draw of the other sites.
@@ -1040,34 +402,294 @@ class ReadoutPredictive:
         Raises:
             ValueError: if the readout is not integrated out: the model's likelihood is not Normal.
             FloatingPointError: if one is not finite.
-
-        Warns:
-            RuntimeWarning: if such draws are dropped.
         """
-        quantity = self._quantities.log_evidences
-        if quantity is None:
+        if not self.is_integrated:
             raise ValueError(
                 "the readout is not integrated out of this model, whose likelihood is not Normal, so that its evidence "
                 "is not known; estimate it with numpyro_wide.model_evidence."
             )
-        found, is_finite = self._run(quantity, None)
-        kept = kept_draws(quantity.what, is_finite, self.on_nonfinite)
-        return found if kept is None else found[kept]
+        return self._run("log_evidences")
 
-    def _log_average(self, quantity: Quantity, test: tuple[tuple, dict]) -> Array:
+    def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
+        """Return how to predict, after shapes of the run of the fit where the readout is integrated out."""
+        model, (args, kwargs) = self.model, self._fit
+        values = {**self._params, **first_of(self.draws)}
+        if model.is_collapsed:  # its names are checked first
+            self._run_shapes(SiteNames(model.readout, model.features, str(model.observed)), self._params)
+        sites = abstract_sites(model.fn, args, kwargs, self._params)
+        latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
+        if latent.pop(model.readout, None) is None:
+            refuse_other_readout(model.readout)
+        self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
+        names = conjugate_sites(model, values, args, kwargs, observed)
+        if names is not None:
+            return self._run_shapes(names, values), Integrated(model, names, self.batch_size)
+        if not {model.readout, model.base} & self.draws.keys():
+            self._refuse_missing([model.readout])
+        found = [name for name in observed_sites(sites) if observed in (None, name)]
+        if len(found) != 1:
+            raise ValueError(
+                f"predictions are of one observed site, but the model observes {listing(observed_sites(sites))} with "
+                "these model_args and model_kwargs. Pass what it was fitted on, observations included; of several "
+                "sites, name the one to predict: observed=..."
+            )
+        return None, ThroughWeights(model, SiteNames(model.readout, model.features, found[0]), self.batch_size)
+
+    def _run_shapes(self, names: SiteNames, values: Mapping[str, Any]) -> ReadoutRun:
+        def run() -> ReadoutRun:
+            sites, others = read_sites(self.model.fn, names, values, *self._fit)
+            found = sites.read_off(others)
+            found.problem(self.model.variant)  # which checks it
+            return found
+
+        try:
+            found = jax.eval_shape(run)
+        except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
+            values = {**values, **first_of(self.draws)}
+            found = jax.eval_shape(run)
+        check_fit_observed(found, names.observed)
+        return found
+
+    def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
+        """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
+        self._refuse_missing([name for name in latent if name not in self.draws])
+        # The parameters of a random flax module are replaced by its sample sites.
+        modules = {name.split("/")[0] + "$params" for name in latent}
+        known = modules | self._params.keys() | self.draws.keys()
+        unset = [name for name in params if name not in known]
+        if unset:
+            raise ValueError(f"the model has the param sites {listing(unset)}; pass their values as params.")
+        for name, shape in latent.items():
+            if self.draws[name].shape[1:] != shape:
+                raise ValueError(
+                    f"draws[{name!r}] must have shape (draws, *{shape}), but has {self.draws[name].shape}; flatten "
+                    "chains, as mcmc.get_samples() does."
+                )
+
+    def _refuse_missing(self, missing: list[str]) -> None:
+        if missing:
+            raise ValueError(
+                f"draws must hold every latent site, but {listing(missing)} is missing; they hold "
+                f"{listing(self.draws)}."
+            )
+
+    def _run(
+        self, what: str, rng_key: Array | None = None, test: Call | None = None, *, is_average: bool = False
+    ) -> Any:
+        """Return what a method of the way to predict gives for all draws; refuse what is not finite, or not right."""
+        try:
+            found, is_finite, is_right = self._results(what, rng_key, test, is_average=is_average)
+        except Exception as error:
+            if test is not None:
+                self._explain(error, test)
+            raise
+        if is_known(is_finite):
+            if not np.all(is_right):
+                self._refuse_wrong(int(np.argmin(is_right)), test)
+            _refuse_nonfinite("predictions" if test is not None else what.replace("_", " "), np.asarray(is_finite))
+        elif is_average:  # what cannot be told of here must not go unnoticed
+            found = jnp.where(jnp.all(is_finite & is_right), found, jnp.nan)
+        return found
+
+    def _results(self, what: str, rng_key: Array | None, test: Call | None, *, is_average: bool) -> Results:
+        if test is not None:
+            refuse_frames(*test)
+        if self._solved is None and self._is_kept():
+            self._solved = self._solve()
+        if not is_mapped(self.draws):
+            return self._computed(what, rng_key, Data(self.draws, self._params, self._fit, test, self._solved))
+
+        def run(rng_key: Array | None, draws: Draws) -> Results:
+            return self._computed(what, rng_key, Data(draws, self._params, self._fit, test))
+
+        return _in_blocks(run, rng_key, self.draws, is_average=is_average)
+
+    def _computed(self, what: str, rng_key: Array | None, data: Data) -> Results:
+        """Compute, by a program of this object if there is one for arrays of these shapes."""
+        arrays, join = split((rng_key, vars(data)))
+        method = getattr(self._way, what)
+
+        def compute(arrays: list[Array]) -> Results:
+            rng_key, data = join(arrays)
+            return method(rng_key, Data(**data))
+
+        if is_tracing() or not all(map(is_known, arrays)):
+            return compute(arrays)
+        # What is no array is part of the program, and of its key.
+        rest = jax.tree.flatten(join([0] * len(arrays)))
+        settings = tuple(getattr(jax.config, name, None) for name in _SETTINGS)
+        key = what, str(rest), tuple(str(jax.typeof(array)) for array in arrays), settings
+        if key not in self._programs:
+            self._programs[key] = program_of(compute, arrays)
+        return self._programs[key](arrays)
+
+    def _is_kept(self) -> bool:
+        """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
+        if self._shapes is None or not isinstance(self._shapes.features, RowFeatures) or is_mapped(self.draws):
+            return False
+        if is_tracing() or not all(map(is_known, jax.tree.leaves((self.draws, self._fit, self._params)))):
+            return False
+        return self.num_draws * self._shapes.features.shape[1] ** 2 <= _MOST_KEPT
+
+    def _solve(self) -> BlockedPosterior:
+        """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
+        found = []
+        for index in tqdm(range(self.num_draws), "sums over rows, by draw", disable=not self._progress_bar):
+            draw = {name: values[index : index + 1] for name, values in self.draws.items()}
+            posterior, _, is_right = self._computed("posteriors", None, Data(draw, self._params, self._fit))
+            if not np.all(is_right):
+                self._refuse_wrong(index, None)
+            found.append(jax.block_until_ready(posterior))
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+    def _log_average(self, what: str, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
-        found, is_finite = self._run.elsewhere(quantity, None, test)
-        kept_draws(quantity.what, is_finite, self.on_nonfinite, stacklevel=4)
-        if not is_known(found):
-            # Draws that are not finite cannot be told of here, and must not go unnoticed.
-            return jnp.where(is_finite.all(), found, jnp.nan)
-        if np.isnan(found).any():
+        found = self._run(what, None, test, is_average=True)
+        if is_known(found) and np.isnan(found).any():
             rows = np.flatnonzero(np.isnan(found))
             which = (
                 f"{len(rows)} of {len(found)} rows do, the first being row {rows[0]}" if len(found) > 1 else "some do"
             )
             raise ValueError(
-                f"the observations of site {self._fit.names.observed!r} must not contain NaN, but {which}; drop or "
+                f"the observations of site {self._way.names.observed!r} must not contain NaN, but {which}; drop or "
                 "impute the missing ones."
             )
         return found
+
+    def _refuse_wrong(self, index: int, test: Call | None) -> None:
+        """Say why the readout cannot be integrated out at a draw, with the arguments of the fit or of the test."""
+        values = {**self._params, **{name: draws[index] for name, draws in self.draws.items()}}
+        for call, where in ((self._fit, "the arguments of the fit"), (test, "these arguments")):
+            if call is not None:
+                try:
+                    refuse(check_at(self.model.fn, self._way.names, values, *call)[0], self._way.names)
+                except ValueError as error:
+                    raise ValueError(f"at draw {index}, with {where}: {error}") from error
+        raise ValueError(f"the readout cannot be integrated out of the model at draw {index}.")
+
+    def _explain(self, error: Exception, test: Call) -> None:
+        """Raise an error that says what is wrong with the inputs, if that is the reason of another error."""
+        if isinstance(error, StoppedRunError):
+            self._refuse_noise_of_other_rows(error)
+        elif isinstance(error, AssertionError | ZeroDivisionError):
+            if any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
+                part = "a plate" if isinstance(error, AssertionError) else "an array"  # which is reshaped
+                raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
+        else:
+            if isinstance(error, TypeError):
+                what = "those of the rows to predict, such as x_new"
+                refuse_mismatch(self.model.fn, test, error, "arguments", what)
+            refuse_other_columns(self._fit, test, error)
+
+    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
+        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
+        if self._shapes is None:
+            return
+        noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
+        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
+        if is_by_row and error.num_rows != loc[0]:
+            raise ValueError(
+                f"the noise of observed site {self._way.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
+                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
+                "argument of the model: a default value, or an array from outside of it, is the fit's."
+            ) from error
+
+
+def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
+    lost = np.flatnonzero(~is_finite)
+    if lost.size == is_finite.size:
+        raise FloatingPointError(
+            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs, those of the fit and the "
+            f"new ones. If there is none, {NOISE_TOO_SMALL}; run {IN_FLOAT64}."
+        )
+    if lost.size:
+        named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
+        which = f"draw {named}" if lost.size == 1 else f"{lost.size} draws ({named})"
+        raise FloatingPointError(
+            f"{what} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, or a draw is not finite itself. "
+            f"Run {IN_FLOAT64}, or leave these draws out."
+        )
+
+
+def _in_blocks(
+    run: Callable[[Array | None, dict[str, Any]], Results],
+    rng_key: Array | None,
+    draws: dict[str, Any],
+    *,
+    is_average: bool,
+) -> Results:
+    """Run a function of a key and a block of draws for all of them, with results on the host.
+
+    With ``is_average`` results are log densities under the average over a block's finite draws, to be averaged in turn.
+    """
+    found, is_finite, is_right = [], [], []
+    for start, block in blocks_of(draws, axis=0):
+        key = None if rng_key is None else jax.random.fold_in(rng_key, start)
+        results, finite, right = run(key, block)
+        found.append(jax.tree.map(np.asarray, results))
+        is_finite.append(np.asarray(finite))
+        is_right.append(np.asarray(right))
+    told: Any = np.concatenate(is_finite), np.concatenate(is_right)
+    if is_average:
+        counts = np.array([finite.sum() for finite in is_finite])[:, None]
+        # A block without a finite draw has the weight zero, whatever its density.
+        parts = np.where(counts > 0, np.array(found), -np.inf)
+        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), *told
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), *told
+
+
+def refuse_mismatch(model: Callable, call: Call, error: TypeError, what: str, example: str) -> None:
+    """Raise a ``TypeError`` that says why a model cannot be called with some arguments, if that is the reason."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*call[0], **call[1])
+    except TypeError as mismatch:
+        raise TypeError(f"the model cannot be called with these {what}: {mismatch}. Pass {example}.") from error
+
+
+def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
+    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them.
+
+    A model's own ``ValueError`` may be about anything, and is kept, with a note.
+    """
+    (args, kwargs), (new_args, new_kwargs) = fit, test
+    pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
+    pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]
+    for name, old, new in pairs:
+        if not all(hasattr(value, "shape") for value in (old, new)) or old.shape[1:] == new.shape[1:]:
+            continue
+        came = f"{name} has shape {new.shape}, where the fit had {old.shape}"
+        columns = ", ".join(map(str, old.shape[1:]))
+        said = (
+            f"the model fails at the rows to predict: {came}. New inputs need the columns of the fit, (m, {columns})."
+        )
+        if isinstance(error, ValueError):
+            error.add_note(said)
+            return
+        raise ValueError(said) from error
+
+
+def _copied(tree: Any) -> Any:
+    """Return a tree whose NumPy arrays nobody else can change."""
+    return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)
+
+
+def _as_draws(draws: Any) -> Any:
+    """Return a copy as an array of JAX, which nobody can change; what is memory-mapped as it is."""
+    return draws if isinstance(draws, np.memmap) else jax.numpy.array(draws)
+
+
+def _num_draws(draws: Draws) -> int:
+    lengths = {name: values.shape[0] if values.ndim else None for name, values in draws.items()}
+    if len(set(lengths.values())) != 1 or None in lengths.values():
+        raise ValueError(
+            "draws must hold arrays with one leading axis for the draws, of the same length, "
+            f"but the lengths are {lengths}."
+        )
+    num_draws = next(length for length in lengths.values() if length is not None)
+    if num_draws == 0:
+        raise ValueError("draws must hold at least one draw, but the arrays are empty.")
+    return num_draws

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,14 @@ from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
 
 from numpyro_wide._checks import check_names_known, check_no_nan, listing, refuse_frames
-from numpyro_wide._compile import combine, partition, run_compiled
+from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
-from numpyro_wide.readout._conjugacy import conjugate_sites
 from numpyro_wide.readout._model import (
     Draws,
     Model,
     ReadoutModel,
     SeenSites,
-    SiteNames,
     active_plates,
     adopt_signature,
     base_name,
@@ -101,12 +99,8 @@ class ReadoutTransform(Transform):
 
 
 def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
-    """Return the maps of the repriorised readouts among a run's sites, by the name of the base site.
-
-    A readout may be repriorised inside of a model, by :class:`ReprioriseReadout`, where nobody knows its name: what
-    tells a base site is its distribution, the prior pulled back through the map.
-    """
-    found = {}
+    """Return the maps of the repriorised readouts among a run's sites, by the name of the base site."""
+    found = {}  # a base site is told by its distribution, for a model may repriorise readouts inside of it
     for name, site in sites.items():
         for transform in getattr(site["fn"], "transforms", []) if site["type"] == "sample" else []:
             if isinstance(transform.inv, ReadoutTransform):
@@ -115,11 +109,7 @@ def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
 
 
 def weights_of_run(sites: Sites) -> Draws:
-    """Return one draw of the plain model from a run with repriorised readouts: latent sites, readouts, other images.
-
-    Raises:
-        ValueError: if no readout is repriorised in the run.
-    """
+    """Return one draw of the plain model from a run with repriorised readouts: latent sites, readouts, other images."""
     latent = latent_sites(sites)
     bases = base_transforms(latent)
     if not bases:
@@ -137,22 +127,16 @@ def weights_of_run(sites: Sites) -> Draws:
 def image_draws(
     model: Callable, draws: Draws, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
 ) -> Draws:
-    """Return draws of the plain model for draws of a repriorised one.
+    """Return draws of the plain model for draws of a repriorised one that was fitted on ``args``."""
+    arrays, join = split((draws, dict(params or {}), args, kwargs))
 
-    Args:
-        model: the model, repriorised.
-        draws: draws of its latent sites, each with a leading axis.
-        args: arguments that it was fitted with, targets included.
-        kwargs: keyword arguments that it was fitted with.
-        params: values of its param sites.
-    """
-    arrays, rest = partition((args, kwargs))
-    return run_compiled(_image_draws, model, rest, draws, dict(params or {}), arrays)
+    def images(arrays: list[Array]) -> Draws:
+        draws, params, args, kwargs = join(arrays)
+        return jax.lax.map(
+            lambda draw: weights_of_run(run_model(model, args, kwargs, values={**params, **draw})), draws
+        )
 
-
-def _image_draws(model: Callable, rest: Any, draws: Draws, params: dict[str, Any], arrays: list[Array]) -> Draws:
-    args, kwargs = combine(arrays, rest)
-    return jax.lax.map(lambda draw: weights_of_run(run_model(model, args, kwargs, values={**params, **draw})), draws)
+    return run_program(images, arrays)
 
 
 class ReprioriseReadout(Reparam):
@@ -285,6 +269,7 @@ class RepriorisedModel(ReadoutModel):
     surrogate: SurrogateLike | None
     regulariser: Regulariser
     variant: str
+    observed = None
 
     def __post_init__(self) -> None:
         adopt_signature(self, self.fn)
@@ -311,24 +296,6 @@ class RepriorisedModel(ReadoutModel):
         if self.base not in sites.values:
             refuse_other_readout(self.readout)
         return result
-
-    def conjugate_sites(self, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames | None:
-        """Return the names of the sites with which the readout can be integrated out; None if it cannot be.
-
-        What the readout was repriorised with need not be the likelihood's; so the model's own likelihood is looked at.
-        """
-        return conjugate_sites(self.fn, self.readout, self.features, args, dict(kwargs))
-
-    def weights(
-        self,
-        rng_key: Array,
-        draws: Draws,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        params: Mapping[str, Any] | None = None,
-    ) -> Draws:
-        """Return draws of the unwrapped model: the readout is the image of the base site, if it is not there yet."""
-        return dict(draws) if self.readout in draws else image_draws(self, draws, args, dict(kwargs), params)
 
     def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
         if msg["name"] != self.readout:
@@ -380,36 +347,8 @@ class RepriorisedModel(ReadoutModel):
         ) from error
 
 
-@overload
 def repriorise(
     fn: Model,
-    *,
-    readout: str,
-    features: str,
-    targets: str,
-    noise_scale: str | ArrayLike | None = ...,
-    surrogate: SurrogateLike | None = ...,
-    regulariser: Regulariser = ...,
-    variant: str = ...,
-) -> RepriorisedModel: ...
-
-
-@overload
-def repriorise(
-    fn: None = ...,
-    *,
-    readout: str,
-    features: str,
-    targets: str,
-    noise_scale: str | ArrayLike | None = ...,
-    surrogate: SurrogateLike | None = ...,
-    regulariser: Regulariser = ...,
-    variant: str = ...,
-) -> Callable[[Model], RepriorisedModel]: ...
-
-
-def repriorise(
-    fn: Model | None = None,
     *,
     readout: str,
     features: str,
@@ -418,7 +357,7 @@ def repriorise(
     surrogate: SurrogateLike | None = None,
     regulariser: Regulariser = None,
     variant: str = "auto",
-) -> RepriorisedModel | Callable[[Model], RepriorisedModel]:
+) -> RepriorisedModel:
     r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
     The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
@@ -440,7 +379,7 @@ def repriorise(
     form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
 
     Args:
-        fn: the model. Without it, ``repriorise`` gives a decorator.
+        fn: the model.
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
         features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
@@ -491,10 +430,7 @@ def repriorise(
     if noise_scale is not None and surrogate is not None:
         raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
 
-    def wrap(model: Model) -> RepriorisedModel:
-        return RepriorisedModel(model, readout, features, targets, noise_scale, surrogate, regulariser, variant)
-
-    return wrap if fn is None else wrap(fn)
+    return RepriorisedModel(fn, readout, features, targets, noise_scale, surrogate, regulariser, variant)
 
 
 class _WholeData(SeenSites):

@@ -94,8 +94,24 @@ SPECS = st.builds(
 )
 
 
-def build(spec):
-    """The NumPyro model ``model(x, y=None)`` of a specification."""
+# What a collapsed model must not do with its readout w; each gives the mean, the noise, the observations or a site.
+MEANS = {
+    "twice": lambda mean, features, w: mean + features @ w,
+    "squared": lambda mean, features, w: mean + (features @ w) ** 2,
+    "of the readout alone": lambda mean, features, w: mean + jnp.tanh(w[0]),
+    "one row": lambda mean, features, w: mean.at[0].add(features[0] @ w),
+}
+SITES = {
+    "factor": lambda features, w, y: numpyro.factor("violation", -jnp.sum(w**2)),
+    "second likelihood": lambda features, w, y: numpyro.sample("violation", dist.Normal(features @ w, 1.0), obs=y),
+    "soft constraint": lambda features, w, y: numpyro.sample("violation", dist.Normal(0.0, 0.1), obs=w.sum()),
+    "latent": lambda features, w, y: numpyro.sample("violation", dist.Normal(w.sum(), 1.0)),
+}
+VIOLATIONS = (*MEANS, *SITES, "noise", "observations")
+
+
+def build(spec, violation=None):
+    """The NumPyro model ``model(x, y=None)`` of a specification, with one of VIOLATIONS."""
     numbers = spec.numbers()
 
     def sample_readout():
@@ -127,7 +143,14 @@ def build(spec):
             other = numpyro.sample("other", dist.Normal(0.2, 2.0))
             numpyro.sample("seen", dist.Normal(other, 0.5), obs=0.4)
         mean = features @ w + numbers["offset"]
-        likelihood = dist.Normal(mean, numbers["noise"] if sigma is None else sigma)
+        noise = numbers["noise"] if sigma is None else sigma
+        if violation in MEANS:
+            mean = MEANS[violation](mean, features, w)
+        elif violation == "noise":
+            noise = noise * jnp.exp(0.1 * w.sum())
+        elif violation == "observations":
+            y = y - jnp.tanh(w[0])
+        likelihood = dist.Normal(mean, noise)
         if spec.rows == "event":
             numpyro.sample("y", likelihood.to_event(1 + len(spec.columns)), obs=y)
         elif spec.rows == "plate" or not spec.columns:
@@ -136,6 +159,8 @@ def build(spec):
         else:
             with numpyro.plate("rows", x.shape[0], dim=-2), numpyro.plate("columns", *spec.columns, dim=-1):
                 numpyro.sample("y", likelihood, obs=y)
+        if violation in SITES:
+            SITES[violation](features, w, y)
 
     return model
 

@@ -1,11 +1,13 @@
 """Draws and predictions compile their programs at the first call for some shapes, and not again."""
 
 import itertools
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -59,13 +61,10 @@ def test_log_densities():
     with compilations() as compiled:
         second = predictive.log_density(X[:4], shifted)
         later = ReadoutPredictive(model, draws, (X, -Y)).log_density(X[:4], shifted)
-        # What is done about draws that are not finite is decided after the program.
-        dropping = ReadoutPredictive(model, draws, (X, -Y), on_nonfinite="drop").log_density(X[:4], shifted)
-        jax.block_until_ready((second, later, dropping))
+        jax.block_until_ready((second, later))
     assert compiled == []
     assert not np.allclose(first, second)
     assert not np.allclose(second, later)
-    np.testing.assert_array_equal(later, dropping)
     with compilations() as compiled:
         predictive.log_density(X[:3], Y[:3])
     assert compiled
@@ -142,3 +141,60 @@ def test_nothing_to_predict_and_nothing_to_predict_with():
     with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*the order is wide_limit_draws\(rng_key, model"):
         wide_limit_draws(0, model, 3, X, Y)
     assert predictive(jax.random.PRNGKey(0), X[:2])["mean"].shape == (5, 2, 1)
+
+
+# What a model is at a call -----------------------------------------------------------------------------------------
+
+FACTOR = 1.0
+
+
+def scaled_network(x, y=None):
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 4]).to_event(2))
+    features = numpyro.deterministic("features", FACTOR * jnp.tanh(x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+    numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+
+def test_a_predictive_answers_for_the_model_as_it_was_and_a_new_one_for_that_of_now(monkeypatch):
+    """As a jitted function does: at inputs of a shape that it has computed at."""
+    model, key = collapse_readout(scaled_network, observed="y", **SITES), jax.random.key(0)
+    draws, data = {"hidden": jnp.ones((3, 1, 4))}, (X[:, :1], Y[:, 0])
+    old = ReadoutPredictive(model, draws, data)
+    before = old(key, X[:4, :1])["mean"]
+    limit = wide_limit_draws(key, model, 5, *data)["w"]
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    np.testing.assert_array_equal(old(key, X[:4, :1])["mean"], before)
+    new = ReadoutPredictive(model, draws, data)(key, X[:4, :1])["mean"]
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    assert not np.allclose(new, before)
+    np.testing.assert_array_equal(ReadoutPredictive(model, draws, data)(key, X[:4, :1])["mean"], before)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert not np.allclose(wide_limit_draws(key, model, 5, *data)["w"], limit)
+
+
+def test_arrays_are_copied():
+    x, y, draws = X[:, :1].copy(), Y[:, 0].copy(), {"hidden": np.ones((2, 1, 4), "f")}
+    predictive = ReadoutPredictive(collapse_readout(scaled_network, observed="y", **SITES), draws, (x, y))
+    before = predictive(jax.random.key(0), X[:, :1])["mean"]
+    x *= 5
+    y *= 5
+    draws["hidden"] *= 5
+    np.testing.assert_array_equal(predictive(jax.random.key(0), X[:, :1])["mean"], before)
+
+
+def test_first_predictions_from_several_threads():
+    """NumPyro's stack of handlers is one for all threads."""
+    key, found = jax.random.key(0), {}
+    model = collapse_readout(scaled_network, observed="y", **SITES)
+    made = [ReadoutPredictive(model, {"hidden": jnp.ones((n, 1, 4))}, (X[:, :1], Y[:, 0])) for n in (2, 3, 4, 5)]
+
+    def predict(index):
+        found[index] = made[index](key, X[:, :1])["mean"]
+
+    threads = [threading.Thread(target=predict, args=(index,)) for index in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, predictive in enumerate(made):
+        np.testing.assert_array_equal(found[index], predictive(key, X[:, :1])["mean"])

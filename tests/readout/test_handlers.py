@@ -144,13 +144,10 @@ def test_without_targets_nothing_changes(wrap):
     np.testing.assert_array_equal(plain_sites["y"]["value"], wrapped_sites["y"]["value"])
 
 
-@pytest.mark.parametrize("call", ["positional", "keyword", "condition", "decorator"])
+@pytest.mark.parametrize("call", ["positional", "keyword", "condition"])
 def test_ways_to_pass_observations(call):
     x, y = small_data()
-    if call == "decorator":
-        repriorised, collapsed = repriorise(**ARGUMENTS)(network), collapse_readout(**SITES)(network)
-    else:
-        repriorised, collapsed = repriorise(network, **ARGUMENTS), collapse_readout(network, **SITES)
+    repriorised, collapsed = repriorise(network, **ARGUMENTS), collapse_readout(network, **SITES)
     reference = draw_of(collapse_readout(network, **SITES), x, y)[1]["y"]
     if call == "condition":
         _, sites = draw_of(condition(collapsed, {"y": y}), x)

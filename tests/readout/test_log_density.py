@@ -1,7 +1,5 @@
 """The predictive density of new rows, and draws whose predictions are not finite."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,13 +165,8 @@ def test_all_rows_together_are_right_where_evidences_have_no_digits_left():
 def test_all_rows_together_leave_out_draws_that_are_not_finite():
     (x, y), (x_new, y_new) = data(8), data(6, seed=2)
     lost = np.concatenate([HIDDEN, np.full_like(HIDDEN[:1], np.nan)])
-    with jax.debug_nans(False):
-        with pytest.raises(FloatingPointError, match="draw 5 of 6"):
-            ReadoutPredictive(make(), {"hidden": lost}, (x, y)).joint_log_density(x_new, y_new)
-        dropping = ReadoutPredictive(make(), {"hidden": lost}, (x, y), on_nonfinite="drop")
-        with pytest.warns(RuntimeWarning, match="of draw 5 of 6"):
-            found = dropping.joint_log_density(x_new, y_new)
-    np.testing.assert_allclose(found, dense_joint_log_density(x, y, x_new, y_new, 0.3, 0.3), rtol=1e-4)
+    with jax.debug_nans(False), pytest.raises(FloatingPointError, match="draw 5 of 6"):
+        ReadoutPredictive(make(), {"hidden": lost}, (x, y)).joint_log_density(x_new, y_new)
 
 
 def test_a_latent_noise_is_that_of_each_draw():
@@ -266,7 +259,7 @@ def with_lost_draws():
 def test_an_error_says_which_draws_are_not_finite():
     draws, fitted_on, x_new, y_new = with_lost_draws()
     predictive = ReadoutPredictive(make(), draws, fitted_on)
-    which = r"of 2 of 5 draws \(1, 3\) are not finite.*jax_enable_x64.*on_nonfinite='drop'"
+    which = r"of 2 draws \(1, 3\) of 5 are not finite.*jax_enable_x64.*leave these draws out"
     with pytest.raises(FloatingPointError, match="readouts " + which):
         predictive.readout(jax.random.key(0))
     with pytest.raises(FloatingPointError, match="predictions " + which):
@@ -277,59 +270,20 @@ def test_an_error_says_which_draws_are_not_finite():
     with pytest.raises(FloatingPointError, match="draw 1 of 3 are not finite: the noise is too small"):
         ReadoutPredictive(make(), one, fitted_on)(jax.random.key(0), x_new)
     many = {"hidden": np.repeat(draws["hidden"], 30, axis=0)}
-    with pytest.raises(FloatingPointError, match=r"60 of 150 draws \(30, 31, .*, 49, ...\)"):
+    with pytest.raises(FloatingPointError, match=r"60 draws \(30, 31, .*, 49, ...\) of 150"):
         ReadoutPredictive(make(), many, fitted_on).readout(jax.random.key(0))
 
 
-def test_dropped_draws_leave_the_others_as_they_are():
+def test_draws_none_of_which_is_finite():
     draws, fitted_on, x_new, y_new = with_lost_draws()
-    predictive = ReadoutPredictive(make(), draws, fitted_on, on_nonfinite="drop")
-    others = ReadoutPredictive(make(), {"hidden": HIDDEN[[0, 2, 4]]}, fitted_on)
-    left_out = r"of 2 of 5 draws \(1, 3\) are not finite and are left out"
-    with pytest.warns(RuntimeWarning, match="predictions.*" + left_out) as told:
-        found = predictive(jax.random.key(0), x_new)
-    assert told[0].filename == __file__
-    expected = others(jax.random.key(0), x_new)
-    assert found["y"].shape == (3, 3)
-    for name in ("mean", "variance", "noise_scale"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
-    with pytest.warns(RuntimeWarning, match="predictions.*" + left_out) as told:
-        density = predictive.log_density(x_new, y_new)
-    assert told[0].filename == __file__
-    np.testing.assert_allclose(density, others.log_density(x_new, y_new), rtol=1e-4)
-    with pytest.warns(RuntimeWarning, match="readouts.*" + left_out) as told:
-        assert predictive.readout(jax.random.key(0)).shape == (3, 7)
-    assert told[0].filename == __file__
-
-
-def test_dropping_is_quiet_where_all_is_finite():
-    (x, y), (x_new, y_new) = data(5), data(3, seed=2)
-    either = [
-        ReadoutPredictive(make(), {"hidden": HIDDEN}, (x, y), on_nonfinite=choice) for choice in ("raise", "drop")
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        results = [(one(jax.random.key(0), x_new), one.log_density(x_new, y_new)) for one in either]
-    jax.tree.map(np.testing.assert_array_equal, *results)
-
-
-def test_draws_that_cannot_be_dropped():
-    draws, fitted_on, x_new, y_new = with_lost_draws()
-    with pytest.raises(ValueError, match="on_nonfinite must be one of 'raise', 'drop', but got 'ignore'"):
-        ReadoutPredictive(make(), draws, fitted_on, on_nonfinite="ignore")
-    none = ReadoutPredictive(make(), {"hidden": np.full((2, 2, 7), np.nan)}, fitted_on, on_nonfinite="drop")
+    none = ReadoutPredictive(make(), {"hidden": np.full((2, 2, 7), np.nan)}, fitted_on)
     for call in (lambda: none.readout(jax.random.key(0)), lambda: none.log_density(x_new, y_new)):
         with pytest.raises(FloatingPointError, match=r"of any draw.*jax_enable_x64', True\)\)\.$"):
             call()
-    dropping, raising = [
-        ReadoutPredictive(make(), draws, fitted_on, on_nonfinite=choice) for choice in ("drop", "raise")
-    ]
-    for call in (dropping.readout, lambda key: dropping(key, x_new), lambda key: dropping.log_density(x_new, y_new)):
-        with pytest.raises(ValueError, match="on_nonfinite='drop' must see which .* are finite.*as under jax.jit"):
-            jax.jit(call)(jax.random.key(0))
     # Where nothing can be said, nothing is left out in silence.
-    assert jnp.isnan(jax.jit(raising.log_density)(x_new, y_new)).all()
-    assert jnp.isnan(jax.jit(raising.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
+    some = ReadoutPredictive(make(), draws, fitted_on)
+    assert jnp.isnan(jax.jit(some.log_density)(x_new, y_new)).all()
+    assert jnp.isnan(jax.jit(some.readout)(jax.random.key(0))[jnp.array([1, 3])]).all()
 
 
 def test_predictions_and_densities_have_derivatives():

@@ -192,7 +192,9 @@ def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
     labels, draws = np.array([0, 2, 1, 1] * 3), weights_of(4)
     bases = {"hidden": draws["hidden"], "w_base": draws["w"]}
     predictive = ReadoutPredictive(wrapped, bases, (X, labels))
-    mapped = wrapped.weights(KEY, {name: jnp.asarray(values, "f") for name, values in bases.items()}, (X, labels), {})
+    mapped = weights_of(
+        wrapped, KEY, {name: jnp.asarray(values, "f") for name, values in bases.items()}, (X, labels), {}
+    )
     np.testing.assert_allclose(predictive.readout(KEY), mapped["w"], rtol=1e-4, atol=1e-5)
     other = ReadoutPredictive(wrapped, {"hidden": draws["hidden"], "w": mapped["w"]}, (X, labels))
     np.testing.assert_allclose(predictive(KEY, X_NEW)["probs"], other(KEY, X_NEW)["probs"], rtol=1e-4, atol=1e-6)
@@ -258,5 +260,5 @@ def test_models_that_observe_several_sites_are_not_predicted_through_weights():
             numpyro.sample(name, dist.Poisson(jnp.exp(features @ w)).to_event(1), obs=y)
 
     wrapped = repriorise(model, readout="w", features="features", targets="y", noise_scale=1.0)
-    with pytest.raises(ValueError, match=r"predictions are of one observed site, but the model observes \['a', 'b'\]"):
+    with pytest.raises(ValueError, match="predictions are of one observed site, but the model observes 'a', 'b'"):
         ReadoutPredictive(wrapped, {"w": np.ones((2, 1))}, (X, np.ones(12)))

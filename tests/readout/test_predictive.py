@@ -52,6 +52,7 @@ def test_predictions_are_those_of_a_gaussian_process():
         np.testing.assert_allclose(found["variance"][i, :, 0], std**2, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:only 1 of 20000 draws differ")
 def test_draws_have_the_exact_moments():
     """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
     x, y = small_data()
@@ -162,3 +163,69 @@ def test_marginal_distribution():
     np.testing.assert_allclose(marginal.log_prob(draws[0]), reference, rtol=1e-4)
     doubled = jax.tree.map(lambda leaf: 2 * leaf, marginal)
     np.testing.assert_allclose(doubled.loc, 2 * loc)
+
+
+def with_argument(x, y=None, factor=1.0):
+    hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 5]).to_event(2))
+    features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+    mean = jnp.where(x[:, 0] > 1, 7.0, factor * (features @ w))
+    numpyro.sample("y", dist.Normal(mean, 0.3).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("wrap", ["collapsed", "plain"])
+def test_inputs_at_which_the_mean_is_another_function_are_refused(wrap):
+    """Linear at the inputs of the fit, and not at others."""
+    x, draws = np.linspace(-1, 1, 6, dtype="f")[:, None], {"hidden": jnp.ones((3, 1, 5))}
+    fitted_on = (x, np.sin(x[:, 0]), 1.0)
+    if wrap == "collapsed":
+        predictive = ReadoutPredictive(collapse_readout(with_argument, **SITES), draws, fitted_on)
+    else:
+        predictive = ReadoutPredictive(with_argument, draws, fitted_on, readout="w", features="features")
+    key, message = jax.random.key(0), "at draw 0, with these arguments: the mean of observed site 'y' must be features"
+    assert predictive.is_integrated and predictive(key, x, None, 1.0)["mean"].shape == (3, 6)
+    with pytest.raises(ValueError, match=message):
+        predictive(key, x, None, 3.0)
+    with pytest.raises(ValueError, match=message):
+        predictive.log_density(2 * x, np.zeros(6, "f"), 1.0)
+    assert jnp.isnan(jax.jit(lambda x: predictive(key, x, None, 3.0)["mean"])(x)).all()
+
+
+@pytest.mark.parametrize("wrap", ["repriorised", "plain"])
+def test_a_readout_with_another_likelihood_is_that_of_the_draws(wrap):
+    """Of a chain of the repriorised model, which is right whatever else the readout reaches."""
+
+    def model(x, y=None):
+        features = numpyro.deterministic("features", x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("total", dist.Normal(0.0, 0.01), obs=w.sum())
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    x, w = np.eye(2, dtype="f"), jnp.array([[0.5, -0.5], [1.0, -1.0]])
+    fitted_on, names = (x, np.ones(2)), {"observed": "y"}
+    if wrap == "plain":
+        names |= {"readout": "w", "features": "features"}
+    else:
+        model = repriorise(model, readout="w", features="features", targets="y", noise_scale=0.3)
+        with pytest.raises(ValueError, match="one observed site, but the model observes 'total', 'y'.*observed=..."):
+            ReadoutPredictive(model, {"w": w}, fitted_on)
+    predictive = ReadoutPredictive(model, {"w": w}, fitted_on, **names)
+    assert not predictive.is_integrated
+    np.testing.assert_array_equal(predictive.readout(jax.random.key(0)), w)
+
+
+def test_a_plain_model_predicts_as_its_wrapped_form():
+    x, y = small_data()
+    key, plain = jax.random.key(1), {"readout": "w", "features": "features"}
+    one = ReadoutPredictive(collapse_readout(network, **SITES), hidden_draws(), (x, y))(key, x[:4])
+    other = ReadoutPredictive(network, hidden_draws(), (x, y), **plain)(key, x[:4])
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    with pytest.raises(TypeError, match="name the sites: readout=..., features=..."):
+        ReadoutPredictive(network, hidden_draws(), (x, y))
+
+
+def test_chains_that_have_not_moved_are_told():
+    x, y = small_data()
+    draws = jax.tree.map(lambda draw: jnp.repeat(draw[:1], 200, axis=0), hidden_draws())
+    with pytest.warns(RuntimeWarning, match="only 1 of 200 draws differ"):
+        ReadoutPredictive(collapse_readout(network, **SITES), draws, (x, y))

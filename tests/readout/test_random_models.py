@@ -13,7 +13,7 @@ from numpyro.handlers import block, condition, scale, seed, substitute, trace
 from numpyro.infer.util import log_density
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
-from tests.readout.random_models import SPECS, Oracle, build
+from tests.readout.random_models import SPECS, VIOLATIONS, Oracle, build
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -79,6 +79,33 @@ def test_collapsed(spec, variant, order, is_jitted):
             found["variance"].reshape(spec.num_rows, -1)[:, column],
             np.einsum("nd,de,ne->n", features, covariance, features),
         )
+
+
+@MANY
+@given(spec=SPECS, violation=st.sampled_from(VIOLATIONS), order=HANDLERS, is_batched=st.booleans())
+def test_no_violation_is_missed(spec, violation, order, is_batched):
+    """A density of NaN under jit and vmap, and an error where numbers are known."""
+    numbers, oracle = spec.numbers(), Oracle(spec)
+
+    def wrap(model):
+        return collapse_readout(model, readout="w", features="features", observed="y")
+
+    order = sorted(order, key=lambda name: name == "scale by one")
+    model, values = handled(build(spec, violation), order, wrap, oracle)
+    if violation == "latent":
+        values["violation"] = np.asarray(0.3)
+    data = jnp.asarray(numbers["x"]), jnp.asarray(numbers["y"])
+
+    def joint(values):
+        return log_density(seed(model, jax.random.key(0)), data, {}, values)[0]
+
+    if is_batched:
+        batch = jax.tree.map(lambda value: jnp.stack([value, value]), values)
+        assert jnp.isnan(jax.vmap(joint)(batch)).all()
+    else:
+        assert jnp.isnan(jax.jit(joint)(values))
+    with pytest.raises(ValueError, match="depend|must be features @ readout"):
+        joint(values)
 
 
 @MANY

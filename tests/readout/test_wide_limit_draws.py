@@ -131,3 +131,33 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     weights = np.exp(joint - joint.max())
     expected = (weights.sum(0) / weights.sum()) @ grid
     np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)
+
+
+@pytest.mark.filterwarnings("ignore:the Pareto shape")
+@pytest.mark.parametrize("wrap", ["collapsed", "repriorised"])
+def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
+    """Against the weighted average of many draws of the prior, whose weights are dense evidences in float64."""
+    x, y, seen, noise = np.linspace(-1, 1, 6)[:, None], np.zeros(6), 0.8, 0.5
+
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.Normal(0.0, 1.0))
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 20]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 20**0.5)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([20]).to_event(1))
+        numpyro.sample("also", dist.Normal(scale, 0.5), obs=seen)
+        numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
+
+    names = {"readout": "w", "features": "features"}
+    wrapped = (
+        collapse_readout(model, observed="y", **names)
+        if wrap == "collapsed"
+        else repriorise(model, targets="y", noise_scale=noise, **names)
+    )
+    draws = wide_limit_draws(jax.random.key(0), wrapped, 2000, x.astype("f"), y.astype("f"))
+    mean, sd = seen * 4 / 5, 5**-0.5  # the prior's precision is 1, the observation's 4
+    num_effective = 1000  # of 20,000 proposals, of which 2,000 are chosen
+    assert abs(draws["scale"].mean() - mean) < 5 * sd / num_effective**0.5
+    np.testing.assert_allclose(draws["scale"].std(), sd, rtol=5 / (2 * num_effective) ** 0.5)
+    assert draws.pareto_shape is not None
+    with pytest.raises(ValueError, match="the site 'also' observes other latent sites"):
+        wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)

@@ -1,0 +1,75 @@
+"""Programs that are shared by their text: which functions are one program, and which are not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_wide._compile import program_of, run_program, split
+from tests.compilations import compilations
+
+X = np.arange(1.0, 4.0, dtype="f")
+
+
+def made(factor):
+    return lambda x: {"sum": jnp.sum(x), "scaled": factor * x}
+
+
+def test_a_function_made_anew_finds_its_program():
+    first = run_program(made(1.25), X)
+    with compilations() as compiled:
+        second = run_program(made(1.25), X + 1)
+    assert compiled == []
+    np.testing.assert_allclose(first["scaled"], 1.25 * X)
+    np.testing.assert_allclose(second["scaled"], 1.25 * (X + 1))
+    with compilations() as compiled:
+        other = run_program(made(1.75), X)
+    assert compiled
+    np.testing.assert_allclose(other["scaled"], 1.75 * X)
+
+
+def test_arrays_of_a_closure_are_part_of_the_program():
+    for constant in (np.array([1.0, 2.0, 3.5], "f"), np.array([3.0, 2.0, 1.5], "f"), jnp.array([0.5, 1.0, 2.0])):
+        np.testing.assert_allclose(run_program(lambda x, c=constant: x * c, X), X * np.asarray(constant))
+
+
+def test_which_argument_is_used_tells_programs_apart():
+    assert run_program(lambda a, b: a, 1.0, 2.0) == 1
+    assert run_program(lambda a, b: b, 1.0, 2.0) == 2
+
+
+def test_types_and_results_tell_programs_apart():
+    assert run_program(lambda x: (x, x), 3)[0].dtype == jnp.int32
+    assert run_program(lambda x: {"one": x, "other": x}, 3.0)["one"].dtype == jnp.float32
+    assert run_program(lambda x: x, jnp.float16(3.0)).dtype == jnp.float16
+
+
+def test_settings_of_jax_tell_programs_apart():
+    def product(x):
+        return jnp.outer(x, x) @ x
+
+    with compilations() as compiled:
+        run_program(product, X)
+        with jax.default_matmul_precision("float32"):
+            run_program(product, X)
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.jacfwd])
+def test_under_transformations(transform):
+    found = transform(lambda x: run_program(lambda x: 2 * x, x))(X)
+    np.testing.assert_allclose(found, 2 * (np.eye(3) if transform is jax.jacfwd else X))
+
+
+def test_a_program_compiled_quickly_computes_the_same():
+    program = program_of(lambda x: jnp.cumsum(jnp.exp(x)), X, quick=True)
+    np.testing.assert_allclose(program(X + 1), np.cumsum(np.exp(X + 1)), rtol=1e-6)
+
+
+def test_a_tree_is_split_into_arrays_and_all_else():
+    tree = ({"x": X, "name": "relu"}, [None, 3, jnp.ones(2)])
+    arrays, join = split(tree)
+    assert len(arrays) == 2
+    found = join([2 * array for array in arrays])
+    assert found[0]["name"] == "relu" and found[1][:2] == [None, 3]
+    np.testing.assert_array_equal(found[0]["x"], 2 * X)
