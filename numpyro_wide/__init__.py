@@ -26,6 +26,7 @@ from numpyro_wide.elbo import TraceQKL as TraceQKL
 from numpyro_wide.evidence import model_evidence as model_evidence
 from numpyro_wide.machine import set_blas_threads as set_blas_threads
 from numpyro_wide.machine import shard_rows as shard_rows
+from numpyro_wide.mcmc import SplitHMC as SplitHMC
 from numpyro_wide.readout import ReadoutPredictive as ReadoutPredictive
 from numpyro_wide.readout import ReprioriseReadout as ReprioriseReadout
 from numpyro_wide.readout import collapse_readout as collapse_readout
@@ -50,6 +51,7 @@ __all__ = [
     "AmortizedForwardKL",
     "ReadoutPredictive",
     "ReprioriseReadout",
+    "SplitHMC",
     "TemperedTraceMeanFieldELBO",
     "TraceQKL",
     "amortized",

@@ -32,8 +32,8 @@ class WideLimitDraws(dict):
     """Draws by site, as :func:`wide_limit_draws` gives them.
 
     Attributes:
-        pareto_shape: of the tail of their weights (Vehtari et al. 2024): above 0.7 too few draws of the prior carry the
-            weight. None where draws are not weighted, or nothing is known of numbers, as under ``jit``.
+        pareto_shape: of the tail of their weights (Vehtari et al. 2024), above 0.7 where too few draws of the prior
+            carry the weight; None where draws are not weighted, or nothing is known of numbers, as under ``jit``.
     """
 
     def __init__(self, draws: Draws, pareto_shape: float | None = None):
@@ -58,18 +58,16 @@ def wide_limit_draws(
     weighted: bool | None = None,
     **model_kwargs: Any,
 ) -> WideLimitDraws:
-    r"""Draw from the wide-limit approximation to the posterior.
+    r"""Draw from the wide-limit approximation to the posterior, without a Markov chain.
 
     Hidden weights are drawn from their prior, $\phi$ from N(0, I), and the readout is their image under the map
-    (Hron 2022, Prop. 2.2; Mathematics, :eq:`map`): no Markov chain. With a Gaussian likelihood the readout is exact
-    given the hidden weights, and what is left out is how far the data move those from their prior, which vanishes as
-    the network widens (Thm. 2.1; :eq:`gap`).
+    (Hron 2022, Prop. 2.2; Mathematics, :eq:`map`). With a Gaussian likelihood the readout is exact given the hidden
+    weights; how far the data move those from their prior is left out, and vanishes as the network widens (Thm. 2.1;
+    :eq:`gap`).
 
-    That holds for weights. A latent noise, or a latent scale of the network, is learnt from the data at any width, and
-    so draws of the prior, ten for each that is asked for, are chosen again with their evidence
-    $N(Y; 0, \Psi \Psi^\top + \sigma^2 I)$ as weight: the posterior at any width as their number grows, and at the
-    wide limit with few, since there the weight is the same for all hidden weights. One of them may be chosen many
-    times. Where the prior is far from the posterior, take that of scales which
+    A latent noise or scale, and whatever another likelihood observes, is learnt from the data at any width. So draws of
+    the prior, ten for each that is asked for, are chosen again by their evidence $N(Y; 0, \Psi \Psi^\top + \sigma^2
+    I)$; one of them may be chosen many times. Where the prior is far from the posterior, take that of scales which
     :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` found.
 
     Args:
@@ -83,8 +81,7 @@ def wide_limit_draws(
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them, with the Pareto shape
-        of their weights.
+        Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
 
     Raises:
         TypeError: if ``rng_key`` is not a PRNG key, or ``num_samples`` not a number.
@@ -185,10 +182,9 @@ def _weighted_limit(
 
 
 def log_weight(sites: Sites) -> Array:
-    """Return the log ratio of a run's joint density to the density that it was drawn from, a scalar.
+    """Return the log ratio of a run's joint density to that of its prior, with N(0, I) for base sites, a scalar.
 
-    That is each site's prior, and N(0, I) for the base site of a readout; with a Gaussian likelihood, and no
-    regulariser, the ratio is the evidence, whatever the draw of the base site.
+    With a Gaussian likelihood, and no regulariser, that is the evidence, whatever the draw of the base site.
     """
     bases = base_transforms(sites)
     total = jnp.zeros(())
@@ -209,10 +205,7 @@ def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bo
 
 
 def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
-    """Return what tells of latent sites at any width: "noise" where that is drawn, and names of other observed sites.
-
-    An observed site that the readout does not reach, but other latent sites do, is a likelihood of its own.
-    """
+    """Return what is learnt at any width: "noise" where that is drawn, and names of other observed sites."""
 
     def run(keys: Array) -> dict[str, Any]:
         base = StandardNormalBase(rng_key=keys[1])
@@ -233,12 +226,9 @@ def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
 
 
 class StandardNormalBase(Messenger):
-    r"""Handler that draws the base sites of repriorised readouts from N(0, I), their wide limit, not from their prior.
+    """Handler that draws the base sites of repriorised readouts from N(0, I), their wide limit, not from their prior.
 
-    Args:
-        is_exact: whether the images of the base sites are to be draws of the readout's posterior given the features;
-            with a regulariser other than the noise variance those of N(0, I) are not.
-        rng_key: a PRNG key for the base sites, instead of the sites' own.
+    With ``is_exact`` their images are draws of the readout's posterior given the features, whatever the regulariser.
     """
 
     def __init__(self, is_exact: bool = False, rng_key: Array | None = None):

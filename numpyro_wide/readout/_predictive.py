@@ -61,14 +61,9 @@ _SETTINGS = (
 )
 
 
-_MOST_ROWS = 20  # of a table; more are shown by the first and last half of them
-
-
 @dataclass(frozen=True, repr=False)
 class PredictiveSummary:
-    """Predictions as one distribution for each row, the mixture over draws with the noise included.
-
-    It shows itself as a table. Classes have probabilities, and nothing else.
+    """Predictions as one distribution for each row, the mixture over draws with the noise included; shown as a table.
 
     Attributes:
         mean: mean of the mixture, (m,) or (m, k); None for classes.
@@ -82,51 +77,29 @@ class PredictiveSummary:
     quantiles: dict[float, np.ndarray] = field(default_factory=dict)
     probs: np.ndarray | None = None
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return the columns of the table by their heading, (m,) each."""
+    def to_frame(self) -> Any:
+        """Return the table as a ``pandas.DataFrame``, a column for each statistic of each output."""
+        import pandas  # whose import takes a while
+
         parts: dict[str, np.ndarray | None] = {"mean": self.mean, "sd": self.standard_deviation}
         parts |= {f"{100 * level:g}%": values for level, values in self.quantiles.items()}
         parts["p"] = self.probs
-        found = {}
+        columns: dict[str, np.ndarray] = {}
         for name, values in parts.items():
-            if values is None:
-                continue
-            if values.ndim == 1:
-                found[name] = values
-            else:
+            if values is not None and values.ndim == 1:
+                columns[name] = values
+            elif values is not None:
                 by_column = values.reshape(values.shape[0], -1).T
-                found |= {f"{name}[{index}]": column for index, column in enumerate(by_column)}
-        return found
+                columns |= {f"{name}[{index}]": column for index, column in enumerate(by_column)}
+        return pandas.DataFrame(columns).rename_axis("row", axis="columns")
 
     def __str__(self) -> str:
-        heading, rows = self._table()
-        widths = [max(len(row[i]) for row in [heading, *rows]) for i in range(len(heading))]
-        lines = (
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [heading, *rows]
-        )
-        return "\n".join(lines)
+        return self.to_frame().to_string(max_rows=20, float_format="{:.4g}".format)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        heading, rows = self._table()
-        top = "".join(f"<th>{cell}</th>" for cell in heading)
-        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        columns = self.columns()
-        num_rows = len(next(iter(columns.values())))
-        shown: list[int | None] = list(range(num_rows))
-        if num_rows > _MOST_ROWS:
-            shown = [*range(_MOST_ROWS // 2), None, *range(num_rows - _MOST_ROWS // 2, num_rows)]
-        rows = [
-            ["..."] * (len(columns) + 1)
-            if row is None
-            else [str(row), *(f"{values[row]:.4g}" for values in columns.values())]
-            for row in shown
-        ]
-        return ["row", *columns], rows
+        return self.to_frame().to_html(max_rows=20, float_format="{:.4g}".format)
 
 
 def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -> PredictiveSummary:
@@ -160,36 +133,31 @@ def _root(increasing: Callable, level: float, low: np.ndarray, high: np.ndarray)
 
 
 class ReadoutPredictive:
-    r"""Predictions from draws of a wrapped model: of a chain, of a guide, or of the wide limit.
+    """Predictions from draws of a model: of a chain, of a guide, or of the wide limit.
 
     Given the hidden weights, and with a Normal likelihood, the readout is Gaussian (Hron 2022, eq. 2; Mathematics,
-    :eq:`posterior`): its draws are independent and exact, and predictions integrate over it in closed form
-    (Rao-Blackwell; :eq:`predictive`), one Gaussian for each draw of the hidden weights. That holds for collapsed
-    models, and for repriorised ones whose own likelihood is Normal with a mean linear in the readout. For all others,
-    such as classes and counts, predictions go through draws of all weights.
+    :eq:`posterior`): its draws are exact, and predictions integrate over it (:eq:`predictive`), one Gaussian for each
+    draw of the hidden weights. That holds for collapsed models, and for others whose own likelihood is Normal with a
+    mean linear in the readout. For all others, such as classes and counts, predictions go through draws of all weights.
 
     Arrays are copied. It answers for the model as that was when it first computed at inputs of some shape, as every
     jitted function does; make a new one after a change of the model. Programs are compiled at the first call for some
-    shapes of inputs and draws; further calls, and other draws, use them again.
-
-    ``{**draws, <readout>: predictive.readout(key)}`` can be used wherever samples of the unwrapped model can.
+    shapes; further calls, and other draws, use them again.
 
     Args:
         model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`; or any model, with
             the names of its sites.
-        draws: draws of all its latent sites, each with a leading axis for the draws. A repriorised model's may hold its
-            base site, the readout, or both. Memory-mapped ones, as of :func:`~numpyro_wide.runs.run_in_pieces`, are
-            read in blocks; results are NumPy arrays then.
+        draws: draws of all its latent sites, each with a leading axis for the draws; ``{**draws, <readout>:
+            predictive.readout(key)}`` are draws of the unwrapped model. A repriorised model's may hold its base site,
+            the readout, or both. Memory-mapped ones are read in blocks.
         model_args: arguments that the model was fitted with, observations included.
         model_kwargs: keyword arguments that the model was fitted with.
         readout: of a model that is not wrapped, the name of the readout's site.
         features: of a model that is not wrapped, the name of the site that the readout multiplies.
         observed: name of the observed site, where a model that is not collapsed has several.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
-        batch_size: number of draws that are worked on at once; by default as many as keep the features of a batch, at
-            the inputs of the fit and at those predicted for, within a million numbers each, 64 million off the CPU.
-        progress_bar: whether to show a bar while features are summed over by blocks of rows. That is done once, at the
-            first call, for all draws whose d × d matrices are within a gigabyte; predictions read no row again.
+        batch_size: number of draws that are worked on at once; by default as many as the memory is meant for.
+        progress_bar: whether to show a bar while features are summed over by blocks of rows, once for all draws.
 
     Raises:
         TypeError: if the model is not wrapped and its sites are not named, the draws are no dictionary, or
@@ -197,6 +165,7 @@ class ReadoutPredictive:
         ValueError: if there are no draws, a latent site has none, their numbers differ, nothing is observed, or the
             observed site has a name that predictions are given under; of a collapsed model, if the readout cannot be
             integrated out at the first draw. Predictions raise it where that is so at another draw or at other inputs.
+        FloatingPointError: in predictions, if a draw's are not finite: the noise is too small for this precision.
 
     Warns:
         RuntimeWarning: if hardly any two draws differ: the chain has not moved.
@@ -274,18 +243,9 @@ class ReadoutPredictive:
         return self._way.is_integrated
 
     def readout(self, rng_key: Array) -> Array:
-        """Draw the readout from its posterior, once for each draw of the other sites.
+        """Draw the readout from its posterior, once for each draw of the other sites, (draws, d) or (draws, d, k).
 
         Where it cannot be integrated out, return the draws' own.
-
-        Args:
-            rng_key: a PRNG key.
-
-        Returns:
-            Readouts, (draws, d) or (draws, d, k).
-
-        Raises:
-            FloatingPointError: if a draw is not finite: the noise is too small for the features in this precision.
         """
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
         return self._run("readouts", rng_key)
@@ -300,17 +260,14 @@ class ReadoutPredictive:
 
         Returns:
             "mean" and "variance" of the noise-free function given each draw of the hidden weights, (draws, m) or
-            (draws, m, k); "noise_scale", the noise's standard deviation at every entry; "predictive_variance", that of
-            an observation, noise included; and under the observed site's name draws with noise. All have the same
-            shape. Where the readout is not integrated out: "mean" and "predictive_variance" of the observed
-            distribution at each draw; for classes "probs", (draws, m, classes), or of a Bernoulli (draws, m); and
-            draws.
+            (draws, m, k); "noise_scale", the noise's standard deviation; "predictive_variance", noise included; and
+            under the observed site's name draws with noise. Where the readout is not integrated out: "mean" and
+            "predictive_variance" of the observed distribution at each draw; for classes "probs", (draws, m, classes),
+            or of a Bernoulli (draws, m); and draws.
 
         Raises:
             ValueError: if there are observations among the arguments, the inputs give features that do not fit those of
-                the fit, the noise is by row, and not passed anew for other rows, or the readout cannot be integrated
-                out at these inputs or at some draw.
-            FloatingPointError: if a prediction is not finite.
+                the fit, or the noise is by row, and not passed anew for other rows.
         """
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
         return self._run("predictions", rng_key, (args, kwargs))
@@ -333,10 +290,6 @@ class ReadoutPredictive:
         Returns:
             Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. With a Normal
             likelihood quantiles are exact, those of a mixture of Gaussians; else they are those of draws.
-
-        Raises:
-            ValueError: for levels outside of (0, 1), and as :meth:`__call__`.
-            TypeError: under ``jit``, where numbers are not known.
         """
         levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
         check_levels("quantiles", levels)
@@ -347,61 +300,37 @@ class ReadoutPredictive:
         return summarise(found, self._way.names.observed, levels)
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
-        r"""Return the log predictive density of observations, row by row, under the average over draws.
+        r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
 
         $\log \frac{1}{S} \sum_s \prod_k N(y_k; \text{mean}_{sk}, \text{variance}_{sk} + \text{noise\_scale}_{sk}^2)$
-        with the moments of :eq:`predictive`: the readout is integrated over, outputs of one row are independent given
-        the hidden weights, and what correlates them is in the average. Where the readout is not integrated out, the
-        terms are the likelihood at each draw of all weights. Rows are taken one by one: their sum is the log score of a
-        test set, not the density of all of it together.
+        with the moments of :eq:`predictive`; where the readout is not integrated out, the terms are the likelihood at
+        each draw of all weights. The sum over rows is the log score of a test set, not the density of all of it
+        together.
 
         Args:
             *args: arguments of the model, observations included, such as ``(x_test, y_test)``.
             **kwargs: keyword arguments of the model, observations included.
-
-        Returns:
-            Log densities, (m,), in the units of the observations; minus infinity where a density underflows.
-
-        Raises:
-            ValueError: if there are no observations among the arguments, they hold NaN, or what predictions refuse.
-            FloatingPointError: if means or variances are not finite.
         """
         return self._log_average("log_densities", (args, kwargs))
 
     def joint_log_density(self, *args: Any, **kwargs: Any) -> Array:
-        r"""Return the log predictive density of all rows together: the conditional log evidence $\log p(D_2 | D_1)$.
+        r"""Return the log predictive density of all rows together, the conditional log evidence $\log p(D_2 | D_1)$.
 
         $D_1$ is what the model was fitted on, $D_2$ the observations of these rows; $\log \frac{1}{S} \sum_s
-        p(D_2 | D_1, \text{hidden}_s)$, each term a Gaussian whose covariance over rows is that of :eq:`predictive`. A
-        model that learns fast from little data is ranked higher by it than by the evidence, and it is closer to how
-        well the model will predict (Lotfi et al. 2022). The average over draws given $D_1$ is dominated by those under
-        which $D_2$ is likely. With many rows these are few, and the estimate is then too low.
+        p(D_2 | D_1, \text{hidden}_s)$, each term a Gaussian with the covariance of :eq:`predictive` (Lotfi et al.
+        2022). Under many rows few draws dominate the average, and the estimate is too low.
 
         Args:
             *args: arguments of the model, observations included, such as ``(x_2, y_2)``.
             **kwargs: keyword arguments of the model, observations included.
-
-        Returns:
-            A scalar, in nats; minus infinity where a density underflows.
-
-        Raises:
-            ValueError: as :meth:`log_density`.
-            FloatingPointError: if means or covariances are not finite.
         """
         return self._log_average("joint_log_densities", (args, kwargs))[0]
 
     def log_evidence(self) -> Array:
-        r"""Return the log evidence of the fit's observations at each draw of the other sites.
+        r"""Return the log evidence of the fit's observations at each draw of the other sites, (draws,).
 
-        $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`). It is the weight of draws
-        from the prior; its differences between draws are nats.
-
-        Returns:
-            Log evidences, (draws,).
-
-        Raises:
-            ValueError: if the readout is not integrated out: the model's likelihood is not Normal.
-            FloatingPointError: if one is not finite.
+        $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`), in nats. Where the readout
+        is not integrated out, a ``ValueError``.
         """
         if not self.is_integrated:
             raise ValueError(

@@ -145,18 +145,14 @@ class ReprioriseReadout(Reparam):
     The readout $W$ becomes a deterministic function of the new site ``<name>_base`` and of all that the features
     depend on, $W = \mu + A \phi$ (Hron 2022, eq. 3; Mathematics, :eq:`map`). The new site's distribution is the
     readout's prior pulled back through the map (:eq:`joint`), so the model's joint distribution is unchanged, whatever
-    its likelihood: a likelihood other than Gaussian with these targets and this noise makes the posterior of $\phi$
-    less simple, never wrong.
+    its likelihood.
 
-    The readout's prior must not be in a ``scale`` handler, nor the rows in a subsampled plate: the log-determinant
-    would be scaled as well, and the map another one for each minibatch. :func:`~numpyro_wide.repriorise` checks that.
-
-    Start chains with NumPyro's ``init_to_uniform``, its default: a draw from that prior, as of ``init_to_sample``, lies
-    so far out in the coordinates $\phi$ that float32 loses the energy's digits there.
+    The readout's prior must not be in a ``scale`` handler, nor the rows in a subsampled plate, which
+    :func:`~numpyro_wide.repriorise` checks. Start chains with NumPyro's default, ``init_to_uniform``: a draw of the
+    prior lies so far out in the coordinates $\phi$ that float32 loses the energy's digits.
 
     With ``targets=None``, the readout is left alone, so that one model serves for fitting and for prediction. Predict
-    with draws of the readout site itself and without targets: shown other inputs *with* targets, the map would
-    compute another readout from them.
+    with draws of the readout site itself and without targets.
 
     Args:
         features: $\Psi$, shape (n, d): what the readout multiplies, scaled as in the model, bias column included.
@@ -361,22 +357,15 @@ def repriorise(
     r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
     The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
-    (Mathematics, :eq:`map`), as a deterministic site, so that its draws are draws of the weights. The posterior is that
-    of the unwrapped model (:eq:`joint`). The features site is for the handler alone and is not recorded. Called with
-    ``targets=None`` (or without targets, where None is the default) the wrapped model is the unwrapped model.
+    (Mathematics, :eq:`map`), as a deterministic site. The posterior is that of the unwrapped model (:eq:`joint`). The
+    features site is not recorded. Without targets the wrapped model is the unwrapped model.
 
-    Warning:
-        Predict with the *unwrapped* model and the draws of the readout site. A wrapped model that is given targets
-        computes the readout from the inputs it is given; on other inputs than it was fitted on that is another readout.
-        Draws from a guide hold $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`; a wrapped model
-        that is given the first without the second, and no targets, refuses to run.
+    Predict with :class:`~numpyro_wide.ReadoutPredictive`, or with the *unwrapped* model and draws of the readout site:
+    a wrapped model that is given targets computes the readout from the inputs it is given. Draws from a guide hold
+    $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`.
 
-    The map needs all of the data: a repriorised model with subsampled rows, whose base site would mean another readout
-    for each minibatch, refuses to run. A ``scale`` handler around the wrapped model scales the density of the new
-    coordinates, log-determinant included: that is right where the guide is scaled as well, and no tempered posterior.
-
-    Features, targets or noise that are not those of the likelihood leave the posterior as it is, but not its simple
-    form: the gain is lost and nothing is checked. :func:`collapse_readout` does check the features.
+    The map needs all rows: subsampled ones are refused. Features, targets or noise that are not those of the likelihood
+    leave the posterior as it is, but the gain is lost.
 
     Args:
         fn: the model.
@@ -394,14 +383,11 @@ def repriorise(
             scale; its square by default.
         variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
 
-    Returns:
-        The wrapped model.
-
     Raises:
-        TypeError: if ``fn`` is not callable, ``surrogate`` neither that nor fitted, a name is not a string, or there is
-            neither a noise scale nor a surrogate.
-        ValueError: here for an unknown variant, or if both are given; when the model runs, if an argument or site is
-            missing or comes too late, a plate is subsampled, the readout's prior is scaled, and as
+        TypeError: if ``fn`` is not callable, ``surrogate`` neither a function nor fitted, a name is not a string, or
+            there is neither a noise scale nor a surrogate.
+        ValueError: for an unknown variant, or if both are given; when the model runs, if an argument or site is missing
+            or comes too late, a plate is subsampled, the readout's prior is scaled, and as
             :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
