@@ -139,7 +139,8 @@ class CollapsedModel(ReadoutModel):
         with first:
             result = self.fn(*args, **kwargs)
         first.read_off()  # which says what is missing
-        if is_tracing() or not all(map(is_known, jax.tree.leaves((args, kwargs, first.free_values)))):
+        shown = args, kwargs, first.values, first.likelihood, first.prior
+        if is_tracing() or not all(map(is_known, jax.tree.leaves(shown))):
             first.marginal.is_right = hold(second_run(self.fn, first, args, kwargs)[1])
         else:
             self._check(first, args, kwargs)

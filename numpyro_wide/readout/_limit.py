@@ -207,9 +207,8 @@ def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bo
 def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Return what is learnt at any width: "noise" where that is drawn, and names of other observed sites."""
 
-    def run(keys: Array) -> dict[str, Any]:
-        base = StandardNormalBase(rng_key=keys[1])
-        sites = run_model(model, args, kwargs, rng_key=keys[0], inside=(base,))
+    def run(key: Array, base_key: Array) -> dict[str, Any]:
+        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(rng_key=base_key),))
         problems = [transform.problem for transform in base_transforms(sites).values()]
         found: dict[str, Any] = {}
         for name, site in sample_sites(sites).items():
@@ -219,9 +218,8 @@ def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
                 found[name] = site["fn"].log_prob(site["value"])
         return {**found, "noise": [problem.noise_scale for problem in problems]}
 
-    keys = random.split(random.key(0))
-    is_drawn = depends(run, keys)
-    by_base = depends(lambda base_key: run(jnp.stack([keys[0], base_key])), keys[1])
+    key, base_key = random.split(random.key(0))
+    is_drawn, by_base = (depends(fn, key) for fn in (lambda key: run(key, base_key), lambda base: run(key, base)))
     return {name for name, drawn in is_drawn.items() if drawn and (name == "noise" or not by_base[name])}
 
 

@@ -7,8 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.nn import softplus
-from numpyro.handlers import mask, scale, seed, trace
-from numpyro.infer import MCMC, NUTS
+from numpyro.handlers import mask, scale, scope, seed, trace
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_wide import collapse_readout
@@ -217,6 +218,13 @@ def test_a_factor_from_outside_is_looked_at_in_every_call(is_array):
     check_refused(wrapped, PSI, Y, match="mean of observed site")
 
 
+def test_a_factor_that_is_mapped_over_is_looked_at():
+    def at(factor):
+        return density(observed_as(lambda psi, w: factor * (psi @ w)), PSI, Y)
+
+    assert np.isnan(jax.vmap(at)(jnp.array([1.0, 3.0]))).tolist() == [False, True]
+
+
 def test_rows_that_an_array_switches_off_are_looked_at():
     def model(psi, y=None, is_on=None):
         features = numpyro.deterministic("features", psi)
@@ -262,6 +270,20 @@ def test_keys_that_are_drawn_outside_of_sites_are_the_same_in_both_runs():
     wrapped = collapse_readout(model, **SITES)
     assert np.isfinite(density(wrapped, PSI, Y))
     assert np.isfinite(TRACED["jit"](wrapped, PSI, Y))
+
+
+def test_sites_that_scope_renames_are_compared():
+    for model, is_right in ((observed_as(RIGHT["product"]), True), (observed_as(BROKEN["three times"]), False)):
+        scoped = scope(model, prefix="net", divider=".")
+        found = jax.jit(lambda y, scoped=scoped: run(scoped, PSI, y)["net.y"]["fn"].log_prob(y))(Y)
+        assert np.isfinite(found) == is_right
+
+
+def test_a_guide_is_told_where_it_starts():
+    model = observed_as(RIGHT["product"], OTHERS["a soft constraint"][0])
+    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), Trace_ELBO())
+    with pytest.raises(ValueError, match="the distribution of site 'total' depends"):
+        svi.run(jax.random.key(0), 1, PSI, Y, progress_bar=False)
 
 
 def test_a_chain_is_told_where_it_starts():
