@@ -141,6 +141,11 @@ def as_features(features: Any) -> Array | RowFeatures:
     return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
+def first_block(features: Array | RowFeatures) -> Array:
+    """Return the first block of rows, (b, d): all rows of an array."""
+    return features.rows(0) if isinstance(features, RowFeatures) else features
+
+
 def map_rows(function: Callable[[Array], Any], features: Array | RowFeatures) -> Any:
     """Return a function's value of features (b, d), row by row, for all rows: by blocks if the features are."""
     return features.map(function) if isinstance(features, RowFeatures) else function(features)
