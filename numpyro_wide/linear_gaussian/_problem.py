@@ -1,6 +1,6 @@
 """The linear Gaussian problem of a readout, and its array functions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from numpyro_wide.linear_gaussian._evidence import (
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
+STATIC = {"static": True}  # metadata of a field that is no array of a tree
 
 
 def check_variant(variant: str) -> None:
@@ -108,26 +109,14 @@ class ReadoutShapes:
         )
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "targets", "noise_scale", "regulariser", "prior_loc", "prior_scale"],
-    meta_fields=["variant"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReadoutProblem(ReadoutShapes):
-    r"""A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
+    """A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
 
-    Make it with :meth:`of`. It is a tree of arrays, so that it can be passed through ``jax.jit``, ``jax.grad`` and
-    ``jax.vmap``. Each function of :mod:`numpyro_wide.linear_gaussian` makes one and calls one of its methods.
-
-    Attributes:
-        features: $\Psi$, (n, d).
-        targets: $Y$, (n,) or (n, k).
-        noise_scale: $\sigma$; broadcasts against the targets.
-        regulariser: $\lambda$; broadcasts against the targets. None is $\sigma^2$.
-        prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-        prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
-        variant: root of the posterior covariance, "feature", "data" or "data-cholesky".
+    Make it with :meth:`of`, whose arguments are its fields. It is a tree of arrays, so that it can be passed through
+    ``jax.jit``, ``jax.grad`` and ``jax.vmap``. Each function of :mod:`numpyro_wide.linear_gaussian` makes one and
+    calls one of its methods.
 
     Example:
         >>> import jax.numpy as jnp
@@ -144,7 +133,7 @@ class ReadoutProblem(ReadoutShapes):
     regulariser: Array | np.ndarray | None
     prior_loc: Array | np.ndarray
     prior_scale: Array | np.ndarray
-    variant: str
+    variant: str = field(metadata=STATIC)
 
     @classmethod
     def of(
@@ -376,14 +365,6 @@ def readout_inverse_map(
 
     Returns:
         $\phi$, with the shape of ``readout``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import linear_gaussian
-        >>> features, targets = jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, -1.0])
-        >>> readout = jnp.array([0.0, 0.0])  # the posterior mean is [0.5, -0.4]
-        >>> linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale=1.0).tolist()
-        [-0.707, 0.894]
     """
     prior = {"prior_loc": prior_loc, "prior_scale": prior_scale}
     problem = ReadoutProblem.of(features, targets, noise_scale, regulariser, variant, **prior, same_type=(readout,))

@@ -1,7 +1,7 @@
 """Linear Gaussian problems of many rows, by blocks of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,14 +17,10 @@ from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._evidence import as_matrix, broadcastable_matrix
 from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower
-from numpyro_wide.linear_gaussian._problem import ReadoutProblem, ReadoutShapes, as_scale, check_data
+from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, ReadoutShapes, as_scale, check_data
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inputs", "constants"],
-    meta_fields=["program", "block_size", "shape", "dtype"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowFeatures:
     r"""Features $\Psi$ as a function of blocks of inputs; everything that the function reads from outside is an array.
@@ -35,10 +31,10 @@ class RowFeatures:
 
     inputs: Array  # (n, ...)
     constants: tuple[Array, ...]  # arrays that the function reads besides, such as the network's weights
-    program: Callable  # (constants, inputs (b, ...)) -> features (b, d)
-    block_size: int  # b, at most n
-    shape: tuple[int, int]  # (n, d)
-    dtype: Any
+    program: Callable = field(metadata=STATIC)  # (constants, inputs (b, ...)) -> features (b, d)
+    block_size: int = field(metadata=STATIC)  # b, at most n
+    shape: tuple[int, int] = field(metadata=STATIC)  # (n, d)
+    dtype: Any = field(metadata=STATIC)
 
     ndim = 2
 
@@ -379,7 +375,7 @@ def evidence_error_by_blocks(problem: Standardised) -> Array:
     return jnp.where((sums.lost > 1).any() | ~jnp.isfinite(found), jnp.inf, found)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["mean", "root", "log_evidence"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockedPosterior:
     r"""Gaussian posterior of a readout, and the evidence of the rows that gave it (Mathematics, :eq:`posterior`)."""
@@ -422,11 +418,7 @@ class BlockedPosterior:
         return jnp.einsum("qid,iq->dq", self.root, columns)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "targets", "noise_scale", "prior_scale"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockedProblem(ReadoutShapes):
     """A readout of mean zero whose features are never held all at once; see :class:`ReadoutProblem`."""
