@@ -1123,8 +1123,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "nn/_models.py": [
         (
             "noise by row: no amplitude",
-            "jnp.exp(amplitude * self._network(x))",
-            "jnp.exp(self._network(x))",
+            "jnp.exp(amplitude * (features @ readout))",
+            "jnp.exp(features @ readout)",
             "nn/test_noise.py::test_densities_and_gradients_of_both_forms_are_those_of_the_dense_gaussian",
         ),
         (

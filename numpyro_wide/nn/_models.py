@@ -27,6 +27,7 @@ from numpyro_wide._checks import (
     refuse_frames,
     whole_number,
 )
+from numpyro_wide._traces import unwrap
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, first_block
 from numpyro_wide.nn._layers import Activation, activation_function, check_real, check_scale
 from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
@@ -40,37 +41,20 @@ def scale_site(name: str, prior: Any) -> Any:
     """
     if not isinstance(prior, dist.Distribution):
         return prior
-    shape = prior.shape()
-    image = _image(name, prior)
-    base = numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape)))
-    return numpyro.deterministic(name, image(base))
+    check_prior(name, prior)
+    inner, shape = unwrap(prior), prior.shape()
+    (base,) = as_floats(numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape))))
+    return numpyro.deterministic(name, jnp.broadcast_to(IMAGES[type(inner)](inner, base), shape))
 
 
 def check_prior(name: str, prior: dist.Distribution) -> None:
     """Refuse a prior of a scale that is of another kind than those in ``IMAGES``, or reaches below zero."""
-    inner = _without_shape(prior)
+    inner = unwrap(prior)
     kinds = sorted(kind.__name__ for kind in IMAGES)
     check_one_of(f"the prior of {name}", type(inner).__name__, kinds, also="(their quantiles are known in both tails)")
     # NumPyro has checked the parameters against their constraints; that of a uniform is any interval.
     if isinstance(inner, dist.Uniform) and is_known(inner.low) and not np.all(np.asarray(inner.low) >= 0):
-        raise ValueError(
-            f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on; let it begin at "
-            "0 or above."
-        )
-
-
-def _without_shape(prior: dist.Distribution) -> dist.Distribution:
-    while isinstance(prior, dist.Independent | dist.ExpandedDistribution):
-        prior = prior.base_dist
-    return prior
-
-
-def _image(name: str, prior: dist.Distribution) -> Callable[[Array], Array]:
-    """Return the map from standard normal numbers to draws of the prior."""
-    check_prior(name, prior)
-    inner = _without_shape(prior)
-    image = IMAGES[type(inner)]
-    return lambda base: jnp.broadcast_to(image(inner, as_floats(base)[0]), prior.shape())
+        raise ValueError(f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on.")
 
 
 def _log_normal(prior: Any, z: Array) -> Array:
@@ -161,40 +145,35 @@ class NoiseNetwork:
 
     def __post_init__(self) -> None:
         for name in ("level", "amplitude"):
-            _check_prior_or_number(f"{name} of the noise", getattr(self, name))
+            value = getattr(self, name)
+            _check_prior_or_positive(f"{name} of the noise", value)
+            if shape := value.shape() if isinstance(value, dist.Distribution) else np.shape(value):
+                raise ValueError(f"{name} of the noise must be one number, or its prior, but has shape {shape}.")
         whole_number("depth of the noise", self.depth, 0)
         whole_number("width of the noise", self.width)
         activation_function(self.activation)
 
     def __call__(self, x: Array) -> Array:
         """Return the noise's standard deviation of each row, (n,), for inputs (n, ...)."""
-        is_level_given = isinstance(self.level, dist.Distribution)
-        level = self.level if is_level_given else dist.LogNormal(jnp.log(self.level), _LEVEL_SPREAD)
-        is_amplitude_given = isinstance(self.amplitude, dist.Distribution)
-        amplitude = self.amplitude if is_amplitude_given else dist.HalfNormal(self.amplitude)
+        level, amplitude = self.level, self.amplitude
+        if not isinstance(level, dist.Distribution):
+            level = dist.LogNormal(jnp.log(level), _LEVEL_SPREAD)
+        if not isinstance(amplitude, dist.Distribution):
+            amplitude = dist.HalfNormal(amplitude)
         level, amplitude = scale_site("noise_level", level), scale_site("noise_amplitude", amplitude)
-        noise_scale = level * jnp.exp(amplitude * self._network(x))
-        with numpyro.plate("rows", jnp.shape(x)[0]):
-            return numpyro.deterministic("noise", noise_scale)
-
-    def _network(self, x: Array) -> Array:
-        """Return g at each row."""
         network = FCN(self.depth, self.width, self.activation, b_std=_B_STD)
         features = random_network("noise", network, x)(x)
         readout = numpyro.sample("noise.readout", dist.Normal(0, 1).expand((features.shape[1],)).to_event(1))
-        return features @ readout
+        with numpyro.plate("rows", jnp.shape(x)[0]):
+            return numpyro.deterministic("noise", level * jnp.exp(amplitude * (features @ readout)))
 
 
-def _check_prior_or_number(name: str, value: Any) -> None:
+def _check_prior_or_positive(name: str, value: Any) -> None:
     if isinstance(value, dist.Distribution):
         check_prior(name, value)
-        shape = value.shape()
     else:
         check_real(name, value)
         check_positive(name, value)
-        shape = np.shape(value)
-    if shape != ():
-        raise ValueError(f"{name} must be one number, or its prior, for all rows and outputs, but has shape {shape}.")
 
 
 # Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
@@ -301,16 +280,13 @@ def bnn(
         (20, 3)
     """
     if not callable(features_net):
-        raise TypeError(
-            f"features_net must be a flax module or a function of the inputs, but is {kind_of(features_net)}."
-        )
+        raise TypeError(f"features_net must be a flax module or a function, but is {kind_of(features_net)}.")
     if num_outputs is not None:
         whole_number("num_outputs", num_outputs)
-    _check_positive_numbers("readout_scale", readout_scale)
-    if isinstance(noise, dist.Distribution):
-        check_prior("noise", noise)
-    elif not isinstance(noise, NoiseNetwork):
-        _check_positive_numbers("noise", noise)
+    check_real("readout_scale", readout_scale)
+    check_positive("readout_scale", readout_scale)
+    if not isinstance(noise, NoiseNetwork):
+        _check_prior_or_positive("noise", noise)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
     by_row_blocks(features_net, block_size)  # refuses a wrong size now
@@ -384,10 +360,7 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
     if not scales:
         return scales
     if not isinstance(features_net, FCN | CNN | WideResNet):
-        raise TypeError(
-            "scales are those of an FCN, CNN or WideResNet, but features_net is of another kind; give them sites in a "
-            "function of your own."
-        )
+        raise TypeError("scales are those of an FCN, CNN or WideResNet; give others sites in a function of your own.")
     known = [name for name in SCALES if hasattr(features_net, name)]
     if unknown := [name for name in scales if name not in known]:
         raise ValueError(
@@ -406,11 +379,6 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
                 f"{weights} too, a number or its prior."
             )
     return scales
-
-
-def _check_positive_numbers(name: str, value: Any) -> None:
-    check_real(name, value)
-    check_positive(name, value)
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -16,6 +16,7 @@ from numpyro.handlers import seed, trace
 from numpyro_wide.nn import (
     CNN,
     FCN,
+    NoiseNetwork,
     NTKConv,
     NTKDense,
     WideResNet,
@@ -163,7 +164,7 @@ CASES = [
     Case(
         "model: features_net must be a flax module",
         lambda: bnn(3, 2, NOISE),
-        "features_net must be a flax module or a function .* is an int",
+        "features_net must be a flax module or a function, but is an int",
         TypeError,
     ),
     Case(
@@ -311,6 +312,43 @@ CASES = [
         "noise: noise must broadcast, 3",
         lambda: run(bnn(FCN(1, 4), None, np.full(4, 0.5)), X[:6]),
         "noise must broadcast",
+    ),
+    Case(
+        "noise by row: level must be positive",
+        lambda: NoiseNetwork(-0.1),
+        "level of the noise must be positive",
+    ),
+    Case(
+        "noise by row: level must be a real number",
+        lambda: NoiseNetwork("fit"),
+        "level of the noise must be a real number .* but got 'fit'",
+        TypeError,
+    ),
+    Case(
+        "noise by row: the class itself",
+        lambda: bnn(FCN(1, 4), None, NoiseNetwork),
+        "noise must be a real number .* but got .*NoiseNetwork",
+        TypeError,
+    ),
+    Case(
+        "noise by row: level must be one number",
+        lambda: NoiseNetwork(dist.HalfNormal(np.ones(2))),
+        r"level of the noise must be one number, .* shape \(2,\)",
+    ),
+    Case(
+        "noise by row: prior of amplitude must be one of",
+        lambda: NoiseNetwork(0.1, dist.Normal()),
+        "the prior of amplitude of the noise must be one of",
+    ),
+    Case(
+        "noise by row: depth must be a whole number",
+        lambda: NoiseNetwork(0.1, depth=-1),
+        "depth of the noise must be a whole number",
+    ),
+    Case(
+        "noise by row: activation must be one of",
+        lambda: NoiseNetwork(0.1, activation="sine"),
+        "activation must be one of",
     ),
     Case(
         "blocks: block_size must be a whole number",
