@@ -54,21 +54,13 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     shapes = [np.shape(array) for array in arrays]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes or not shapes[0][0]:
         raise ValueError(f"the arrays must have the same number of rows, at least one, but their shapes are {shapes}.")
-    if not devices:
-        raise ValueError("devices must name at least one device, but got none; leave it out for all of JAX's.")
     num_chains, rows = whole_number("num_chains", num_chains), shapes[0][0]
     num_local = len(devices) // jax.process_count()
     if num_local % num_chains:
-        where = "" if jax.process_count() == 1 else " of each process"
-        raise ValueError(
-            f"num_chains must divide the number of devices{where}, {num_local}, but is {num_chains}; give "
-            "a divisor, and run as many chains in each group of devices as you like."
-        )
+        raise ValueError(f"num_chains must divide a process's number of devices, {num_local}, but is {num_chains}.")
     num_shares = num_local // num_chains
     if rows % num_shares:
-        raise ValueError(
-            f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave out {rows % num_shares} of them."
-        )
+        raise ValueError(f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave some out.")
     # Devices of one process are neighbours: so each has chains of all groups, and rows of its own.
     grid = np.array(devices).reshape(-1, num_chains).T
     mesh = Mesh(grid[0], ("rows",)) if num_chains == 1 else Mesh(grid, ("chains", "rows"))
@@ -88,7 +80,7 @@ def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
             if num_chains % groups:
                 raise ValueError(
                     f"the rows are sharded for {groups} groups of chains, but there are {num_chains} chains; run a "
-                    f"multiple of {groups}, or give shard_rows another num_chains."
+                    f"multiple of {groups}."
                 )
             return NamedSharding(sharding.mesh, PartitionSpec("chains"))
     return None

@@ -147,7 +147,7 @@ def map_rows(function: Callable[[Array], Any], features: Array | RowFeatures) ->
     return features.map(function) if isinstance(features, RowFeatures) else function(features)
 
 
-class Standardised(NamedTuple):
+class StandardisedRows(NamedTuple):
     """A readout with a standard normal prior once its features are scaled, whose rows come by blocks."""
 
     features: RowFeatures
@@ -214,17 +214,17 @@ class Sums(NamedTuple):
 
 
 @jax.custom_vjp
-def log_evidence_by_blocks(problem: Standardised) -> Array:
+def log_evidence_by_blocks(problem: StandardisedRows) -> Array:
     r"""Return the log evidence of standardised rows, a scalar; reverse-mode derivatives alone."""
     return value_of_sums(problem, sums_by_blocks(problem))
 
 
-def _forward(problem: Standardised) -> tuple[Array, tuple[Standardised, Sums]]:
+def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, Sums]]:
     sums = sums_by_blocks(problem)
     return value_of_sums(problem, sums), (problem, sums)
 
 
-def _backward(kept: tuple[Standardised, Sums], cotangent: Array) -> tuple[Standardised]:
+def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
     problem, sums = kept
     variance = problem.variance
     precision = jnp.einsum("qij,qik->qjk", sums.inverse, sums.inverse)
@@ -253,13 +253,13 @@ def _backward(kept: tuple[Standardised, Sums], cotangent: Array) -> tuple[Standa
     )
     of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
     of_variance = cotangent * _of_variance(problem, sums, precision)
-    return (Standardised(of_features, of_targets, of_noise, of_scale, of_variance),)
+    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
 
 
-def _of_variance(problem: Standardised, sums: Sums, precision: Array) -> Array:
+def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
     r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums alone."""
     num_rows, num_features = problem.features.shape
     squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)
@@ -269,7 +269,7 @@ def _of_variance(problem: Standardised, sums: Sums, precision: Array) -> Array:
     return 0.5 * (squares - trace)
 
 
-def value_of_sums(problem: Standardised, sums: Sums) -> Array:
+def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     """Return the log evidence of standardised rows from their sums; NaN where the noise is lost in rounding."""
     variance = problem.variance
     of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
@@ -279,7 +279,7 @@ def value_of_sums(problem: Standardised, sums: Sums) -> Array:
     return jnp.where((sums.lost > 1).any(), jnp.nan, found)
 
 
-def sums_by_blocks(problem: Standardised) -> Sums:
+def sums_by_blocks(problem: StandardisedRows) -> Sums:
     """Return the sums of two passes over the rows."""
     variance = problem.variance
 
@@ -361,7 +361,7 @@ def _filled(floats: Any, tree: Any) -> Any:
     )
 
 
-def evidence_error_by_blocks(problem: Standardised) -> Array:
+def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
     r"""Return an estimate of the rounding of :func:`log_evidence_by_blocks` in nats, infinite where that is NaN.
 
     Of the result and its two largest terms, and of the log-determinant, $\epsilon \|D A^{-1} D\|_F$ with $D^2$ the
@@ -484,19 +484,19 @@ class BlockedProblem(ReadoutShapes):
         """Return the object that draws and predicts: the posterior, for which all rows are summed over once."""
         return self.posterior()
 
-    def _log_units(self, standard: Standardised) -> Array:
+    def _log_units(self, standard: StandardisedRows) -> Array:
         """Return the sum over the targets' entries of the log of the noise by row that divides them."""
         if standard.noise_scale is None:
             return jnp.zeros((), self.targets.dtype)
         return standard.targets.shape[1] * pairwise_sum(jnp.log(standard.noise_scale))[0]
 
-    def _standardised(self) -> Standardised:
+    def _standardised(self) -> StandardisedRows:
         targets = as_matrix(self.targets)
         noise = broadcastable_matrix(self.noise_scale, self.targets.ndim == 1)
         is_by_row = len(noise) > 1
         variance = jnp.ones(1, targets.dtype) if is_by_row else noise[0] ** 2
         prior_scale = jnp.broadcast_to(jnp.asarray(self.prior_scale).reshape(-1), (self.features.shape[1],))
-        return Standardised(self.features, targets, noise if is_by_row else None, prior_scale, variance)
+        return StandardisedRows(self.features, targets, noise if is_by_row else None, prior_scale, variance)
 
 
 def readout_problem(
