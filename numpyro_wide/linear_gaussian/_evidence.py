@@ -144,12 +144,7 @@ class Standardised(NamedTuple):
         if self.is_shared:
             by_output, common = core(self.features, self.targets, self.regulariser, *columns)
             return by_output, jax.tree.map(lambda x: x[None], common)
-        in_axes = (
-            0 if self.features.ndim == 3 else None,
-            0,
-            0 if self.regulariser.ndim else None,
-            *(0 for _ in columns),
-        )
+        in_axes = (0 if self.features.ndim == 3 else None, 0, 0 if self.regulariser.ndim else None, *[0] * len(columns))
         split = [x.T[:, :, None] for x in (self.targets, *columns)]
         by_output, common = jax.vmap(core, in_axes)(self.features, split[0], self.regulariser, *split[1:])
         return jax.tree.map(lambda x: x[:, :, 0].T, by_output), common

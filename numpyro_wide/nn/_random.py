@@ -182,20 +182,17 @@ def by_row_blocks(
         ...     numpyro.sample("y", dist.Normal(features @ readout, 0.1).to_event(1), obs=y)
         >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
     """
-    if block_size not in (None, "auto"):
-        whole_number("block_size", block_size)
+    given = None if block_size in (None, "auto") else whole_number("block_size", block_size)
 
     def blocked(x: Array) -> Any:
         x = jnp.asarray(x)
-        if isinstance(block_size, str):
-            size: int | None = max(1, AUTO_NUMBERS // _numbers_per_row(network, x))
-        else:
-            size = block_size
-        if site is not None and size is not None and size < x.shape[0]:
-            return _recorded(site, RowFeatures.of(network, x, size))
-        if site is not None:
+        num_rows = x.shape[0]
+        size = max(1, AUTO_NUMBERS // _numbers_per_row(network, x)) if block_size == "auto" else given or num_rows
+        if site is None:
+            return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), num_rows, size)
+        if size >= num_rows:
             return numpyro.deterministic(site, network(x))
-        return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), x.shape[0], size)
+        return _recorded(site, RowFeatures.of(network, x, size))
 
     return blocked
 
