@@ -14,7 +14,8 @@ from jax import Array, random
 from jax.scipy.special import i0e
 from numpyro.contrib.module import flax_module
 
-from numpyro_wide import AmortizedForwardKL, natural, nn
+from numpyro_wide import AmortizedForwardKL, natural
+from studies._scaled_relu import ScaledReLU, inverse_time_schedule
 
 WIDTH = 1024
 BATCH_SIZE = 16
@@ -31,12 +32,12 @@ def rotation() -> None:
 
 def guide(observed_values: dict) -> None:
     """Sample a von Mises distribution in natural parameters."""
-    encoder = flax_module("encoder", nn.ScaledReLU(WIDTH, 2), input_shape=(2,))
+    encoder = flax_module("encoder", ScaledReLU(WIDTH, 2), input_shape=(2,))
     numpyro.sample("theta", natural.VonMises(encoder(observed_values["x"]), shift=1e-4))
 
 
 def optimiser() -> optax.GradientTransformation:
-    return optax.adam(nn.inverse_time_schedule(1e-4))
+    return optax.adam(inverse_time_schedule(1e-4))
 
 
 def trainer() -> AmortizedForwardKL:

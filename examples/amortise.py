@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import optax
+from flax import linen
 from numpyro.contrib.module import flax_module
 from numpyro.infer import Predictive
 
 from numpyro_wide import AmortizedForwardKL, natural, set_blas_threads
 from numpyro_wide.calibration import from_guide, sbc_ranks, uniformity_p_value
-from numpyro_wide.nn import ScaledReLU, inverse_time_schedule
 from numpyro_wide.plots import plot_rank_ecdf
 
 PRIOR = natural.parameters(dist.Normal(0.0, 1.0))  # what the network's output is added to
@@ -26,14 +26,17 @@ def model():
 
 def guide(observed):
     """Sample mu alone, a Gaussian in natural parameters that a wide network computes from the measurements."""
-    network = flax_module("network", ScaledReLU(width=256, num_outputs=2), input_shape=(5,))
-    first, second = network(jnp.append(observed["y"], 1.0))
+    layers = linen.Dense(256), linen.relu, linen.Dense(2, kernel_init=linen.initializers.zeros)
+    network = flax_module("network", linen.Sequential(layers), input_shape=(4,))
+    first, second = network(observed["y"])
     eta = jnp.stack([first, -jax.nn.softplus(second - 1.0)])  # the second is to be negative
     numpyro.sample("mu", natural.Normal(eta, shift=PRIOR))
 
 
 set_blas_threads(1)
-trainer = AmortizedForwardKL(model, guide, optax.adam(inverse_time_schedule(1e-2)), observed="y", batch_size=64)
+trainer = AmortizedForwardKL(
+    model, guide, optax.adam(optax.cosine_decay_schedule(1e-2, 10_000)), observed="y", batch_size=64
+)
 params = trainer.run(jax.random.key(0), num_steps=10_000, held_out=1000).params
 
 ask = Predictive(guide, params=params, num_samples=1000)

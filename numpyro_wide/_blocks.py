@@ -13,19 +13,10 @@ Rows = Callable[[Array | int, int], Any]
 
 
 def in_row_blocks(rows: Rows, num_rows: int, block_size: int | None) -> Any:
-    """Compute all rows, ``block_size`` of them at a time, so that temporaries stay of the size of a block.
+    """Return ``rows(0, num_rows)``, computed ``block_size`` rows at a time (None: all at once).
 
-    The last block starts earlier where ``block_size`` does not divide ``num_rows``, and rewrites rows that
-    are there already: nothing is padded and no second copy of the result is made. Reverse-mode gradients
-    recompute a block instead of storing its temporaries.
-
-    Args:
-        rows: function that computes a block from its first row (traced) and its number of rows (static).
-        num_rows: number of rows in all.
-        block_size: number of rows in a block; None for all at once.
-
-    Returns:
-        What ``rows(0, num_rows)`` returns.
+    The last block starts earlier where ``block_size`` does not divide ``num_rows``, and rewrites rows that are there
+    already: nothing is padded. Reverse-mode gradients recompute a block instead of storing its temporaries.
     """
     if block_size is None or block_size >= num_rows:
         return rows(0, num_rows)
@@ -51,16 +42,8 @@ def take_rows(array: Array, start: Array | int, size: int) -> Array:
 def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -> Any:
     """Compute ``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
 
-    There a slice of the draws is computed within whatever reads it, index by index, and what is computed of it, such as
-    an activation, is not vectorised; so a batch is handed to the step of the loop as what the step before has sliced.
-
-    Args:
-        function: function of one draw.
-        draws: pytree of arrays with a leading axis for the draws.
-        batch_size: number of draws that ``function`` is vectorised over.
-
-    Returns:
-        What ``function`` returns, with a leading axis for the draws.
+    There a slice of the draws is computed within whatever reads it, index by index, and its activations are not
+    vectorised; so each step of the loop is handed the batch that the step before has sliced.
     """
     num_draws = jax.tree.leaves(draws)[0].shape[0]
     batch_size = max(1, min(batch_size, num_draws))
@@ -92,16 +75,7 @@ def is_mapped(draws: Mapping[str, Any]) -> bool:
 def blocks_of(
     draws: Mapping[str, Any], axis: int, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read the draws block by block.
-
-    Args:
-        draws: arrays by site.
-        axis: axis of the draws, the same in all arrays.
-        block_bytes: size of a block in bytes.
-
-    Yields:
-        The index at which a block begins, and its draws as JAX arrays.
-    """
+    """Yield the index at which each block of draws begins, and its draws as JAX arrays, sliced along ``axis``."""
     num_draws = np.shape(next(iter(draws.values())))[axis]
     size = max(1, num_draws * block_bytes // max(1, sum(values.nbytes for values in draws.values())))
     for start in range(0, num_draws, size):

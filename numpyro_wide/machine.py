@@ -1,4 +1,4 @@
-"""The machine that everything runs on: threads of a CPU, several devices, double precision."""
+"""Devices, threads of a CPU, and double precision."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,8 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     JAX then compiles the one program for all devices: each computes the features of its own rows, and only the Gram
     matrix $\Psi^\top \Psi$ (d, d), $\Psi^\top Y$ (d, k) and the gradient are summed over devices. The model needs no
     change; with d ≤ n, the "feature" variant is the one to use, which "auto" takes. Give the arrays to ``MCMC`` as
-    arguments, with ``jit_model_args=True``, which keeps them from being copied into the program.
-
-    With several processes (``jax.distributed``), each gives its own rows and all of them run the same program.
+    arguments, with ``jit_model_args=True``, which keeps them from being copied into the program. With several processes
+    (``jax.distributed``), each gives its own rows and all of them run the same program.
 
     With ``num_chains`` the devices are a grid of chains by shares of the rows: chains exchange nothing, and the sums of
     a chain are over the devices that share its rows. The kernels of this package spread their chains over the groups,
@@ -37,10 +36,6 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
 
     Returns:
         The arrays, sharded: one array for one, a list for several.
-
-    Raises:
-        ValueError: if there is no device, devices or rows cannot be shared out evenly, or arrays differ in their number
-            of rows, or have none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,21 +54,13 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     shapes = [np.shape(array) for array in arrays]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes or not shapes[0][0]:
         raise ValueError(f"the arrays must have the same number of rows, at least one, but their shapes are {shapes}.")
-    if not devices:
-        raise ValueError("devices must name at least one device, but got none; leave it out for all of JAX's.")
     num_chains, rows = whole_number("num_chains", num_chains), shapes[0][0]
     num_local = len(devices) // jax.process_count()
     if num_local % num_chains:
-        where = "" if jax.process_count() == 1 else " of each process"
-        raise ValueError(
-            f"num_chains must divide the number of devices{where}, {num_local}, but is {num_chains}; give "
-            "a divisor, and run as many chains in each group of devices as you like."
-        )
+        raise ValueError(f"num_chains must divide a process's number of devices, {num_local}, but is {num_chains}.")
     num_shares = num_local // num_chains
     if rows % num_shares:
-        raise ValueError(
-            f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave out {rows % num_shares} of them."
-        )
+        raise ValueError(f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave some out.")
     # Devices of one process are neighbours: so each has chains of all groups, and rows of its own.
     grid = np.array(devices).reshape(-1, num_chains).T
     mesh = Mesh(grid[0], ("rows",)) if num_chains == 1 else Mesh(grid, ("chains", "rows"))
@@ -83,15 +70,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
 
 
 def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
-    """Return how chains are spread over devices that data are sharded over; None where these have no place for chains.
-
-    Args:
-        num_chains: number of chains.
-        *trees: arguments of the model, among them arrays that :func:`shard_rows` gave.
-
-    Raises:
-        ValueError: if the chains cannot be shared out evenly to the groups of devices.
-    """
+    """Return how chains are spread over the devices that :func:`shard_rows` gave arrays to; None without groups."""
     shardings = [
         getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(trees) if not isinstance(leaf, jax.core.Tracer)
     ]
@@ -101,28 +80,23 @@ def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
             if num_chains % groups:
                 raise ValueError(
                     f"the rows are sharded for {groups} groups of chains, but there are {num_chains} chains; run a "
-                    f"multiple of {groups}, or give shard_rows another num_chains."
+                    f"multiple of {groups}."
                 )
             return NamedSharding(sharding.mesh, PartitionSpec("chains"))
     return None
 
 
 def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
-    """Limit the threads of the BLAS library that XLA's CPU backend calls.
+    """Limit the threads of the BLAS library that XLA's CPU backend calls; it has no effect on accelerators.
 
-    XLA hands Cholesky factorisations, triangular solves and eigendecompositions to SciPy's OpenBLAS,
-    whose threads compete with XLA's own. Up to a few thousand rows, one BLAS thread is the fastest.
-    Has no effect on accelerators.
+    XLA hands Cholesky factorisations, triangular solves and eigendecompositions to SciPy's OpenBLAS, whose threads
+    compete with XLA's own. Up to a few thousand rows, one BLAS thread is the fastest.
 
     Args:
         num_threads: number of BLAS threads, at least 1.
 
     Returns:
-        The limiter. The limit holds from the call on; used as a context manager, the limiter
-        restores the previous numbers at its end.
-
-    Raises:
-        ValueError: if ``num_threads`` is not a positive whole number.
+        The limiter, a context manager that restores the previous numbers at its end.
 
     Example:
         >>> import numpyro_wide
@@ -138,16 +112,12 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
 
 
 def double_precision() -> Any:
-    """Return a context in which JAX computes in float64, whatever it is set to."""
+    """Return a context in which JAX computes in float64."""
     return precision(True)
 
 
 def precision(is_double: bool) -> Any:
-    """Return a context in which JAX computes in float64, or in float32, whatever it is set to.
-
-    Args:
-        is_double: whether it computes in float64.
-    """
+    """Return a context in which JAX computes in float64, or in float32, whatever it is set to."""
     try:
         return jax.enable_x64(is_double)
     except AttributeError:  # jax < 0.8

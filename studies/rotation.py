@@ -21,7 +21,8 @@ import optax
 from scipy.special import logsumexp
 
 import _common
-from numpyro_wide import AmortizedForwardKL, natural, nn
+from _scaled_relu import ScaledReLU, inverse_time_schedule
+from numpyro_wide import AmortizedForwardKL, natural
 from numpyro_wide.wide_limit import drift_monitor
 
 PERTURBATION_SCALE = 0.5
@@ -42,7 +43,7 @@ def trainer_of(network, params0, options):
         weights = numpyro.param("weights", params0)
         numpyro.sample("theta", natural.VonMises(network(weights, observed_values["x"]), shift=SHIFT))
 
-    optimiser = optax.adam(nn.inverse_time_schedule(options.learning_rate))
+    optimiser = optax.adam(inverse_time_schedule(options.learning_rate))
     return AmortizedForwardKL(rotation, guide, optimiser, observed="x", batch_size=options.batch_size)
 
 
@@ -123,7 +124,7 @@ def main(options):
     """Run the study."""
     both, rows = {}, []
     for width in sorted(options.widths):
-        encoder = nn.ScaledReLU(width, 2)
+        encoder = ScaledReLU(width, 2)
         params0 = encoder.init(jax.random.key(width), jnp.ones(2))
         linearised = encoder.linearize(params0)
         print(f"\nWidth {width}: network, then linearised twin", flush=True)
@@ -152,7 +153,7 @@ def main(options):
         print("Powers of the width: " + ", ".join(f"{name} {power:.2f}" for name, power in powers.items()))
 
     # Those that all trainings of one seed are judged on.
-    encoder = nn.ScaledReLU(1, 2)
+    encoder = ScaledReLU(1, 2)
     trainer = trainer_of(encoder.apply, encoder.init(jax.random.key(0), jnp.ones(2)), options)
     held_out = trainer.held_out_simulations(trainer.init(jax.random.key(options.seed)), options.num_held_out)
     exact = -float(np.mean(exact_log_prob(np.asarray(held_out["theta"]), np.asarray(held_out["x"]))))

@@ -146,8 +146,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "linear_gaussian/_row_blocks.py": [
         (
             "blocks: rows of the last block counted twice",
-            "start + jnp.arange(self.block_size) >= first",
-            "start + jnp.arange(self.block_size) >= 0",
+            "start + jnp.arange(block_size) >= first",
+            "start + jnp.arange(block_size) >= 0",
             "linear_gaussian/test_blocks_of_rows.py::test_value_and_gradient_of_the_dense_form",
         ),
         (
@@ -318,12 +318,6 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "linear_gaussian/_problem.py": [
-        (
-            "warning of lost noise: largest output or row looked at",
-            "jnp.min(standard.regulariser",
-            "jnp.max(standard.regulariser",
-            "readout/test_lost_noise.py::test_it_is_said_where_the_evidence_is_nan",
-        ),
         (
             "readout map: log-determinant of prior scales dropped",
             "log_abs_det.sum() + jnp.log(scale).sum()",
@@ -1135,20 +1129,20 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "nn/_models.py": [
         (
             "noise by row: no amplitude",
-            "jnp.exp(amplitude * self._network(x))",
-            "jnp.exp(self._network(x))",
+            "jnp.exp(amplitude * (features @ readout))",
+            "jnp.exp(features @ readout)",
             "nn/test_noise.py::test_densities_and_gradients_of_both_forms_are_those_of_the_dense_gaussian",
         ),
         (
             "prior variance of a network without scales not warned of",
-            "variance <= LARGEST_VARIANCE",
-            "variance <= 1e3 * LARGEST_VARIANCE",
+            "LEAST_VARIANCE <= variance <= LARGEST_VARIANCE",
+            "LEAST_VARIANCE <= variance <= 1e3 * LARGEST_VARIANCE",
             "nn/test_nn_errors.py::test_a_prior_far_from_the_targets_is_warned_of",
         ),
         (
             "targets far beyond the prior not warned of",
-            "size <= LARGEST_VARIANCE",
-            "size <= 1e9 * LARGEST_VARIANCE",
+            "size > LARGEST_VARIANCE",
+            "size > 1e9 * LARGEST_VARIANCE",
             "nn/test_nn_errors.py::test_targets_far_from_the_prior_are_warned_of",
         ),
         (
@@ -1335,8 +1329,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "elbo/_certificate.py": [
         (
             "bound of mean field: an array of scales let through",
-            "    if number.ndim:",
-            "    if number.ndim > 1:",
+            "    if jnp.ndim(scale):",
+            "    if jnp.ndim(scale) > 1:",
             "elbo/test_terms_and_certificate.py::test_the_bound_takes_one_scale_at_a_time",
         ),
     ],

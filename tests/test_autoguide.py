@@ -108,13 +108,9 @@ def test_dropout_of_a_flax_module():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rate": 1.0}, "between 0 and 1"),
-        ({"rate": {"w1": -0.1}}, "between 0 and 1"),
-        ({"rate": "0.5"}, "between 0 and 1 exclusive, got '0.5'"),
-        ({"rate": 0.5j}, "between 0 and 1 exclusive, got 0.5j"),
+        ({"rate": 1.0}, r"in \(0, 1\), got 1.0"),
+        ({"rate": {"w1": -0.1}}, r"in \(0, 1\)"),
         ({"rate": 0.5, "temperature": 0.0}, "temperature"),
-        ({"rate": 0.5, "temperature": float("inf")}, "temperature must be one finite number, but got inf"),
-        ({"rate": 0.5, "sites": "w1"}, r"pass \['w1'\]"),
         ({"rate": 0.5, "sites": ["w3"]}, "suitable are 'w1', 'w2', other latent sites are.*'b1'"),
         ({"rate": 0.5, "sites": ["b1"]}, "to_event"),
         ({"rate": {"w1": 0.5}}, "rate has no entry for 'w2'"),

@@ -83,25 +83,23 @@ def dawson_potential(u: Array) -> Array:
 
 
 _REASON = (
-    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has the posterior of every likelihood "
-    "that is continuous and positive there (Hron 2018, Prop. 1): there is no posterior to sample and no "
-    "maximum to find."
+    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has the posterior of every likelihood that is "
+    "positive there (Hron 2018, Prop. 1): neither can be sampled. Fit a Normal guide, built on flat_prototype(model), "
+    "with the loss PenalizedMaximumLikelihood, or choose a proper prior."
 )
 
 
 class ImproperLogUniform(dist.Distribution):
-    r"""Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
+    """Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
 
-    It is no probability distribution: it cannot be sampled, and with a likelihood that is positive at 0
-    its posterior has infinite mass (Hron 2018, Prop. 1). NUTS, MAP and the ordinary ELBOs ask for its
-    ``log_prob``, which refuses. What remains is penalised maximum likelihood: a Normal guide and the loss
-    :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`, whose penalty is
-    :func:`~numpyro_wide.log_uniform_kl`. Build an automatic guide on
-    :func:`~numpyro_wide.autoguide.flat_prototype` of the model.
+    It is no probability distribution: it cannot be sampled, and with a likelihood that is positive at 0 its posterior
+    has infinite mass (Hron 2018, Prop. 1), so ``log_prob`` refuses. What remains is penalised maximum likelihood: a
+    Normal guide, built on :func:`~numpyro_wide.autoguide.flat_prototype` of the model, and the loss
+    :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`, whose penalty is :func:`~numpyro_wide.log_uniform_kl`.
 
     Args:
         batch_shape: shape of independent weights, which ``expand`` may give as well.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
+        validate_args: as of any distribution of NumPyro.
 
     Example:
         >>> from numpyro_wide.distributions import ImproperLogUniform
@@ -121,36 +119,22 @@ class ImproperLogUniform(dist.Distribution):
 
     def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
         """Refuse, with the reason."""
-        raise ValueError(
-            f"{_REASON} Fit a Normal guide with the loss PenalizedMaximumLikelihood (build an AutoNormal on "
-            "flat_prototype(model)), or choose a proper prior."
-        )
+        raise ValueError(_REASON)
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
         """Refuse, with the reason."""
-        raise ValueError(
-            f"{_REASON} Neither can the prior be sampled; give the values of this site, as draws of a guide "
-            f"are, or choose a proper prior."
-        )
+        raise ValueError(_REASON)
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:
-    r"""Evaluate the KL of N(loc, scale²) from the prior $C/|w|$, without its constant (Hron 2018, Proposition 2).
+    r"""Return the KL of N(loc, scale²) from the prior $C/|w|$, elementwise, without its constant (Hron 2018, Prop. 2).
 
     It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
-    $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, 1 at u
-    = 0, with Dawson's integral. Such a penalty is not a divergence between distributions: the prior has no
-    mass to normalise, and what it yields is penalised maximum likelihood.
+    $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, with Dawson's integral.
 
     Args:
         loc: mean of the guide, of any shape.
         scale: standard deviation of the guide, positive, broadcast against ``loc``.
-
-    Returns:
-        The penalty, elementwise.
-
-    Raises:
-        ValueError: if ``scale`` is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -23,7 +23,7 @@ def coordinates(basis: Array, offset: Array) -> Array:
 
 
 def is_close(x: Array, target: Array) -> Array:
-    """Tell whether vectors (..., D) agree, up to the square root of machine precision times their size."""
+    """Return whether vectors (..., D) agree, up to the square root of machine precision times their size."""
     tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
     size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
     return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
@@ -61,7 +61,7 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
         self.basis = basis
 
     def __call__(self, x: Array) -> Array:
-        """Tell, for vectors (..., D), whether they lie on the manifold up to rounding."""
+        """Return, for vectors (..., D), whether they lie on the manifold up to rounding."""
         inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
         return is_close(x, self.loc + inside)
 
@@ -73,8 +73,7 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
 class zero_or_row(_ArrayConstraint):  # noqa: N801
     """Pair of atoms 0 and ``rows`` (..., D).
 
-    It is not marked discrete: that word makes NumPyro look for sums over states, and these atoms move with
-    the parameters, through which gradients flow.
+    Not marked discrete: NumPyro would look for sums over states, while gradients flow through these atoms.
     """
 
     _fields = ("rows",)
@@ -94,9 +93,8 @@ class zero_or_row(_ArrayConstraint):  # noqa: N801
 class SingularDistribution(dist.Distribution):
     """Distribution of vectors of size D that lives on a set of Lebesgue measure zero.
 
-    ``log_prob`` and ``entropy`` refer to the natural measure of the support: counting measure for atoms,
-    Lebesgue measure on the manifold for a line or a plane. ``quasi_kl`` compares such a distribution with
-    a prior density.
+    ``log_prob`` and ``entropy`` refer to the natural measure of the support: counting measure for atoms, Lebesgue
+    measure on the manifold for a line or a plane.
     """
 
     def covariance_factor(self) -> tuple[Array, Array]:
@@ -119,25 +117,20 @@ def check_vector(name: str, value: Array, owner: str) -> None:
 class DegenerateNormal(SingularDistribution):
     r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
 
-    The density is taken on the manifold b + span(A). For orthonormal columns it is that of N(0, diag(s²))
-    in the K coordinates (Hron 2018, Theorem 5 and Prop. 6); for any basis of full column rank it has the
-    extra term $-\tfrac12\log\det A^TA$, so that it does not depend on how the manifold is parametrised.
+    The density is taken on the manifold b + span(A). For orthonormal columns it is that of N(0, diag(s²)) in the K
+    coordinates (Hron 2018, Theorem 5 and Prop. 6); for any basis of full column rank it has the extra term
+    $-\tfrac12\log\det A^TA$, so that it does not depend on how the manifold is parametrised.
 
     Args:
         loc: mean, a point of the manifold, (..., D).
         basis: directions of the manifold, (..., D, K) with K ≤ D, linearly independent columns.
         scale: standard deviation along each column, positive, (..., K).
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Raises:
-        ValueError: if the shapes do not fit each other.
+        validate_args: as of any distribution of NumPyro.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.distributions import DegenerateNormal
         >>> line = DegenerateNormal(jnp.zeros(2), jnp.array([[0.6], [0.8]]), jnp.array([2.0]))
-        >>> line.event_shape, bool(line.support(line.sample(jax.random.key(0))))
-        ((2,), True)
         >>> round(float(line.log_prob(jnp.array([0.6, 0.8]))), 3)
         -1.737
         >>> float(line.log_prob(jnp.array([1.0, 0.0])))  # off the line
@@ -160,20 +153,7 @@ class DegenerateNormal(SingularDistribution):
                 f"and K ≤ D, got {basis.shape}; for a line pass a column, direction[:, None]."
             )
         dim, rank = basis.shape[-2:]
-        if scale.ndim and scale.shape[-1] not in (1, rank):
-            raise ValueError(
-                f"DegenerateNormal needs `scale` of shape (..., K) with K = {rank}, one for each column of "
-                f"`basis`, got {scale.shape}."
-            )
-        scale_batch = scale.shape[:-1]
-        batches = {"loc": loc.shape[:-1], "basis": basis.shape[:-2], "scale": scale_batch}
-        try:
-            batch_shape = jnp.broadcast_shapes(*batches.values())
-        except ValueError as error:
-            raise ValueError(
-                f"DegenerateNormal needs batch axes of `loc`, `basis` and `scale` that broadcast, got {batches}; "
-                "insert axes of length 1 where one holds for a whole batch."
-            ) from error
+        batch_shape = jnp.broadcast_shapes(loc.shape[:-1], basis.shape[:-2], scale.shape[:-1])
         self.loc = jnp.broadcast_to(loc, (*batch_shape, dim))
         self.basis = jnp.broadcast_to(basis, (*batch_shape, dim, rank))
         self.scale = jnp.broadcast_to(scale, (*batch_shape, rank))
@@ -229,37 +209,23 @@ def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tu
     """Broadcast rows (..., D) against one number per row."""
     rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
     check_vector("rows", rows, owner)
-    try:
-        batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
-    except ValueError as error:
-        raise ValueError(
-            f"{owner} drops whole rows, one number a row: with `rows` of shape {rows.shape} the second "
-            f"argument must broadcast to {rows.shape[:-1]}, got {parameter.shape}."
-        ) from error
-    return (
-        jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1])),
-        jnp.broadcast_to(parameter, batch_shape),
-        batch_shape,
-    )
+    batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
+    rows = jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1]))
+    return rows, jnp.broadcast_to(parameter, batch_shape), batch_shape
 
 
 class BernoulliDropout(SingularDistribution):
     r"""Bernoulli dropout of a row: $p\,\delta_0 + (1-p)\,\delta_\theta$ (Hron 2018, section 4.1).
 
-    The density is with respect to counting measure; the quasi-KL from a Normal prior is that of
-    Mathematics, :eq:`bernoulli`. Rows of a weight matrix are its batch: a matrix (R, D) gives R independent
-    rows of event size D.
+    The density is with respect to counting measure; the quasi-KL from a Normal prior is that of Mathematics,
+    :eq:`bernoulli`. A weight matrix (R, D) gives a batch of R independent rows of event size D.
 
     Args:
         rows: row when it is kept, (..., D), not zero.
         rate: probability of dropping a row, in [0, 1], broadcast over the rows.
-        temperature: temperature of a logistic relaxation that gives draws their derivative in ``rate``, while
-            they stay exactly 0 or the row (a straight-through gradient, hence biased); None for draws without
-            such a derivative.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Raises:
-        ValueError: if ``rate`` does not broadcast over the rows, or ``temperature`` is not positive.
+        temperature: temperature of a logistic relaxation that gives draws a derivative in ``rate``, while they stay
+            exactly 0 or the row (a straight-through gradient, hence biased); None for draws without it.
+        validate_args: as of any distribution of NumPyro.
 
     Example:
         >>> import jax.numpy as jnp
@@ -335,16 +301,13 @@ class BernoulliDropout(SingularDistribution):
 class GaussianDropout(SingularDistribution):
     r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ for the row.
 
-    It lives on the line through 0 and the row, where its density is $N(s; 1,
-    \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; Mathematics, :eq:`gaussian-dropout`).
+    It lives on the line through 0 and the row, where its density is $N(s; 1, \alpha)/\lVert\theta\rVert$ (Hron 2018,
+    section 4.1; Mathematics, :eq:`gaussian-dropout`).
 
     Args:
         rows: row before the noise, (..., D), not zero.
         alpha: variance of the multiplier, positive, broadcast over the rows.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Raises:
-        ValueError: if ``alpha`` does not broadcast over the rows.
+        validate_args: as of any distribution of NumPyro.
 
     Example:
         >>> import jax.numpy as jnp

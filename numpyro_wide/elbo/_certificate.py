@@ -21,7 +21,7 @@ def mean_field_bound(
     bias_scale: Any = 1.0,
     readout_scale: Any = 1.0,
 ) -> Array:
-    r"""Bound what the optimal mean-field guide of an erf network can predict (Coker 2021, Theorem 1).
+    r"""Bound the predictions of the optimal mean-field guide of an erf network (Coker 2021, Theorem 1).
 
     For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$,
     $b \sim N(0, s_b^2)$, $v \sim N(0, s_v^2/K)$ and Gaussian noise, every mean-field Gaussian
@@ -31,10 +31,9 @@ def mean_field_bound(
               C = \tfrac1{2\sigma^2}\sum_n(y_n^2 + s_v^2 V(x_n)), \quad
               C' = 2(D+1)C\,(s_w^2\lVert x^*\rVert^2 + s_b^2)
 
-    where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a
-    wide network fitted in this way ignores the data. The paper prints unit variances, for which this is
-    its equation 92 (Mathematics, :eq:`certificate`); the same proof gives the general form. With several
-    outputs C sums over all of them and the bound holds for each.
+    where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a wide network fitted in this
+    way ignores the data. For the paper's unit variances this is its equation 92 (Mathematics, :eq:`certificate`); the
+    same proof gives the general form. With several outputs C sums over all of them and the bound holds for each.
 
     Args:
         inputs: training inputs, (n, D).
@@ -49,10 +48,6 @@ def mean_field_bound(
     Returns:
         The bound at every test input, shape (..., n*).
 
-    Raises:
-        ValueError: if the shapes do not fit, the noise or the width is not positive, another scale is negative, or data
-            hold NaN or infinity. Under jit, where numbers are not known, the bound is not finite then.
-
     Example:
         >>> import jax.numpy as jnp
         >>> x, y = jnp.array([[-1.0], [1.0]]), jnp.array([-1.0, 1.0])
@@ -63,13 +58,8 @@ def mean_field_bound(
     x, y, x_test = _checked_data(inputs, targets, test_inputs)
     check_positive("noise_scale", noise_scale)
     check_positive("num_neurons", num_neurons)
-    scales = {
-        "noise_scale": noise_scale,
-        "weight_scale": weight_scale,
-        "bias_scale": bias_scale,
-        "readout_scale": readout_scale,
-    }
-    noise_scale, weight_scale, bias_scale, readout_scale = (_one_scale(name, scale) for name, scale in scales.items())
+    noise_scale, weight_scale = _one_scale("noise_scale", noise_scale), _one_scale("weight_scale", weight_scale)
+    bias_scale, readout_scale = _one_scale("bias_scale", bias_scale), _one_scale("readout_scale", readout_scale)
     num_neurons = as_not_negative("num_neurons", num_neurons)
     pre_activation = jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
     prior_variance = jnp.square(readout_scale) * _erf_second_moment(pre_activation)
@@ -97,10 +87,9 @@ def _checked_data(inputs: ArrayLike, targets: ArrayLike, test_inputs: ArrayLike)
 
 
 def _one_scale(name: str, scale: ArrayLike) -> Array:
-    number = as_not_negative(name, scale)
-    if number.ndim:
-        raise ValueError(f"{name} must be one number, but has shape {number.shape}; call once for each scale.")
-    return number
+    if jnp.ndim(scale):
+        raise ValueError(f"{name} must be one number, but has shape {jnp.shape(scale)}.")
+    return as_not_negative(name, scale)
 
 
 def _erf_second_moment(variance: Array) -> Array:

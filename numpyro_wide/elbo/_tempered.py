@@ -25,19 +25,7 @@ def check_weight(name: str, value: Any) -> None:
 def run_pair(
     rng_key: Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
 ) -> tuple[dict, dict]:
-    """Run the guide, and the model on its draws, with the keys that NumPyro's own losses would take.
-
-    Args:
-        rng_key: a PRNG key.
-        params: values of the param sites by name.
-        model: model, of which the latents take the guide's draws.
-        guide: guide.
-        args: arguments of both.
-        kwargs: keyword arguments of both.
-
-    Returns:
-        The traces of guide and model.
-    """
+    """Return the traces of guide and model, the model on the guide's draws, with the keys of NumPyro's own losses."""
     model_key, guide_key = random.split(rng_key)
     guide_trace = trace(substitute(seed(guide, guide_key), data=params)).get_trace(*args, **kwargs)
     mutable = {name: site["value"] for name, site in guide_trace.items() if site["type"] == "mutable"}
@@ -77,16 +65,13 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     .. math:: \mathrm{ELBO}_\eta = \sum_{i=1}^p E_q \log L(y_i|x_i, w) - \eta\,\mathrm{KL}(q\|P_0),
               \qquad \eta = \tau\,p/N
 
-    with p observations and N neurons (Mathematics, :eq:`tempered`). At η = 1 the guide of a wide network
-    falls back to its prior (Coker 2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance
-    as N grows, for an output scaled by 1/N. With an output scaled by 1/√N only the hidden layers need
-    tempering: give ``eta`` by site. For η ≠ 1 the optimum approximates a cold or warm posterior, so its
-    spread is no longer the model's own uncertainty.
+    with p observations and N neurons (Mathematics, :eq:`tempered`). At η = 1 the guide of a wide network falls back to
+    its prior (Coker 2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance as N grows, for an output
+    scaled by 1/N. With an output scaled by 1/√N only the hidden layers need tempering: give ``eta`` by site. For η ≠ 1
+    the optimum approximates a cold or warm posterior, so its spread is no longer the model's own uncertainty.
 
-    In minibatches by ``plate(..., subsample_size=...)`` the likelihood is scaled to all p observations, by
-    NumPyro, and the KL of global weights is not scaled. Analytic KL divergences are used where NumPyro has
-    them, and Monte Carlo elsewhere; mutable state is treated as by ``TraceMeanField_ELBO``, whose loss
-    this is at η = 1.
+    In minibatches by ``plate(..., subsample_size=...)`` the likelihood is scaled to all p observations, by NumPyro, and
+    the KL of global weights is not. All else is as in ``TraceMeanField_ELBO``, whose loss this is at η = 1.
 
     Args:
         tau: temperature τ > 0, for use with ``num_neurons``.
@@ -94,17 +79,15 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
             sites (sites that share their plates count once, nested plates multiply: give p where a plate runs over
             outputs).
         num_neurons: N, the width. There is no default: only the user knows which layer counts.
-        eta: η itself instead of τ p/N, a positive number, a mapping from site names (the others keep η =
-            1), or a function of the site name.
+        eta: η itself instead of τ p/N, a positive number, a mapping from site names (the others keep η = 1), or a
+            function of the site name.
         num_particles: number of draws of the guide for each evaluation.
-        vectorize_particles: whether the draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of
-            your own.
+        vectorize_particles: whether draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of your own.
         sum_sites: whether to add up the sites, or to return a dictionary by site.
 
     Raises:
-        ValueError: if η is not positive or over-determined, if N is missing, if p is neither given nor to
-            be read off plates, if ``eta`` names a site that does not exist, or if η differs between sites
-            that the guide draws jointly.
+        ValueError: if η is not positive or over-determined, N is missing, p is neither given nor to be read off plates,
+            ``eta`` names an unknown site, or differs between sites that the guide draws jointly.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -136,23 +119,12 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     ):
         if eta is None:
             if num_neurons is None:
-                raise ValueError(
-                    "TemperedTraceMeanFieldELBO needs num_neurons, the width N of eta = tau * p / N, which "
-                    "cannot be read off a model; pass num_neurons=..., or eta=... to set the factor of the "
-                    "KL yourself."
-                )
-            for name, value in (
-                ("tau", tau),
-                ("num_neurons", num_neurons),
-                ("num_observations", num_observations),
-            ):
+                raise ValueError("give num_neurons, the width N of eta = tau * p / N, or eta itself.")
+            for name, value in (("tau", tau), ("num_neurons", num_neurons), ("num_observations", num_observations)):
                 if value is not None:
                     check_weight(name, value)
         elif num_neurons is not None or num_observations is not None or (is_known(tau) and tau != 1.0):
-            raise ValueError(
-                "TemperedTraceMeanFieldELBO takes either eta or tau, num_observations and num_neurons (from "
-                "which eta = tau * p / N follows), got both; leave one of them out."
-            )
+            raise ValueError("give either eta, or tau, num_observations and num_neurons; got both.")
         elif isinstance(eta, Mapping):
             for name, value in eta.items():
                 check_weight(f"eta[{name!r}]", value)
@@ -164,19 +136,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
-        """Evaluate the negative tempered ELBO.
-
-        Args:
-            rng_key: a PRNG key for the draws.
-            param_map: values of the parameters, by site name.
-            model: NumPyro model.
-            guide: guide of its latents.
-            *args: arguments of model and guide.
-            **kwargs: keyword arguments of model and guide.
-
-        Returns:
-            A dictionary with the ``loss`` and the ``mutable_state``.
-        """
+        """Return the negative tempered ELBO, as ``TraceMeanField_ELBO`` does its own."""
         eta = self._eta_by_site(rng_key, param_map, model, guide, args, kwargs)
         seen: set[str] = set()
         result = super().loss_with_mutable_state(
@@ -219,9 +179,8 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         def by_site(name: str, is_auxiliary: bool) -> Any:
             if is_auxiliary and not (isinstance(eta, Mapping) and name in eta):
                 raise ValueError(
-                    f"eta by site needs a guide that draws the sites one by one; the auxiliary site "
-                    f"{name!r} holds several in one density. Use a guide such as AutoNormal, or one number "
-                    f"for eta."
+                    f"eta by site needs a guide that draws sites one by one, such as AutoNormal, but {name!r} holds "
+                    "several in one density."
                 )
             value = eta.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
             check_weight(f"eta at site {name!r}", value)

@@ -17,13 +17,6 @@ def above_rounding(variance: Array, squared_norm: Array) -> Array:
     r"""Return the noise variance, or NaN below a tenth of $\epsilon \|\Psi\|_F^2$.
 
     There the factorisation of a Gram matrix of low rank fails, or gives a finite result that is wrong by many nats.
-
-    Args:
-        variance: noise variance, scalar or (k,).
-        squared_norm: $\|\Psi\|_F^2$, of a shape that broadcasts against ``variance``.
-
-    Returns:
-        The variance, NaN where rounding hides it.
     """
     return jnp.where(variance < least_variance(squared_norm), jnp.nan, variance)
 
@@ -34,7 +27,7 @@ def least_variance(squared_norm: Array) -> Array:
 
 
 def evidence_rounding(features: Array, targets: Array, variance: Array, variant: str) -> Array:
-    r"""Return an estimate of the error that rounding leaves in the log evidence.
+    r"""Return an estimate of the rounding error of the log evidence, in nats; infinite where that is NaN.
 
     The sum of three parts, whose weights were set so that the estimate is seldom below the error against float64:
 
@@ -43,16 +36,7 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     - of the log-determinant, $2 k \epsilon \|D H D\|_F$ with $H$ the inverse of the factorised matrix $G$ and $D^2$ the
       diagonal of $G - \sigma^2 I$, every entry of $G$ being rounded at random; of eigenvalues, $D^2$ is the trace;
     - of the mean, the second-order error of the factor's own solution times $\rho^4 / 10$ with
-      $\rho = \epsilon \|\Psi\|_F^2 / \sigma^2$, which is what a step of refinement leaves of it.
-
-    Args:
-        features: $\Psi$, (n, d).
-        targets: $Y$, (n, k).
-        variance: noise variance $\sigma^2$, scalar.
-        variant: root of the posterior covariance, "feature", "data" or "data-cholesky".
-
-    Returns:
-        The error in nats, a scalar; infinite where the evidence is NaN.
+      $\rho = \epsilon \|\Psi\|_F^2 / \sigma^2$, the remainder of a step of refinement.
     """
     eps = jnp.finfo(features.dtype).eps
     num_rows, num_outputs = targets.shape
@@ -88,25 +72,18 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     return jnp.where(is_lost, jnp.inf, total)
 
 
-# Core routines map (features (n, d), targets (n, k), regulariser (), *columns (d, k) or (n, k)) to a pair: arrays with
-# a trailing axis for the outputs, and anything that is the same for all outputs.
+# (features (n, d), targets (n, k), regulariser (), *columns (d, k) or (n, k)) -> arrays with a trailing axis for the
+# outputs, and anything that is the same for all outputs.
 Core: TypeAlias = Callable[..., tuple[Any, Any]]
 
 
 class Standardised(NamedTuple):
-    r"""A readout with a standard normal prior, and noise that is the same in every row.
+    """A readout with a standard normal prior, and noise that is the same in every row."""
 
-    Attributes:
-        features: $\Psi$, (n, d), or (k, n, d) where each output has its own.
-        targets: $Y$, (n, k).
-        regulariser: $\lambda$, scalar, or (k,) where each output has its own.
-        log_scale: sum over the elements of the targets of the log of what each was divided by, scalar.
-    """
-
-    features: Array
-    targets: Array
-    regulariser: Array
-    log_scale: Array
+    features: Array  # (n, d), or (k, n, d) where each output has its own
+    targets: Array  # (n, k)
+    regulariser: Array  # scalar, or (k,) where each output has its own
+    log_scale: Array  # sum over the targets' entries of the log of each one's divisor, scalar
 
     @classmethod
     def of(
@@ -117,18 +94,7 @@ class Standardised(NamedTuple):
         prior_loc: Array | np.ndarray,
         prior_scale: Array | np.ndarray,
     ) -> "Standardised":
-        r"""Move the prior's loc and scale, and noise that varies over rows (:eq:`rows`), into features and targets.
-
-        Args:
-            features: $\Psi$, (n, d).
-            targets: $Y$, (n,) or (n, k).
-            regulariser: $\lambda$; broadcasts against the targets.
-            prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-            prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
-
-        Returns:
-            The same readout in standard form.
-        """
+        """Move the prior's loc and scale, and noise that varies over rows (:eq:`rows`), into features and targets."""
         is_vector = targets.ndim == 1
         targets = as_matrix(targets)
         num_outputs = targets.shape[1]
@@ -153,7 +119,7 @@ class Standardised(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Truth of one factorisation serving all outputs."""
+        """Whether one factorisation serves all outputs."""
         return self.features.ndim == 2 and self.regulariser.ndim == 0
 
     @property
@@ -166,7 +132,7 @@ class Standardised(NamedTuple):
         return self._replace(regulariser=above_rounding(self.regulariser, self.squared_norm))
 
     def representable(self) -> "Standardised":
-        """Return the same with a regulariser that survives the rounding of the Gram matrix.
+        """Return the same with a regulariser above the rounding of the Gram matrix.
 
         For the maps alone, which are bijections for any positive regulariser.
         """
@@ -174,24 +140,11 @@ class Standardised(NamedTuple):
         return self._replace(regulariser=jnp.maximum(self.regulariser, floor))
 
     def for_each_output(self, core: Core, *columns: Array) -> tuple[Any, Any]:
-        """Run ``core`` once for all outputs, or once for each where they do not share a factorisation.
-
-        Args:
-            core: function of features, targets, regulariser and the columns, described above.
-            *columns: further arrays with a trailing axis for the outputs.
-
-        Returns:
-            What ``core`` returns; the second part with a leading axis, of length 1 or k.
-        """
+        """Run ``core`` once for all outputs, or by output; the second result gets a leading axis, 1 or k."""
         if self.is_shared:
             by_output, common = core(self.features, self.targets, self.regulariser, *columns)
             return by_output, jax.tree.map(lambda x: x[None], common)
-        in_axes = (
-            0 if self.features.ndim == 3 else None,
-            0,
-            0 if self.regulariser.ndim else None,
-            *(0 for _ in columns),
-        )
+        in_axes = (0 if self.features.ndim == 3 else None, 0, 0 if self.regulariser.ndim else None, *[0] * len(columns))
         split = [x.T[:, :, None] for x in (self.targets, *columns)]
         by_output, common = jax.vmap(core, in_axes)(self.features, split[0], self.regulariser, *split[1:])
         return jax.tree.map(lambda x: x[:, :, 0].T, by_output), common
@@ -203,15 +156,7 @@ def as_matrix(x: Array) -> Array:
 
 
 def broadcastable_matrix(value: Array | np.ndarray, is_vector: bool) -> Array:
-    """Return what broadcasts against a vector (m,) or a matrix (m, k) as a matrix that does so too.
-
-    Args:
-        value: numbers that broadcast.
-        is_vector: whether they broadcast against a vector.
-
-    Returns:
-        The numbers, of shape (1 or m, 1 or k).
-    """
+    """Return numbers that broadcast against (m,) or (m, k) as a matrix, (1 or m, 1 or k)."""
     value = jnp.asarray(value)
     return value.reshape(-1, 1) if is_vector else value.reshape((1,) * (2 - value.ndim) + value.shape)
 
@@ -221,15 +166,7 @@ def _is_known_zero(value: Array | np.ndarray) -> bool:
 
 
 def evidence(standard: Standardised, variant: str) -> Array:
-    """Return the log density of a readout's targets with the readout integrated out.
-
-    Args:
-        standard: the readout with a standard normal prior, at the regulariser σ².
-        variant: root of the posterior covariance, "feature", "data" or "data-cholesky".
-
-    Returns:
-        The log evidence, a scalar.
-    """
+    """Return the log evidence of a standardised readout whose regulariser is σ², a scalar."""
 
     def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
         return (), _log_evidence(features, targets, variance, variant)
@@ -271,17 +208,11 @@ def _factorised(features: Array, variance: Array, variant: str) -> tuple[Root, A
 
 
 class _Terms(NamedTuple):
-    r"""The terms of which value and gradient are made.
+    """The terms of value and gradient."""
 
-    Attributes:
-        mean: posterior mean $\mu$, (d, k).
-        alpha: $\alpha = (Y - \Psi\mu)/\sigma^2 = K^{-1} Y$, (n, k).
-        log_det: $\log\det(K/\sigma^2)$ of one output, scalar.
-    """
-
-    mean: Array
-    alpha: Array
-    log_det: Array
+    mean: Array  # posterior mean μ, (d, k)
+    alpha: Array  # (Y − Ψμ)/σ² = K⁻¹Y, (n, k)
+    log_det: Array  # log det(K/σ²) of one output, scalar
 
 
 def _terms(targets: Array, variance: Array, root: Root) -> _Terms:
@@ -298,16 +229,7 @@ def _value(targets: Array, variance: Array, terms: _Terms) -> Array:
 
 
 def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple[Array, Array]:
-    """Return mean and covariance of the readout's posterior.
-
-    Args:
-        features: (n, d).
-        targets: (n, k).
-        variance: noise variance, scalar.
-
-    Returns:
-        Mean, (d, k), and covariance of each output's weights, (d, d).
-    """
+    """Return mean, (d, k), and covariance, (d, d), of the posterior at a scalar noise variance."""
     num_rows, num_features = features.shape
     eye = jnp.eye(num_features, dtype=features.dtype)
     if num_features <= num_rows:
@@ -323,19 +245,9 @@ def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple
 def function_moments(
     test: Array, features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
 ) -> tuple[tuple[Array, Array], Array]:
-    """Return the function's mean and a draw's deviation from it at test rows, and its variance there.
+    """Return the function's mean and a draw's deviation at test rows (m, d), (m, k) each, and its variance, (m,).
 
-    Args:
-        test: test rows, (m, d), not standardised.
-        features: (n, d).
-        targets: (n, k).
-        variance: noise variance, scalar.
-        scale: standard deviations of the readout's prior, (d, k), of which one column serves all outputs here.
-        phi: standard normal numbers, (d, k).
-        residuals: standard normal numbers, (n, k).
-
-    Returns:
-        Mean and deviation, (m, k) each, and the variance of each output, (m,).
+    Test rows are not standardised; of ``scale``, (d, k), one column serves all outputs here.
     """
     weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
     spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
@@ -352,17 +264,9 @@ def joint_function_moments(
 
 
 def _conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
-    r"""Return $c = K^{-1} \Psi \psi$ and $\psi - \Psi^\top c$ of each test row $\psi$.
+    r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d), of each test row $\psi$.
 
     All by rows, and by the factor's inverse: products along rows, which take half the time of the solves.
-
-    Args:
-        features: $\Psi$, (n, d).
-        variance: noise variance, scalar.
-        test: test rows, (m, d).
-
-    Returns:
-        Weights of the targets in the mean, (m, n), and what of each test row they leave over, (m, d).
     """
     if features.shape[1] <= features.shape[0]:
         inverse = inverse_lower(cholesky(features.T @ features, variance))

@@ -1,4 +1,4 @@
-"""Factors and solves of the Gram matrices, in the forms whose derivatives XLA computes fastest."""
+"""Factors and solves of Gram matrices, in the forms whose derivatives XLA computes fastest."""
 
 from collections.abc import Callable
 
@@ -45,10 +45,9 @@ def cholesky(gram: Array, regulariser: Array) -> Array:
 
 
 def inverse_lower(factor: Array) -> Array:
-    """Return the inverse of a lower triangular matrix, with which products beat triangular solves of many columns.
+    """Return the inverse of a lower triangular matrix; products with it beat triangular solves of many columns.
 
-    By halves, [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]], so that nearly all the work is in matrix products: on
-    one core twice as fast as a triangular solve from 200 rows on.
+    By halves, [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]]: nearly all the work is in matrix products.
     """
     return _inverse_by_halves(factor, _leaf_size(len(factor), 32, 8))
 
@@ -79,7 +78,7 @@ def _square_by_halves(lower: Array, leaf: int) -> Array:
 
 
 def _lower_gram(rows: Array, leaf: int) -> Array:
-    r"""Return $R R^\top$ with zeros for blocks above its diagonal, of which a factorisation knows nothing."""
+    r"""Return $R R^\top$ with zeros in blocks above the diagonal, which a factorisation does not read."""
     if len(rows) <= leaf:
         return rows @ rows.T
     upper, lower = rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -107,10 +106,10 @@ def diagonal(matrix: Array) -> Array:
 
 
 def times_transposed(matrix: Array, num_columns: int) -> Callable[[Array], Array]:
-    r"""Return the function $V \mapsto M^\top V$ for matrices $V$ of so many columns.
+    r"""Return the function $V \mapsto M^\top V$ for matrices $V$ with this number of columns.
 
     XLA's products along the leading axis are up to thirty times slower than along rows. A few columns are multiplied
-    one by one, as rows from the left; for more of them a transposed copy is worth its price.
+    one by one, as rows from the left; for more of them a transposed copy pays.
     """
     if num_columns <= _FEW:
         return lambda columns: jnp.stack([_row_times(column, matrix) for column in columns.T], axis=1)
@@ -160,7 +159,7 @@ def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array
 
 
 def solve_gram(factor: Array, columns: Array, inverse: Array | None = None) -> Array:
-    """Solve with the matrix that a lower Cholesky factor is of; by products, if the factor's inverse is known."""
+    """Solve with the matrix whose lower Cholesky factor is given; by products, if the factor's inverse is known."""
     if inverse is not None:
         return inverse.T @ (inverse @ columns)
     return solve_lower(factor, solve_lower(factor, columns), transpose=True)

@@ -1,6 +1,6 @@
 """The linear Gaussian problem of a readout, and its array functions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,20 +18,20 @@ from numpyro_wide.linear_gaussian._evidence import (
     evidence_rounding,
     function_moments,
     joint_function_moments,
-    least_variance,
     posterior_moments,
 )
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
+STATIC = {"static": True}  # metadata of a field that is no array of a tree
 
 
 def check_variant(variant: str) -> None:
-    """Refuse what is not among the known variants."""
+    """Refuse an unknown variant."""
     check_one_of("variant", variant, VARIANTS)
 
 
-def check_data(features: Array, targets: Array) -> None:
+def check_data(features: Any, targets: Array) -> None:
     """Refuse features and targets whose shapes do not go together."""
     if features.ndim != 2:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_data(features: Array, targets: Array) -> None:
 
 
 def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
-    """Return a positive number or array; what is not positive is refused where it is known, and NaN under jit."""
+    """Return positive numbers that broadcast against a shape; others are refused where known, and NaN under jit."""
     check_positive(name, value)
     array = as_number(name, value, shape, dtype, hint)
     # Squared, a negative one would pass for its mirror image.
@@ -53,18 +53,7 @@ def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hi
 
 
 def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
-    """Return a number or array that broadcasts against a shape, NumPy's where it is known.
-
-    Args:
-        name: name of the argument.
-        value: number or array of real numbers.
-        shape: shape that it must broadcast against.
-        dtype: floating-point type of the problem.
-        hint: where that shape comes from, to be added to the message.
-
-    Returns:
-        The numbers, in that type.
-    """
+    """Return numbers that broadcast against a shape, NumPy's where they are known; ``hint`` explains the shape."""
     # What is known stays NumPy's: under jit JAX would trace it, and nobody could tell a prior mean of zero.
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
@@ -78,8 +67,8 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
 
 
 def as_test_features(test_features: ArrayLike, features: Array) -> Array:
-    """Return new rows of features in the type of those of the problem; their shape is checked."""
-    (test_features,) = as_floats(test_features, dtype=features.dtype, names=("test_features",))
+    """Return new rows of features, (m, d), in the type of the problem's."""
+    (test_features,) = as_floats(jnp.asarray(test_features), dtype=features.dtype, names=("test_features",))
     if test_features.ndim != 2 or test_features.shape[1] != features.shape[1]:
         raise ValueError(
             f"test_features must have shape (m, {features.shape[1]}), one column for each of features "
@@ -97,27 +86,37 @@ def as_residuals(residuals: ArrayLike | None, targets: Array) -> Array:
     return as_floats(residuals, dtype=targets.dtype, names=("residuals",))[0]
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "targets", "noise_scale", "regulariser", "prior_loc", "prior_scale"],
-    meta_fields=["variant"],
-)
+class ReadoutShapes:
+    """Shapes of a problem's arrays, and the checks of others against them."""
+
+    features: Any
+    targets: Array
+
+    @property
+    def readout_shape(self) -> tuple[int, ...]:
+        """Shape of the readout, (d,) or (d, k)."""
+        return (self.features.shape[1], *self.targets.shape[1:])
+
+    def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a readout of another shape than :attr:`readout_shape`; ``name`` is for the message."""
+        if tuple(shape) == self.readout_shape:
+            return
+        is_one_column = len(shape) == 1 and self.targets.shape[1:] == (1,)
+        remedy = f"give targets of shape ({len(self.targets)},)" if is_one_column else "give both the same columns"
+        raise ValueError(
+            f"{name} must have shape {self.readout_shape} to go with features {self.features.shape} and targets "
+            f"{self.targets.shape}, but got {tuple(shape)}; {remedy}, or change the readout."
+        )
+
+
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ReadoutProblem:
-    r"""A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
+class ReadoutProblem(ReadoutShapes):
+    """A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
 
-    Make it with :meth:`of`. The functions of :mod:`numpyro_wide.linear_gaussian` each make one of what they are given;
-    who needs several of them for one readout makes one and calls its methods. It is a tree of arrays, so that it can
-    be passed through ``jax.jit``, ``jax.grad`` and ``jax.vmap``.
-
-    Attributes:
-        features: $\Psi$, (n, d).
-        targets: $Y$, (n,) or (n, k).
-        noise_scale: $\sigma$; broadcasts against the targets.
-        regulariser: $\lambda$; broadcasts against the targets. None is $\sigma^2$.
-        prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-        prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
-        variant: root of the posterior covariance, "feature", "data" or "data-cholesky".
+    Make it with :meth:`of`, whose arguments are its fields. It is a tree of arrays, so that it can be passed through
+    ``jax.jit``, ``jax.grad`` and ``jax.vmap``. Each function of :mod:`numpyro_wide.linear_gaussian` makes one and
+    calls one of its methods.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,7 +133,7 @@ class ReadoutProblem:
     regulariser: Array | np.ndarray | None
     prior_loc: Array | np.ndarray
     prior_scale: Array | np.ndarray
-    variant: str
+    variant: str = field(metadata=STATIC)
 
     @classmethod
     def of(
@@ -156,13 +155,12 @@ class ReadoutProblem:
             targets: $Y$, (n,) or (n, k).
             noise_scale: $\sigma$, positive; broadcasts against the targets.
             regulariser: $\lambda$, positive; broadcasts against the targets. None is $\sigma^2$.
-            variant: "feature", "data", "data-cholesky", or "auto": "feature" if d ≤ n, else "data-cholesky".
+            variant: "feature" (Cholesky factor of a (d, d) matrix; :eq:`feature`), "data-cholesky" (of an (n, n) one;
+                :eq:`data-cholesky`), "data" (eigenvectors of an (n, n) one, first derivatives only; :eq:`data`), or
+                "auto": "feature" if d ≤ n, else "data-cholesky". They differ by a rotation of $\phi$.
             prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
             prior_scale: standard deviation of the readout's prior, positive; broadcasts against the readout.
             same_type: further arrays whose digits the common floating-point type must hold.
-
-        Returns:
-            The problem.
 
         Raises:
             TypeError: for what is not an array of real numbers.
@@ -186,52 +184,16 @@ class ReadoutProblem:
             variant,
         )
 
-    @property
-    def readout_shape(self) -> tuple[int, ...]:
-        """Shape of the readout, (d,) or (d, k)."""
-        return (self.features.shape[1], *self.targets.shape[1:])
-
-    def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a readout, or numbers in its place, whose shape does not go with features and targets.
-
-        Args:
-            name: what the message calls it.
-            shape: shape of what came.
-
-        Raises:
-            ValueError: if the shape is another than :attr:`readout_shape`.
-        """
-        if tuple(shape) == self.readout_shape:
-            return
-        is_one_column = len(shape) == 1 and self.targets.shape[1:] == (1,)
-        remedy = f"give targets of shape ({len(self.targets)},)" if is_one_column else "give both the same columns"
-        raise ValueError(
-            f"{name} must have shape {self.readout_shape} to go with features {self.features.shape} and targets "
-            f"{self.targets.shape}, but got {tuple(shape)}; {remedy}, or change the readout."
-        )
-
     def with_targets(self, targets: Array) -> "ReadoutProblem":
-        """Return the same problem for other targets.
-
-        Args:
-            targets: $Y$, of the shape of the present ones.
-
-        Returns:
-            The problem with these targets.
-        """
+        """Return the same problem for other targets, of the same shape."""
         return replace(self, targets=targets.astype(self.targets.dtype))
 
     def exact(self) -> "ReadoutProblem":
         """Return the same problem at λ = σ², where the map gives draws of the posterior."""
         return replace(self, regulariser=None)
 
-    def noise_above_rounding(self) -> Array:
-        """Return the noise variance as a multiple of the least that leaves a trace: below one, all is NaN. A scalar."""
-        standard = self.exact()._standardised()
-        return jnp.min(standard.regulariser / least_variance(standard.squared_norm))
-
     def evidence_error(self) -> Array:
-        """Return an estimate of the error of :meth:`log_evidence` by rounding, in nats; infinite where that is NaN."""
+        """Return an estimate of the rounding error of :meth:`log_evidence`, in nats; infinite where that is NaN."""
 
         def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
             return (), evidence_rounding(features, targets, variance, self.variant)
@@ -240,25 +202,11 @@ class ReadoutProblem:
         return by_output.sum()
 
     def map(self, phi: ArrayLike) -> tuple[Array, Array]:
-        r"""Return the readout that :func:`readout_map` gives, and the map's log-determinant.
-
-        Args:
-            phi: $\phi$, (d,) or (d, k).
-
-        Returns:
-            The readout, of the shape of ``phi``, and $\log|\det \partial W / \partial \phi|$, a scalar.
-        """
+        r"""Return the readout of $\phi$ and $\log|\det \partial W / \partial \phi|$; see :func:`readout_map`."""
         return self._mapped(self._standardised().representable(), self._as_readout("phi", phi))
 
     def inverse_map(self, readout: ArrayLike) -> Array:
-        r"""Return the repriorised readout $\phi$ of a readout, as :func:`readout_inverse_map` does.
-
-        Args:
-            readout: $W$, (d,) or (d, k).
-
-        Returns:
-            $\phi$, of the shape of ``readout``.
-        """
+        r"""Return the repriorised readout $\phi$ of a readout $W$; see :func:`readout_inverse_map`."""
         readout = self._as_readout("readout", readout)
 
         def core(features: Array, targets: Array, regulariser: Array, readout: Array) -> tuple[Array, tuple[()]]:
@@ -269,32 +217,15 @@ class ReadoutProblem:
         return phi.reshape(readout.shape)
 
     def draw(self, phi: ArrayLike) -> Array:
-        r"""Return a draw of the readout from its posterior given the features, for $\phi \sim N(0, I)$.
+        r"""Return a draw of the readout from its posterior given the features, for $\phi \sim N(0, I)$, (d,) or (d, k).
 
         :meth:`map` at $\lambda = \sigma^2$, without its lower limit on $\lambda$: where the noise is below what the
         current precision can resolve, the draw is NaN rather than one from a model with more noise.
-
-        Args:
-            phi: standard normal numbers, (d,) or (d, k).
-
-        Returns:
-            The readout, of the shape of ``phi``; NaN where the noise is lost in rounding.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from numpyro_wide.linear_gaussian import ReadoutProblem
-            >>> ReadoutProblem.of(jnp.eye(2), jnp.ones(2), noise_scale=1.0).draw(jnp.zeros(2))
-            Array([0.5, 0.5], dtype=float32)
         """
         return self._mapped(self.exact()._standardised().resolved(), self._as_readout("phi", phi))[0]
 
     def posterior(self) -> tuple[Array, Array]:
-        """Return mean and covariance of the readout's posterior, as :func:`readout_posterior` does.
-
-        Returns:
-            The mean, (d,) or (d, k), and the covariance of one output's weights, (d, d), or (k, d, d) where outputs do
-            not share it.
-        """
+        """Return mean and covariance of the readout's posterior; see :func:`readout_posterior`."""
         standard = self.exact()._standardised()
         mean, covariance = standard.for_each_output(posterior_moments)
         scale = self._prior_scale()
@@ -304,8 +235,12 @@ class ReadoutProblem:
         mean = self._prior_loc() + scale * mean.reshape(self.readout_shape)
         return mean, covariance[0] if standard.is_shared else covariance
 
+    def solved(self) -> "ReadoutProblem":
+        """Return the object that draws and predicts: the problem itself."""
+        return self
+
     def log_evidence(self) -> Array:
-        """Return the log density of the targets with the readout integrated out, a scalar, as :func:`log_evidence`."""
+        """Return the log density of the targets with the readout integrated out; see :func:`log_evidence`."""
         return evidence(self.exact()._standardised(), self.variant)
 
     def predict(
@@ -317,8 +252,7 @@ class ReadoutProblem:
         $\phi \sim N(0, I)$, conditioned on the targets with residuals $\sigma \varepsilon$, is
         $\psi^\top \phi + c^\top (Y - \Psi \phi - \sigma \varepsilon)$: its covariance over rows is the posterior's
         (Matheron's rule). The variance of a row $\psi$ is $\|\psi - \Psi^\top c\|^2 + \sigma^2 \|c\|^2$
-        (Mathematics, :eq:`predictive`): a sum of squares, which cannot turn negative by rounding. It is that of the
-        noise-free function.
+        (Mathematics, :eq:`predictive`): a sum of squares, which cannot turn negative by rounding.
 
         Args:
             test_features: $\Psi_*$, (m, d).
@@ -327,13 +261,6 @@ class ReadoutProblem:
 
         Returns:
             Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from numpyro_wide.linear_gaussian import ReadoutProblem
-            >>> mean, variance, _ = ReadoutProblem.of(jnp.eye(2), jnp.ones(2), noise_scale=1.0).predict(jnp.eye(2))
-            >>> mean, variance
-            (Array([0.5, 0.5], dtype=float32), Array([0.5, 0.5], dtype=float32))
         """
         test_features = as_test_features(test_features, self.features)
         phi = jnp.zeros(self.readout_shape, self.targets.dtype) if phi is None else self._as_readout("phi", phi)
@@ -349,13 +276,9 @@ class ReadoutProblem:
         return mean, variance, mean + deviation.reshape(shape)
 
     def predict_jointly(self, test_features: ArrayLike) -> tuple[Array, Array]:
-        r"""Return the function's mean at new rows and its covariance over them, a sum of two Gram matrices.
+        """Return the function's mean at new rows (m, d), (m, k), and its covariance over them.
 
-        Args:
-            test_features: $\Psi_*$, (m, d).
-
-        Returns:
-            Mean, (m, k), and covariance, (1, m, m) where outputs share it, (k, m, m) elsewhere.
+        That is (1, m, m) where outputs share it, else (k, m, m): a sum of two Gram matrices.
         """
         test_features = as_test_features(test_features, self.features)
 
@@ -404,28 +327,14 @@ def readout_map(
     $W = \text{loc} + \text{scale} \circ (\mu + A \phi)$ with $A A^\top = \Sigma = (I + \lambda^{-1} \Psi^\top
     \Psi)^{-1}$ and $\mu = \lambda^{-1} \Sigma \Psi^\top Y$ (Hron 2022, eqs. 2 and 3; Mathematics, :eq:`map`). With
     $\lambda = \sigma^2$, $\phi \sim N(0, I)$ makes $W$ a draw from the readout's posterior given the features. As
-    $\lambda \to \infty$ the map tends to $\text{loc} + \text{scale} \circ \phi$, the standard parametrisation.
+    $\lambda \to \infty$ the map tends to $\text{loc} + \text{scale} \circ \phi$, the standard parametrisation. A
+    $\lambda$ below $\epsilon \|\Psi\|_F^2$, the rounding of the Gram matrix, is raised to that: the map stays a
+    bijection with the log-determinant returned.
 
-    Args:
-        features: $\Psi$, shape (n, d).
-        targets: $Y$, shape (n,) or (n, k).
-        phi: $\phi$, shape (d,) or (d, k).
-        noise_scale: $\sigma$, positive; broadcasts against ``targets``.
-        regulariser: $\lambda$, positive; broadcasts against ``targets``. ``noise_scale ** 2`` by default. In the
-            current precision a $\lambda$ below $\epsilon \|\Psi\|_F^2$ would drown in the Gram matrix's rounding, so
-            that a larger one takes its place: the map stays a bijection with the log-determinant returned.
-        variant: "feature" (Cholesky of a (d, d) matrix), "data" (eigenvectors of an (n, n) matrix),
-            "data-cholesky" (Cholesky of an (n, n) matrix), or "auto": "feature" if d ≤ n, else "data-cholesky".
-            They differ by a rotation of $\phi$ (Mathematics, :eq:`feature`, :eq:`data` and :eq:`data-cholesky`). "data"
-            has first derivatives only.
-        prior_loc: mean of the readout's prior; broadcasts against ``phi``.
-        prior_scale: standard deviation of the readout's prior; broadcasts against ``phi``.
+    ``phi`` is $\phi$, (d,) or (d, k); the other arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
         The readout, with the shape of ``phi``, and $\log|\det \partial W / \partial \phi|$, a scalar.
-
-    Raises:
-        ValueError: if shapes do not fit, the noise or regulariser is not positive, or the variant is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -435,17 +344,8 @@ def readout_map(
         >>> print(readout, log_abs_det.round(3))  # with φ = 0 the readout is the posterior mean
         [ 0.5 -0.4] -1.151
     """
-    problem = ReadoutProblem.of(
-        features,
-        targets,
-        noise_scale,
-        regulariser,
-        variant,
-        prior_loc=prior_loc,
-        prior_scale=prior_scale,
-        same_type=(phi,),
-    )
-    return problem.map(phi)
+    prior = {"prior_loc": prior_loc, "prior_scale": prior_scale}
+    return ReadoutProblem.of(features, targets, noise_scale, regulariser, variant, **prior, same_type=(phi,)).map(phi)
 
 
 def readout_inverse_map(
@@ -459,44 +359,15 @@ def readout_inverse_map(
     prior_loc: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
 ) -> Array:
-    r"""Map readout weights to the repriorised readout, $\phi = A^{-1} (W - \mu)$.
+    r"""Map readout weights to the repriorised readout, $\phi = A^{-1} (W - \mu)$: the inverse of :func:`readout_map`.
 
-    The inverse of :func:`readout_map` for the same arguments, which are described there.
-
-    Args:
-        features: $\Psi$, shape (n, d).
-        targets: $Y$, shape (n,) or (n, k).
-        readout: $W$, shape (d,) or (d, k).
-        noise_scale: $\sigma$, positive; broadcasts against ``targets``.
-        regulariser: $\lambda$, positive; ``noise_scale ** 2`` by default.
-        variant: "feature", "data", "data-cholesky" or "auto".
-        prior_loc: mean of the readout's prior; broadcasts against ``readout``.
-        prior_scale: standard deviation of the readout's prior; broadcasts against ``readout``.
+    ``readout`` is $W$, (d,) or (d, k); the other arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
         $\phi$, with the shape of ``readout``.
-
-    Raises:
-        ValueError: if shapes do not fit, the noise or regulariser is not positive, or the variant is unknown.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import linear_gaussian
-        >>> features, targets = jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, -1.0])
-        >>> readout = jnp.array([0.0, 0.0])  # the posterior mean is [0.5, -0.4]
-        >>> linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale=1.0).tolist()
-        [-0.707, 0.894]
     """
-    problem = ReadoutProblem.of(
-        features,
-        targets,
-        noise_scale,
-        regulariser,
-        variant,
-        prior_loc=prior_loc,
-        prior_scale=prior_scale,
-        same_type=(readout,),
-    )
+    prior = {"prior_loc": prior_loc, "prior_scale": prior_scale}
+    problem = ReadoutProblem.of(features, targets, noise_scale, regulariser, variant, **prior, same_type=(readout,))
     return problem.inverse_map(readout)
 
 
@@ -513,30 +384,17 @@ def log_evidence(
 
     $\log N(Y; \Psi\,\text{loc}, \Psi \operatorname{diag}(\text{scale}^2) \Psi^\top + \sigma^2 I)$, summed over the
     columns of $Y$ (Hron 2022, eq. 5, whose exponent lacks its minus sign; Mathematics, :eq:`evidence`). The derivative
-    is in closed form (:eq:`gradient`), from the factor that is computed anyway; it costs one inverse of the smaller
-    Gram matrix and works in forward and reverse mode.
+    is in closed form (:eq:`gradient`), from the same factor, in forward and reverse mode.
 
     The quadratic form is evaluated as $\|Y - \Psi \mu\|^2 / \sigma^2 + \|\mu\|^2$ at the posterior mean $\mu$, its
-    minimum, where errors of $\mu$ enter squared: differences between neighbouring states keep their digits in
-    float32. The mean is refined once, so that large targets along the features keep their digits too. Below the
-    rounding of the Gram matrix, $\sigma^2 < \epsilon \|\Psi\|_F^2$, float64 is needed: digits are lost, and from a
-    tenth of that on the result is NaN. :meth:`ReadoutProblem.evidence_error` estimates how many nats rounding costs.
+    minimum, where errors of $\mu$ enter squared, after one step of refinement. Below the rounding of the Gram matrix,
+    $\sigma^2 < \epsilon \|\Psi\|_F^2$, float64 is needed: digits are lost, and from a tenth of that on the result is
+    NaN. :meth:`ReadoutProblem.evidence_error` estimates how many nats rounding costs.
 
-    Args:
-        features: $\Psi$, shape (n, d).
-        targets: $Y$, shape (n,) or (n, k).
-        noise_scale: $\sigma$, positive; broadcasts against ``targets``.
-        variant: "feature" works with (d, d) matrices, "data" and "data-cholesky" with (n, n) ones, through
-            eigenvectors and Cholesky factors; "auto" takes "feature" if d ≤ n, else "data-cholesky". "data" has first
-            derivatives only.
-        prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-        prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
+    The arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
         The log evidence, a scalar; NaN under ``jit`` where the noise is not positive.
-
-    Raises:
-        ValueError: if shapes do not fit, the noise is not positive, or the variant is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -561,23 +419,12 @@ def readout_posterior(
     r"""Return mean and covariance of the readout given the features and targets.
 
     $\Sigma = (I + \sigma^{-2} \Psi^\top \Psi)^{-1}$ and $\mu = \sigma^{-2} \Sigma \Psi^\top Y$ (Hron 2022, eq. 2;
-    Mathematics, :eq:`posterior`) for a standard normal prior.
-
-    Args:
-        features: $\Psi$, shape (n, d).
-        targets: $Y$, shape (n,) or (n, k).
-        noise_scale: $\sigma$, positive; broadcasts against ``targets``.
-        prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-        prior_scale: standard deviation of the readout's prior; broadcasts against the readout.
+    Mathematics, :eq:`posterior`) for a standard normal prior. The arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
         The mean, (d,) or (d, k), and the covariance of one output's weights, (d, d); or (k, d, d) where noise or
-        prior scale vary over outputs, whose covariances then differ. With d > n its error is that of the prior's
-        variance times the rounding, 1e-7 in float32: smaller variances are lost, and eigenvalues may be as far below
-        zero. Where they matter, use float64.
-
-    Raises:
-        ValueError: if shapes do not fit or the noise is not positive.
+        prior scale vary over outputs. With d > n its error is that of the prior's variance times the rounding, 1e-7
+        in float32: where smaller variances matter, use float64.
 
     Example:
         >>> import jax.numpy as jnp

@@ -24,16 +24,10 @@ from numpyro_wide.linear_gaussian._linalg import (
 
 @jax.custom_jvp
 def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Array, Array, Array]:
-    r"""Return the functions of $K$ that the symmetric root needs.
+    r"""Return the functions of $K$ (n, n) that the symmetric root needs; first derivatives only.
 
-    Args:
-        gram: $K$, regulariser included, shape (n, n).
-        regulariser: $\lambda$, scalar.
-
-    Returns:
-        $K^{-1}$, $(\sqrt{K} (\sqrt\lambda + \sqrt{K}))^{-1}$, $(\sqrt\lambda (\sqrt\lambda + \sqrt{K}))^{-1}$, each
-        (n, n), and $\log\det(K / \lambda)$. First derivatives only: a second one would go through the
-        eigenvectors.
+    They are $K^{-1}$, $(\sqrt{K} (\sqrt\lambda + \sqrt{K}))^{-1}$, $(\sqrt\lambda (\sqrt\lambda + \sqrt{K}))^{-1}$ and
+    $\log\det(K / \lambda)$. A second derivative would go through the eigenvectors.
     """
     return _evaluate(*_roots(gram, regulariser))
 
@@ -77,7 +71,7 @@ def _evaluate(vectors: Array, a: Array, s: Array) -> tuple[Array, Array, Array, 
 
 
 class Root(Protocol):
-    r"""The results of one factorisation, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
+    r"""Results of one factorisation, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "Root":
@@ -90,7 +84,7 @@ class Root(Protocol):
         r"""Return $\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
 
     def trace(self) -> Array:
-        r"""Return the trace of the factorised matrix, $\|\Psi\|_F^2$ but for the regulariser."""
+        r"""Return the trace of the factorised matrix, $\|\Psi\|_F^2$ plus that of the regulariser."""
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
@@ -99,26 +93,19 @@ class Root(Protocol):
         r"""Return the repriorised readout $\phi = A^{-1} (W - \mu)$."""
 
     def inverted(self) -> "Root":
-        """Return the same root with its factor's inverse, where both :meth:`fit` and the features solved are needed."""
+        """Return the same root with its factor's inverse, which :meth:`fit` and :meth:`solve_features` share."""
 
     def solve_features(self) -> Array:
         r"""Return $K^{-1} \Psi = \Psi (\lambda I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
 
 
 class FeatureRoot(NamedTuple):
-    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³).
-
-    Attributes:
-        features: $\Psi$, (n, d).
-        regulariser: $\lambda$, scalar.
-        factor: $L$, (d, d).
-        inverse_factor: $L^{-1}$, (d, d), where it is known.
-    """
+    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
 
     features: Array
     regulariser: Array
     factor: Array
-    inverse_factor: Array | None = None
+    inverse_factor: Array | None = None  # where it is known
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
@@ -163,18 +150,12 @@ class DataCholeskyRoot(NamedTuple):
 
     The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$
     (:eq:`data-cholesky`), with inverse $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
-
-    Attributes:
-        features: $\Psi$, (n, d).
-        regulariser: $\lambda$, scalar.
-        factor: $L$, (n, n).
-        inverse_factor: $L^{-1}$, (n, n), where it is known.
     """
 
     features: Array
     regulariser: Array
     factor: Array
-    inverse_factor: Array | None = None
+    inverse_factor: Array | None = None  # where it is known
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataCholeskyRoot":
@@ -217,15 +198,6 @@ class DataRoot(NamedTuple):
 
     $A = I - \Psi^\top f(K) \Psi$ with $f(x) = (\sqrt{x} (\sqrt\lambda + \sqrt{x}))^{-1}$, and
     $A^{-1} = I + \Psi^\top g(K) \Psi$ with $g(x) = (\sqrt\lambda (\sqrt\lambda + \sqrt{x}))^{-1}$.
-
-    Attributes:
-        features: $\Psi$, (n, d).
-        regulariser: $\lambda$, scalar.
-        gram: $K$, (n, n).
-        inverse_gram: $K^{-1}$, (n, n).
-        shrink: $f(K)$, (n, n).
-        stretch: $g(K)$, (n, n).
-        spectral_log_det: $\log\det(K / \lambda)$, scalar.
     """
 
     features: Array
@@ -270,22 +242,12 @@ class DataRoot(NamedTuple):
 
 
 def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
-    r"""Return mean and residual after a step of iterative refinement, as far along it as is best.
+    r"""Return mean and residual after a step of iterative refinement whose length minimises the quadratic form.
 
     A factor's own solution errs by the rounding of the whole Gram matrix, and the evidence by the square of that over
     the noise: a million nats, where large targets lie along the features. One step leaves the rounding of the residual.
     Where noise is all but lost in rounding, a full step can lead away from the minimum of
-    $\|Y - \Psi\mu\|^2 + \lambda \|\mu\|^2$; one whose length minimises it cannot.
-
-    Args:
-        features: $\Psi$, (n, d).
-        regulariser: $\lambda$, scalar.
-        mean: $\mu$, (d, k).
-        residual: $Y - \Psi \mu$, (n, k).
-        step: full step of the mean, (d, k).
-
-    Returns:
-        Mean and residual at the end of the step.
+    $\|Y - \Psi\mu\|^2 + \lambda \|\mu\|^2$.
     """
     moved = features @ step
     slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
@@ -304,17 +266,10 @@ ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-
 
 @jax.custom_jvp
 def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
-    r"""Return the data-cholesky map, with a derivative that never forms $\mathrm{d}L$.
+    r"""Return the data-cholesky map and its log-determinant, with a derivative that never forms $\mathrm{d}L$.
 
-    Args:
-        features: $\Psi$, (n, d).
-        regulariser: $\lambda$, scalar.
-        factor: $L$, (n, n), of these features; the derivative takes it to move with them, whatever its own is.
-        targets: $Y$, (n, k).
-        phi: $\phi$, (d, k).
-
-    Returns:
-        $\phi + \Psi^\top L^{-\top} (L^{-1} Y - (L + \sqrt\lambda I)^{-1} \Psi\phi)$ and $-\log\det(L / \sqrt\lambda)$.
+    The map is $\phi + \Psi^\top L^{-\top} (L^{-1} Y - (L + \sqrt\lambda I)^{-1} \Psi\phi)$, its log-determinant
+    $-\log\det(L / \sqrt\lambda)$. The derivative takes the factor to move with the features, whatever its own is.
     """
     scale = jnp.sqrt(regulariser)
     inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)

@@ -1,7 +1,7 @@
 """Linear Gaussian problems of many rows, by blocks of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,46 +17,30 @@ from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._evidence import as_matrix, broadcastable_matrix
 from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower
-from numpyro_wide.linear_gaussian._problem import as_scale
+from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, ReadoutShapes, as_scale, check_data
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["inputs", "constants"],
-    meta_fields=["program", "block_size", "shape", "dtype"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowFeatures:
-    r"""Features $\Psi$ as a function of blocks of inputs, with all that the function reads from outside as arrays.
+    r"""Features $\Psi$ as a function of blocks of inputs; everything that the function reads from outside is an array.
 
     So the features can be passed through ``jax.jit``, ``jax.vmap`` and ``jax.grad`` instead of their numbers.
     Arithmetic with them gives those numbers, all at once; ``features @ readout`` takes them a block at a time.
-
-    Attributes:
-        inputs: rows of inputs, (n, ...).
-        constants: arrays that the function reads besides, such as the network's weights.
-        program: function of the constants and a block of inputs (b, ...) to features (b, d).
-        block_size: b, at most n.
-        shape: (n, d).
-        dtype: type of the features.
     """
 
-    inputs: Array
-    constants: tuple[Array, ...]
-    program: Callable
-    block_size: int
-    shape: tuple[int, int]
-    dtype: Any
+    inputs: Array  # (n, ...)
+    constants: tuple[Array, ...]  # arrays that the function reads besides, such as the network's weights
+    program: Callable = field(metadata=STATIC)  # (constants, inputs (b, ...)) -> features (b, d)
+    block_size: int = field(metadata=STATIC)  # b, at most n
+    shape: tuple[int, int] = field(metadata=STATIC)  # (n, d)
+    dtype: Any = field(metadata=STATIC)
+
+    ndim = 2
 
     @classmethod
     def of(cls, network: Callable[[Array], Array], inputs: Array, block_size: int) -> "RowFeatures":
-        """Trace a network for a block of rows, and take what it closes over as arrays.
-
-        Args:
-            network: function of inputs (b, ...) to features (b, d), each row from its own row of inputs alone.
-            inputs: (n, ...), n > 0.
-            block_size: number of rows at a time.
-        """
+        """Trace a network, inputs (b, ...) to features (b, d), each row from its own, for blocks of rows."""
         num_rows = inputs.shape[0]
         block_size = min(block_size, num_rows)
         block = jax.ShapeDtypeStruct((block_size, *inputs.shape[1:]), inputs.dtype)
@@ -73,11 +57,6 @@ class RowFeatures:
         return cls(inputs, tuple(traced.consts), program, block_size, (num_rows, out.shape[1]), out.dtype)
 
     @property
-    def ndim(self) -> int:
-        """Two, the number of axes."""
-        return 2
-
-    @property
     def size(self) -> int:
         """Number of entries of all features."""
         return self.shape[0] * self.shape[1]
@@ -87,7 +66,7 @@ class RowFeatures:
         return self.program(self.constants, take_rows(self.inputs, start, self.block_size))
 
     def map(self, function: Callable[[Array], Any]) -> Any:
-        """Return what a function makes of features (b, d), row by row, for all rows."""
+        """Return a function's value of features (b, d), row by row, for all rows."""
         return in_row_blocks(lambda start, _: function(self.rows(start)), self.shape[0], self.block_size)
 
     def dense(self) -> Array:
@@ -153,173 +132,162 @@ def _product_jvp(
 _product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
-class Rows(NamedTuple):
-    """Arrays with one row for each row of the data.
-
-    Attributes:
-        inputs: of the features' function, (n, ...).
-        targets: (n, k).
-        noise_scale: what each row's features and targets are divided by, (n, 1); None for nothing.
-    """
-
-    inputs: Array
-    targets: Array
-    noise_scale: Array | None
+def as_features(features: Any) -> Array | RowFeatures:
+    """Return features by blocks of rows as they are, and others as an array."""
+    return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
-class Layout(NamedTuple):
-    """Settings that the sums depend on besides arrays.
+def first_block(features: Array | RowFeatures) -> Array:
+    """Return the first block of rows, (b, d): all rows of an array."""
+    return features.rows(0) if isinstance(features, RowFeatures) else features
 
-    Attributes:
-        program: function of constants and a block of inputs (b, ...) to features (b, d).
-        block_size: b.
-        num_rows: n.
-        num_features: d.
-    """
 
-    program: Callable
-    block_size: int
-    num_rows: int
-    num_features: int
+def map_rows(function: Callable[[Array], Any], features: Array | RowFeatures) -> Any:
+    """Return a function's value of features (b, d), row by row, for all rows: by blocks if the features are."""
+    return features.map(function) if isinstance(features, RowFeatures) else function(features)
 
-    def block(self, constants: tuple, prior_scale: Array, rows: Rows) -> tuple[Array, Array]:
-        """Return a block's features and targets, standardised."""
-        features, targets = self.program(constants, rows.inputs), rows.targets
-        features = features.astype(targets.dtype) * prior_scale[None]
-        if rows.noise_scale is None:
-            return features, targets
-        return features / rows.noise_scale, targets / rows.noise_scale
 
-    def place(self, index: Array) -> tuple[Array, Array]:
-        """Return the first row of a block, and which of its rows no block before holds, (b, 1)."""
-        first = index * self.block_size
-        start = jnp.minimum(first, self.num_rows - self.block_size)
-        return start, (start + jnp.arange(self.block_size) >= first)[:, None]
+class StandardisedRows(NamedTuple):
+    """A readout with a standard normal prior once its features are scaled, whose rows come by blocks."""
 
-    def read(self, rows: Rows, start: Array) -> Rows:
-        """Return the rows of a block."""
-        return jax.tree.map(lambda array: take_rows(array, start, self.block_size), rows)
+    features: RowFeatures
+    targets: Array  # (n, k)
+    noise_scale: Array | None  # divides each row's features and targets, (n, 1); None for nothing
+    prior_scale: Array  # (d,)
+    variance: Array  # of the noise, (1,) or (k,)
+
+    @property
+    def num_sharing(self) -> int:
+        """Number of outputs that share a factor."""
+        return self.targets.shape[1] // len(self.variance)
 
     @property
     def indices(self) -> Array:
         """Indices of the blocks."""
-        return jnp.arange(-(-self.num_rows // self.block_size))
+        return jnp.arange(-(-len(self.targets) // self.features.block_size))
+
+    def common(self) -> tuple[tuple[Array, ...], Array]:
+        """Return the arrays that all blocks share."""
+        return self.features.constants, self.prior_scale
+
+    def by_row(self) -> tuple[Array, Array, Array | None]:
+        """Return the arrays with one row for each row of the data."""
+        return self.features.inputs, self.targets, self.noise_scale
+
+    def place(self, index: Array) -> tuple[Array, Array]:
+        """Return the first row of a block, and which of its rows no block before holds, (b, 1)."""
+        block_size = self.features.block_size
+        first = index * block_size
+        start = jnp.minimum(first, len(self.targets) - block_size)
+        return start, (start + jnp.arange(block_size) >= first)[:, None]
+
+    def read(self, by_row: Any, start: Array) -> Any:
+        """Return a block of arrays by row."""
+        return jax.tree.map(lambda array: take_rows(array, start, self.features.block_size), by_row)
+
+    def block(self, common: tuple, by_row: tuple) -> tuple[Array, Array]:
+        """Return a block's features and targets, standardised."""
+        (constants, prior_scale), (inputs, targets, noise_scale) = common, by_row
+        features = self.features.program(constants, inputs).astype(targets.dtype) * prior_scale[None]
+        return (features, targets) if noise_scale is None else (features / noise_scale, targets / noise_scale)
+
+    def masked_block(self, index: Array) -> tuple[Array, Array]:
+        """Return a block's features and targets, standardised, with zeros for rows of the block before."""
+        start, is_new = self.place(index)
+        features, targets = self.block(self.common(), self.read(self.by_row(), start))
+        return jnp.where(is_new, features, 0), jnp.where(is_new, targets, 0)
 
 
 class Sums(NamedTuple):
-    r"""Sums over rows, and what they give.
+    """Sums over rows, and their solutions; q is 1 where outputs share a factor, else k."""
 
-    Attributes:
-        gram: $\Psi^\top\Psi$, (d, d).
-        factor: lower Cholesky factor of $\Psi^\top\Psi + \sigma^2 I$, (q, d, d); q is 1 or k.
-        inverse: its inverse matrix' factor $L^{-1}$, (q, d, d).
-        mean: posterior mean of the readout, refined once by the residuals, (d, k).
-        quadratic: $\operatorname{tr} Y^\top K^{-1} Y$ by output, (k,).
-        lost: estimate of $\|\mathrm{d}A\, A^{-1}\|$ by rounding, (q,).
-    """
-
-    gram: Array
-    factor: Array
-    inverse: Array
-    mean: Array
-    quadratic: Array
-    lost: Array
+    gram: Array  # ΨᵀΨ, (d, d)
+    factor: Array  # lower Cholesky factor L of ΨᵀΨ + σ²I, (q, d, d)
+    inverse: Array  # L⁻¹, (q, d, d)
+    mean: Array  # posterior mean, refined once by the residuals, (d, k)
+    quadratic: Array  # tr YᵀK⁻¹Y by output, (k,)
+    lost: Array  # estimate of ‖dA A⁻¹‖ by rounding, (q,)
 
     def log_det(self, variance: Array) -> Array:
         r"""Return $\log\det(K / \sigma^2)$, (q,)."""
         return 2 * jax.vmap(lambda factor, v: jnp.log(diagonal(factor) / jnp.sqrt(v)).sum())(self.factor, variance)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def log_evidence_by_blocks(layout: Layout, constants: tuple, prior_scale: Array, rows: Rows, variance: Array) -> Array:
-    r"""Return the log evidence of standardised rows, a scalar; reverse-mode derivatives alone.
-
-    Args:
-        layout: the features' function, and numbers of rows.
-        constants: arrays that the function reads.
-        prior_scale: standard deviations of the readout's prior, (d,).
-        rows: the data, by row.
-        variance: noise variance, (1,) or (k,).
-    """
-    sums = sums_by_blocks(layout, constants, prior_scale, rows, variance)
-    return value_of_sums(layout, rows, variance, sums)
+@jax.custom_vjp
+def log_evidence_by_blocks(problem: StandardisedRows) -> Array:
+    r"""Return the log evidence of standardised rows, a scalar; reverse-mode derivatives alone."""
+    return value_of_sums(problem, sums_by_blocks(problem))
 
 
-def _forward(
-    layout: Layout, constants: tuple, prior_scale: Array, rows: Rows, variance: Array
-) -> tuple[Array, tuple[Any, ...]]:
-    sums = sums_by_blocks(layout, constants, prior_scale, rows, variance)
-    return value_of_sums(layout, rows, variance, sums), (constants, prior_scale, rows, variance, sums)
+def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, Sums]]:
+    sums = sums_by_blocks(problem)
+    return value_of_sums(problem, sums), (problem, sums)
 
 
-def _backward(layout: Layout, kept: tuple[Any, ...], cotangent: Array) -> tuple[Any, ...]:
-    constants, prior_scale, rows, variance, sums = kept
-    num_outputs = rows.targets.shape[1]
-    each = num_outputs // variance.shape[0]  # outputs that share a factor
+def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
+    problem, sums = kept
+    variance = problem.variance
     precision = jnp.einsum("qij,qik->qjk", sums.inverse, sums.inverse)
-    shared = each * precision.sum(axis=0)
-    moving, rebuild = _floating((constants, prior_scale))
-    moving_rows, rebuild_rows = _floating(rows)
+    shared = problem.num_sharing * precision.sum(axis=0)
+    common, rows = _floats(problem.common()), _floats(problem.by_row())
 
     def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
         totals, by_row = carry
-        start, is_new = layout.place(index)
-        taken = [take_rows(array, start, layout.block_size) for array in moving_rows]
-        whole = layout.read(rows, start)
+        start, is_new = problem.place(index)
+        whole = problem.read(problem.by_row(), start)
 
-        def block(moving: list[Array], taken: list[Array]) -> tuple[Array, Array]:
-            constants, prior_scale = rebuild(moving)
-            return layout.block(constants, prior_scale, rebuild_rows(taken, whole))
+        def block(common: Any, rows: Any) -> tuple[Array, Array]:
+            return problem.block(_filled(common, problem.common()), _filled(rows, whole))
 
-        (features, targets), pull = jax.vjp(block, moving, taken)
+        (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
         alpha = (targets - features @ sums.mean) / variance[None]
         of_features = alpha @ sums.mean.T - features @ shared
-        of_moving, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
-        totals = jax.tree.map(jnp.add, totals, of_moving)
-        by_row = [_add_rows(all_rows, part, start) for all_rows, part in zip(by_row, of_rows, strict=True)]
-        return (totals, by_row), None
+        of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
+        by_row = jax.tree.map(lambda all_rows, part: _add_rows(all_rows, part, start), by_row, of_rows)
+        return (jax.tree.map(jnp.add, totals, of_common), by_row), None
 
-    zeros = jax.tree.map(jnp.zeros_like, (moving, moving_rows))
-    (of_moving, of_rows), _ = jax.lax.scan(step, zeros, layout.indices)
-    scaled = jax.tree.map(lambda x: (cotangent * x).astype(x.dtype), (of_moving, of_rows))
-    of_constants, of_scale = rebuild(scaled[0], is_cotangent=True)
-    return (
-        of_constants,
-        of_scale,
-        rebuild_rows(scaled[1], is_cotangent=True),
-        cotangent * _of_variance(layout, variance, sums, precision, num_outputs),
+    zeros = jax.tree.map(jnp.zeros_like, (common, rows))
+    found, _ = jax.lax.scan(step, zeros, problem.indices)
+    (of_constants, of_scale), (of_inputs, of_targets, of_noise) = jax.tree.map(
+        lambda x: (cotangent * x).astype(x.dtype), found
     )
+    of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
+    of_variance = cotangent * _of_variance(problem, sums, precision)
+    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
 
 
-def _of_variance(layout: Layout, variance: Array, sums: Sums, precision: Array, num_outputs: int) -> Array:
+def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
     r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums alone."""
-    squares = sums.quadratic / variance - jnp.sum(sums.mean**2, axis=0) / variance  # of alpha, (k,)
-    trace = (layout.num_rows - layout.num_features) / variance + jnp.trace(precision, axis1=1, axis2=2)
-    if len(variance) == 1:
-        return 0.5 * (squares.sum(keepdims=True) - num_outputs * trace)
+    num_rows, num_features = problem.features.shape
+    squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)
+    trace = (num_rows - num_features) / problem.variance + jnp.trace(precision, axis1=1, axis2=2)
+    if len(problem.variance) == 1:
+        return 0.5 * (squares.sum(keepdims=True) - problem.num_sharing * trace)
     return 0.5 * (squares - trace)
 
 
-def value_of_sums(layout: Layout, rows: Rows, variance: Array, sums: Sums) -> Array:
+def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     """Return the log evidence of standardised rows from their sums; NaN where the noise is lost in rounding."""
-    each = rows.targets.shape[1] // len(variance)
-    log_normaliser = each * (sums.log_det(variance) + layout.num_rows * jnp.log(2 * jnp.pi * variance))
+    variance = problem.variance
+    of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
+    log_normaliser = problem.num_sharing * (sums.log_det(variance) + of_noise)
     found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
     # Beyond this the factor tells nothing of the small eigenvalues.
     return jnp.where((sums.lost > 1).any(), jnp.nan, found)
 
 
-def sums_by_blocks(layout: Layout, constants: tuple, prior_scale: Array, rows: Rows, variance: Array) -> Sums:
-    """Return the sums of two passes over the rows; arguments as of :func:`log_evidence_by_blocks`."""
+def sums_by_blocks(problem: StandardisedRows) -> Sums:
+    """Return the sums of two passes over the rows."""
+    variance = problem.variance
 
     def products(index: Array) -> tuple[Array, Array]:
-        features, targets = _masked_block(layout, constants, prior_scale, rows, index)
+        features, targets = problem.masked_block(index)
         return features.T @ features, features.T @ targets
 
-    gram, moment = compensated_sum(products, layout.indices)
+    gram, moment = compensated_sum(products, problem.indices)
     factor = jax.vmap(partial(cholesky, gram))(variance)
     inverse = jax.vmap(inverse_lower)(factor)
     precision = jnp.einsum("qij,qik->qjk", inverse, inverse)
@@ -327,11 +295,11 @@ def sums_by_blocks(layout: Layout, constants: tuple, prior_scale: Array, rows: R
     mean = solve(moment)
 
     def residuals(index: Array) -> tuple[Array, Array]:
-        features, targets = _masked_block(layout, constants, prior_scale, rows, index)
+        features, targets = problem.masked_block(index)
         residual = targets - features @ mean
         return pairwise_sum(residual**2), features.T @ residual
 
-    squares, moment = compensated_sum(residuals, layout.indices)
+    squares, moment = compensated_sum(residuals, problem.indices)
     slope = moment - variance[None] * mean
     step = solve(slope)
     gain = jnp.sum(step * slope, axis=0)
@@ -376,64 +344,45 @@ def pairwise_sum(rows: Array) -> Array:
     return rows[0]
 
 
-def _masked_block(
-    layout: Layout, constants: tuple, prior_scale: Array, rows: Rows, index: Array
-) -> tuple[Array, Array]:
-    start, is_new = layout.place(index)
-    features, targets = layout.block(constants, prior_scale, layout.read(rows, start))
-    return jnp.where(is_new, features, 0), jnp.where(is_new, targets, 0)
-
-
 def _add_rows(array: Array, part: Array, start: Array) -> Array:
     there = take_rows(array, start, part.shape[0])
     return jax.lax.dynamic_update_slice_in_dim(array, there + part, start, axis=0)
 
 
-def _floating(tree: Any) -> tuple[list[Array], Callable]:
-    """Return the leaves that have derivatives, and a function that puts others in their place."""
-    leaves, structure = jax.tree.flatten(tree)
-    moves = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-
-    def rebuild(moving: list[Array], others: Any = None, *, is_cotangent: bool = False) -> Any:
-        given = iter(moving)
-        rest = leaves if others is None else jax.tree.leaves(others)
-        if is_cotangent:
-            rest = [np.zeros(leaf.shape, jax.dtypes.float0) for leaf in leaves]
-        return jax.tree.unflatten(
-            structure, [next(given) if moved else leaf for moved, leaf in zip(moves, rest, strict=True)]
-        )
-
-    return [leaf for leaf, moved in zip(leaves, moves, strict=True) if moved], rebuild
+def _floats(tree: Any) -> Any:
+    """Return a tree with None for the leaves that have no derivative, such as whole numbers."""
+    return jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, tree)
 
 
-def evidence_error_by_blocks(layout: Layout, rows: Rows, variance: Array, sums: Sums) -> Array:
+def _filled(floats: Any, tree: Any) -> Any:
+    """Return a tree with other floating-point leaves."""
+    return jax.tree.map(
+        lambda leaf, other: other if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None
+    )
+
+
+def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
     r"""Return an estimate of the rounding of :func:`log_evidence_by_blocks` in nats, infinite where that is NaN.
 
     Of the result and its two largest terms, and of the log-determinant, $\epsilon \|D A^{-1} D\|_F$ with $D^2$ the
     Gram matrix' diagonal; the sums over rows are compensated.
     """
-    each = rows.targets.shape[1] // len(variance)
-    largest = sums.quadratic.sum() + each * layout.num_rows * jnp.abs(jnp.log(2 * jnp.pi * variance)).sum()
+    sums, num_rows = sums_by_blocks(problem), len(problem.targets)
+    largest = sums.quadratic.sum()
+    largest += problem.num_sharing * num_rows * jnp.abs(jnp.log(2 * jnp.pi * problem.variance)).sum()
     eps = jnp.finfo(sums.gram.dtype).eps
-    found = 0.5 * eps * largest + 2 * each * sums.lost.sum()
+    found = 0.5 * eps * largest + 2 * problem.num_sharing * sums.lost.sum()
     return jnp.where((sums.lost > 1).any() | ~jnp.isfinite(found), jnp.inf, found)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["mean", "root", "log_evidence"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockedPosterior:
-    r"""Gaussian posterior of a readout, and the evidence of the rows that gave it (Mathematics, :eq:`posterior`).
+    r"""Gaussian posterior of a readout, and the evidence of the rows that gave it (Mathematics, :eq:`posterior`)."""
 
-    Attributes:
-        mean: posterior mean, (d,) or (d, k).
-        root: $R$, (q, d, d), whose $R^\top R$ is the covariance of each output's readout; q is k where outputs have
-            noise of their own, and else 1.
-        log_evidence: log density of the targets with the readout integrated out, a scalar.
-    """
-
-    mean: Array
-    root: Array
-    log_evidence: Array
+    mean: Array  # (d,) or (d, k)
+    root: Array  # R with the covariance RᵀR of each output's readout, (1, d, d), or (k, d, d) if noise is by output
+    log_evidence: Array  # log density of the targets with the readout integrated out, a scalar
 
     def draw(self, phi: ArrayLike) -> Array:
         r"""Return the draw of the readout that a standard normal $\phi$, (d,) or (d, k), gives."""
@@ -442,16 +391,7 @@ class BlockedPosterior:
     def predict(
         self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: None = None
     ) -> tuple[Array, Array, Array]:
-        r"""Return the function's moments at new rows, and a draw of it, by blocks of these rows.
-
-        Args:
-            test_features: $\Psi_*$, (m, d).
-            phi: standard normal numbers of the readout's shape, of which the draw is made; zeros by default.
-            residuals: not needed here.
-
-        Returns:
-            Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
-        """
+        """Return the function's mean, variance and draw at new rows, (m,) or (m, k), by blocks of them."""
         center = as_matrix(self.mean)
         deviation = jnp.zeros_like(center) if phi is None else self._deviation(phi)
 
@@ -461,15 +401,13 @@ class BlockedPosterior:
             mean = rows @ center
             return mean, jnp.broadcast_to(spread.T, mean.shape), mean + rows @ deviation
 
-        found = test_features.map(moments) if isinstance(test_features, RowFeatures) else moments(test_features)
         shape = (test_features.shape[0], *self.mean.shape[1:])
-        mean, spread, draw = (part.reshape(shape) for part in found)
+        mean, spread, draw = (part.reshape(shape) for part in map_rows(moments, test_features))
         return mean, spread, draw
 
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
-        r"""Return the function's mean at new rows, (m, k), and its covariance over them, (1 or k, m, m)."""
-        test = test_features.dense() if isinstance(test_features, RowFeatures) else test_features
-        test = test.astype(self.mean.dtype)
+        """Return the function's mean at new rows, (m, k), and its covariance over them, (1 or k, m, m)."""
+        test = jnp.asarray(test_features).astype(self.mean.dtype)
         roots = jnp.einsum("md,qid->qmi", test, self.root)
         return test @ as_matrix(self.mean), jnp.einsum("qmi,qni->qmn", roots, roots)
 
@@ -480,21 +418,10 @@ class BlockedPosterior:
         return jnp.einsum("qid,iq->dq", self.root, columns)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "targets", "noise_scale", "prior_scale"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class BlockedProblem:
-    r"""A readout of mean zero whose features are never held all at once; see :class:`ReadoutProblem`.
-
-    Attributes:
-        features: $\Psi$, (n, d), as a function of blocks.
-        targets: $Y$, (n,) or (n, k).
-        noise_scale: $\sigma$, of all rows, by output or by row.
-        prior_scale: standard deviation of the readout's prior, the same for all outputs.
-    """
+class BlockedProblem(ReadoutShapes):
+    """A readout of mean zero whose features are never held all at once; see :class:`ReadoutProblem`."""
 
     features: RowFeatures
     targets: Array
@@ -505,29 +432,16 @@ class BlockedProblem:
     def of(
         cls, features: RowFeatures, targets: ArrayLike, noise_scale: ArrayLike, prior_scale: ArrayLike = 1.0
     ) -> "BlockedProblem":
-        r"""Cast to one floating-point type, and check.
+        """Cast to one floating-point type, and check.
 
-        Args:
-            features: $\Psi$, (n, d).
-            targets: $Y$, (n,) or (n, k).
-            noise_scale: $\sigma$, positive; broadcasts against the targets, but not by row and output both.
-            prior_scale: standard deviation of the readout's prior, positive; a number or by feature.
-
-        Raises:
-            ValueError: if shapes do not fit, or a scale is not positive or varies by more than blocks allow.
+        Noise may vary by row or by output, not both; the prior's scale is a number or one for each feature.
         """
         (targets,) = as_floats(targets, names=("targets",))
         dtype = np.promote_types(features.dtype, targets.dtype)
         targets = targets.astype(dtype)
-        num_rows, num_features = features.shape
-        if targets.ndim not in (1, 2) or len(targets) != num_rows:
-            raise ValueError(
-                f"targets must be (n,) or (n, k) with the {num_rows} rows of the features, but have shape "
-                f"{targets.shape}."
-            )
+        check_data(features, targets)
         noise_scale = as_scale("noise_scale", noise_scale, targets.shape, dtype)
-        readout_shape = (num_features, *targets.shape[1:])
-        prior_scale = as_scale("prior_scale", prior_scale, readout_shape, dtype)
+        prior_scale = as_scale("prior_scale", prior_scale, (features.shape[1], *targets.shape[1:]), dtype)
         is_vector = targets.ndim == 1
         by_row, by_output = broadcastable_matrix(noise_scale, is_vector).shape
         if by_row > 1 and by_output > 1:
@@ -542,61 +456,58 @@ class BlockedProblem:
             )
         return cls(features.astype(dtype), targets, noise_scale, prior_scale)
 
-    @property
-    def readout_shape(self) -> tuple[int, ...]:
-        """Shape of the readout, (d,) or (d, k)."""
-        return (self.features.shape[1], *self.targets.shape[1:])
-
-    def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a readout whose shape does not go with features and targets."""
-        if tuple(shape) != self.readout_shape:
-            raise ValueError(
-                f"{name} must have shape {self.readout_shape} to go with features {self.features.shape} and targets "
-                f"{self.targets.shape}, but got {tuple(shape)}; change the readout or the targets."
-            )
-
     def with_targets(self, targets: Array) -> "BlockedProblem":
-        """Return the same problem for other targets."""
+        """Return the same problem for other targets, of the same shape."""
         return replace(self, targets=targets.astype(self.targets.dtype))
 
     def log_evidence(self) -> Array:
         """Return the log density of the targets with the readout integrated out, a scalar."""
-        layout, arrays = self._arrays()
-        return log_evidence_by_blocks(layout, *arrays) - self._log_units(arrays[2])
+        standard = self._standardised()
+        return log_evidence_by_blocks(standard) - self._log_units(standard)
 
     def evidence_error(self) -> Array:
-        """Return an estimate of the error of :meth:`log_evidence` by rounding, in nats; infinite where that is NaN."""
-        layout, arrays = self._arrays()
-        return evidence_error_by_blocks(layout, arrays[2], arrays[3], sums_by_blocks(layout, *arrays))
+        """Return an estimate of the rounding error of :meth:`log_evidence`, in nats; infinite where that is NaN."""
+        return evidence_error_by_blocks(self._standardised())
 
     def posterior(self) -> BlockedPosterior:
         """Return the readout's posterior by sums over all rows: NaN where the noise is lost in rounding."""
-        layout, arrays = self._arrays()
-        rows, variance = arrays[2:]
-        sums = sums_by_blocks(layout, *arrays)
+        standard = self._standardised()
+        sums, scale, variance = sums_by_blocks(standard), standard.prior_scale, standard.variance
         mean = jnp.where((sums.lost > 1).any(), jnp.nan, sums.mean)
-        scale = self._scale()
         return BlockedPosterior(
             (scale[:, None] * mean).reshape(self.readout_shape),
             jnp.sqrt(variance)[:, None, None] * sums.inverse * scale[None, None],
-            value_of_sums(layout, rows, variance, sums) - self._log_units(rows),
+            value_of_sums(standard, sums) - self._log_units(standard),
         )
 
-    def _log_units(self, rows: Rows) -> Array:
-        """Return the logarithm of what noise by row divides the targets by."""
-        if rows.noise_scale is None:
-            return jnp.zeros((), rows.targets.dtype)
-        return rows.targets.shape[1] * pairwise_sum(jnp.log(rows.noise_scale))[0]
+    def solved(self) -> BlockedPosterior:
+        """Return the object that draws and predicts: the posterior, for which all rows are summed over once."""
+        return self.posterior()
 
-    def _scale(self) -> Array:
-        return jnp.broadcast_to(jnp.asarray(self.prior_scale).reshape(-1), (self.features.shape[1],))
+    def _log_units(self, standard: StandardisedRows) -> Array:
+        """Return the sum over the targets' entries of the log of the noise by row that divides them."""
+        if standard.noise_scale is None:
+            return jnp.zeros((), self.targets.dtype)
+        return standard.targets.shape[1] * pairwise_sum(jnp.log(standard.noise_scale))[0]
 
-    def _arrays(self) -> tuple[Layout, tuple[tuple[Array, ...], Array, Rows, Array]]:
+    def _standardised(self) -> StandardisedRows:
         targets = as_matrix(self.targets)
         noise = broadcastable_matrix(self.noise_scale, self.targets.ndim == 1)
         is_by_row = len(noise) > 1
         variance = jnp.ones(1, targets.dtype) if is_by_row else noise[0] ** 2
-        features = self.features
-        layout = Layout(features.program, features.block_size, *features.shape)
-        rows = Rows(features.inputs, targets, noise if is_by_row else None)
-        return layout, (features.constants, self._scale(), rows, variance)
+        prior_scale = jnp.broadcast_to(jnp.asarray(self.prior_scale).reshape(-1), (self.features.shape[1],))
+        return StandardisedRows(self.features, targets, noise if is_by_row else None, prior_scale, variance)
+
+
+def readout_problem(
+    features: Array | RowFeatures,
+    targets: ArrayLike,
+    noise_scale: ArrayLike,
+    *,
+    variant: str = "auto",
+    prior_scale: ArrayLike = 1.0,
+) -> Any:
+    """Return the problem of a readout of mean zero: by blocks of rows if its features are, dense otherwise."""
+    if isinstance(features, RowFeatures):
+        return BlockedProblem.of(features, targets, noise_scale, prior_scale)
+    return ReadoutProblem.of(features, targets, noise_scale, variant=variant, prior_scale=prior_scale)

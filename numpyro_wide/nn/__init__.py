@@ -1,8 +1,8 @@
 r"""Networks in the NTK parametrisation, as flax modules whose parameters are all N(0, 1), and models made of them.
 
-A layer with m inputs h computes $\sigma_w / \sqrt{m}\, W h + \sigma_b b$ (Hron 2022, §1.1), so that the prior is the
-same standard normal for every parameter and the scales belong to the network. Networks end with their scaled
-features, which the readout multiplies; the readout itself stays in the NumPyro model, where the handlers find it.
+A layer with m inputs h computes $\sigma_w / \sqrt{m}\, W h + \sigma_b b$ (Hron 2022, §1.1): every parameter has the
+same standard normal prior, and the scales belong to the network. Networks end with the scaled features that the
+readout multiplies; the readout itself stays in the NumPyro model, where the handlers find it.
 
 The modules are of ``flax.linen``; ``flax.nnx.bridge.ToNNX`` makes NNX modules of them. :func:`random_network` and
 :func:`bnn` take modules of both kinds, these and any others.
@@ -10,8 +10,6 @@ The modules are of ``flax.linen``; ``flax.nnx.bridge.ToNNX`` makes NNX modules o
 
 from numpyro_wide.nn._layers import NTKConv as NTKConv
 from numpyro_wide.nn._layers import NTKDense as NTKDense
-from numpyro_wide.nn._layers import ScaledReLU as ScaledReLU
-from numpyro_wide.nn._layers import inverse_time_schedule as inverse_time_schedule
 from numpyro_wide.nn._models import NoiseNetwork as NoiseNetwork
 from numpyro_wide.nn._models import bnn as bnn
 from numpyro_wide.nn._networks import CNN as CNN
@@ -27,11 +25,9 @@ __all__ = [
     "NTKConv",
     "NTKDense",
     "NoiseNetwork",
-    "ScaledReLU",
     "WideResNet",
     "bnn",
     "by_row_blocks",
-    "inverse_time_schedule",
     "network_parameters",
     "random_network",
 ]

@@ -9,13 +9,11 @@ import numpy as np
 import numpyro.distributions as dist
 from flax import linen
 from jax import Array
-from jax.typing import ArrayLike
 
 from numpyro_wide._checks import (
     check_input_scale,
     check_not_negative,
     check_one_of,
-    check_positive,
     is_known,
     whole_number,
 )
@@ -32,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation_function(activation: Activation) -> Callable[[Array], Array]:
-    """Return the function of that name, as in :func:`~numpyro_wide.wide_limit.fcn_kernel`; a function is itself."""
+    """Return the activation function of that name; a function is itself."""
     if callable(activation):
         return activation
     check_one_of("activation", activation, ACTIVATIONS, also="or a function")
@@ -40,25 +38,9 @@ def activation_function(activation: Activation) -> Callable[[Array], Array]:
 
 
 def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
-    r"""Compute the scale of weights behind an activation that keeps the variance at one.
+    r"""Return the $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1), for an activation.
 
-    $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1): units of variance one give units of
-    variance one in the next layer, at any depth. √2 for the rectifier, 1.534 for the GELU.
-
-    Args:
-        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
-        b_std: $\sigma_b$, at least 0 and below 1.
-
-    Returns:
-        $\sigma_w$.
-
-    Raises:
-        ValueError: for an unknown activation, one that vanishes everywhere, or a ``b_std`` out of range.
-
-    Example:
-        >>> from numpyro_wide.nn.internal import unit_scale
-        >>> round(unit_scale("relu"), 4)
-        1.4142
+    Units of variance one then give units of variance one in the next layer, at any depth: √2 for the rectifier.
     """
     if not 0 <= b_std < 1:
         raise ValueError(f"b_std must be at least 0 and below 1 for units of variance one, but got {b_std}.")
@@ -68,8 +50,6 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
         # Compiled, for a derivative of the activation's own, such as the rectifier's, would be traced under vmap.
         values = np.asarray(jax.jit(activation_function(activation))(jnp.asarray(u)), float)
     second_moment = np.trapezoid(values**2 * np.exp(-(u**2) / 2), u) / np.sqrt(2 * np.pi)
-    if not second_moment > 0:
-        raise ValueError(f"activation must have a positive second moment under N(0, 1), but it is {second_moment}.")
     return float(np.sqrt((1 - b_std**2) / second_moment))
 
 
@@ -86,7 +66,7 @@ def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
 
 
 def is_zero(scale: Any) -> bool:
-    """Tell whether a scale is the number 0 and known to be: what it multiplies is left out.
+    """Return whether a scale is the number 0, and known to be: its layer then has no bias.
 
     A traced scale is not: the structure of a network may not depend on a number that is learnt.
     """
@@ -94,17 +74,7 @@ def is_zero(scale: Any) -> bool:
 
 
 def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
-    """Refuse a scale that is negative or not finite, where it is known, and one that is a prior or no number at all.
-
-    Args:
-        name: name of the scale, for messages.
-        value: scale, a number or an array, which may be traced.
-        is_number: whether an array is refused.
-
-    Raises:
-        TypeError: for a prior, and for what does not hold real numbers, such as text.
-        ValueError: for a negative or infinite number, NaN, or an array where a number is expected.
-    """
+    """Refuse a scale that is a prior, no real number, negative or not finite; an array where it ``is_number``."""
     if isinstance(value, dist.Distribution):
         raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
     check_real(name, value)
@@ -114,16 +84,7 @@ def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
 
 
 def check_real(name: str, value: Any) -> None:
-    """Refuse what does not hold finite real numbers, where they are known.
-
-    Args:
-        name: name of the argument, for messages.
-        value: a number or an array, which may be traced.
-
-    Raises:
-        TypeError: for text, complex numbers, None, or other objects.
-        ValueError: for NaN or an infinite number.
-    """
+    """Refuse values that are not finite real numbers, where they are known."""
     if not is_known(value):
         return
     numbers = np.asarray(value)
@@ -146,16 +107,12 @@ def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
 class NTKDense(linen.Module):
     r"""Affine layer $\sigma_w / \sqrt{m}\, h W + \sigma_b b$ for inputs h (…, m), all parameters N(0, 1).
 
-    The NTK parametrisation of Hron 2022, §1.1 (Mathematics, :eq:`layer`). Without ``b_std`` there is no bias parameter.
+    The NTK parametrisation of Hron 2022, §1.1 (Mathematics, :eq:`layer`).
 
     Attributes:
         features: number of outputs.
         w_std: $\sigma_w$, a number.
-        b_std: $\sigma_b$, a number.
-
-    Raises:
-        TypeError: when it is run, for a scale that is not a number.
-        ValueError: when it is run, for scales below 0 or not finite, or a number of outputs below 1.
+        b_std: $\sigma_b$, a number; without it there is no bias parameter.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -191,11 +148,6 @@ class NTKConv(linen.Module):
         w_std: $\sigma_w$, a number.
         b_std: $\sigma_b$, a number; without it there is no bias parameter.
 
-    Raises:
-        TypeError: when it is run, for a scale that is not a number.
-        ValueError: when it is run, for inputs that are not images, an unknown padding, scales below 0 or not finite, or
-            a number of channels below 1.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.nn import NTKConv
@@ -230,7 +182,7 @@ class NTKConv(linen.Module):
 
 
 def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Array:
-    r"""Return what N(0, 1) readout weights multiply: $\sigma_w / \sqrt{d}$ times units (n, d), a column for a bias."""
+    r"""Return the factors of N(0, 1) readout weights: $\sigma_w / \sqrt{d}$ times units (n, d), a column for a bias."""
     features = (readout_w_std / units.shape[1] ** 0.5) * units
     if is_zero(readout_b_std):
         return features
@@ -264,9 +216,8 @@ def check_images(x: Array) -> None:
 def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -> Array:
     """Return images (n, height, width, channels) convolved with filters (height, width, channels, features).
 
-    On a CPU this is one product with the patches that the filter sees. XLA has quick convolutions there, but not in
-    loops, and a chain is a loop: its gradients take 4 to 30 times as long with them (jax-ml/jax#12868). The patches
-    take the memory of the images times the entries of a filter.
+    On a CPU this is one product with the patches under the filter, in memory the images times the entries of a filter:
+    gradients of XLA's own convolutions take 4 to 30 times as long in loops, and a chain is a loop (jax-ml/jax#12868).
     """
     if jax.default_backend() != "cpu":
         layout = ("NHWC", "HWIO", "NHWC")
@@ -295,138 +246,3 @@ def _add_bias(layer: Any, outputs: Array) -> Array:
     init: Callable = standard_normal_init
     bias = layer.param("bias", init, (layer.features,))
     return outputs + layer.b_std * jnp.expand_dims(bias, range(outputs.ndim - 1))
-
-
-class ScaledReLU(linen.Module):
-    r"""Two-layer network in the NTK parametrisation whose output starts at zero (McNamara 2025, Appendix C).
-
-    $f_i(x) = p^{-1/2} \sum_{j \le p} a_{ij} \max(0, x^\top w_j)$ with $w_j \sim N(0, I)$ and a = 0 at the
-    start, both trained (Mathematics, :eq:`encoder`). As the width p grows, its tangent kernel at the start tends to
-    $\delta_{kl} E[\max(0, x^\top w) \max(0, x'^\top w)]$ (their Lemma 9), and stays there during training. No
-    biases: append a constant to x for one.
-
-    Attributes:
-        width: p, the number of hidden units.
-        num_outputs: number of outputs, the natural parameters of a guide.
-
-    Raises:
-        ValueError: at ``init`` or ``apply``, if one of them is not a positive whole number.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide import nn
-        >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
-        >>> params = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
-        >>> encoder.apply(params, jnp.ones((5, 3))).shape
-        (5, 2)
-        >>> encoder.apply(params, jnp.ones((5, 3)), method="features").shape
-        (5, 64)
-    """
-
-    width: int
-    num_outputs: int
-
-    def setup(self) -> None:
-        """Make the two layers."""
-        for name in ("width", "num_outputs"):
-            whole_number(name, getattr(self, name))
-        self.hidden = linen.Dense(self.width, use_bias=False, kernel_init=linen.initializers.normal(1.0))
-        self.readout = linen.Dense(self.num_outputs, use_bias=False, kernel_init=linen.initializers.zeros)
-
-    def features(self, x: Array) -> Array:
-        """Return what the readout multiplies, p^(-1/2) max(0, x·w), (..., p), for inputs (..., d)."""
-        return linen.relu(self.hidden(x)) * self.width**-0.5
-
-    def __call__(self, x: Array) -> Array:
-        """Return outputs (..., num_outputs) for inputs (..., d)."""
-        return self.readout(self.features(x))
-
-    @linen.nowrap
-    def linearize(self, params0: Any) -> Callable[[Any, ArrayLike], Array]:
-        """Linearise the encoder in its parameters around ``params0`` (McNamara 2025, Section 5).
-
-        The same function as ``wide_limit.linearize(encoder.apply, params0)``, at less than half of its cost: where
-        the readout of ``params0`` is zero, as at the start, the hidden weights have no first-order effect, and what is
-        left is the linear model of the readout on fixed random features.
-
-        Args:
-            params0: parameters, those that ``encoder.init`` returned or later ones.
-
-        Returns:
-            A function ``linear(params, x)`` with ``params`` of the structure of ``params0``, whose outputs have the
-            shape of those of ``encoder.apply``.
-
-        Raises:
-            ValueError: if ``params0``, or later ``params``, are not the encoder's parameters.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from numpyro_wide import nn
-            >>> encoder = nn.ScaledReLU(width=64, num_outputs=2)
-            >>> params0 = encoder.init(jax.random.key(0), jnp.ones((1, 3)))
-            >>> encoder.linearize(params0)(params0, jnp.ones((5, 3))).shape
-            (5, 2)
-        """
-        hidden0, readout0 = _weights(self, params0)
-        # in NumPy, for a known array of jax.numpy becomes an unknown one by any operation under jit
-        is_at_start = is_known(readout0) and not np.asarray(readout0).any()
-
-        def linear(params: Any, x: ArrayLike) -> Array:
-            """Evaluate the linearised network."""
-            hidden, readout = _weights(self, params)
-            preactivations = x @ hidden0
-            outputs = linen.relu(preactivations) @ readout
-            if not is_at_start:
-                outputs += jnp.where(preactivations > 0, x @ (hidden - hidden0), 0) @ readout0
-            return outputs * self.width**-0.5
-
-        return linear
-
-
-def _weights(encoder: ScaledReLU, params: Any) -> tuple[Array, Array]:
-    """Return the hidden weights (d, p) and the readout's (p, num_outputs)."""
-    try:
-        layers = params["params"]
-        hidden, readout = layers["hidden"]["kernel"], layers["readout"]["kernel"]
-        shapes = hidden.shape[1:], readout.shape
-    except (KeyError, TypeError, IndexError, AttributeError):
-        shapes = None
-    expected = (encoder.width,), (encoder.width, encoder.num_outputs)
-    if shapes != expected:
-        raise ValueError(
-            f"expected what {encoder!r}.init returns, {{'params': {{'hidden': {{'kernel': (d, {encoder.width})}}, "
-            f"'readout': {{'kernel': {expected[1]}}}}}}}, but got {jax.tree.map(jnp.shape, params)}."
-        )
-    return hidden, readout
-
-
-def inverse_time_schedule(init_value: float, *, slowdown: float = 10.0) -> Callable[[ArrayLike], Array]:
-    r"""Make the learning rate 1 / (1/r₀ + t / slowdown) at step t, an optax schedule (McNamara 2025, Appendix E).
-
-    It falls like 1/t from step ``slowdown`` / r₀ on: sums of steps diverge while sums of their squares
-    converge (Robbins and Monro 1951).
-
-    Args:
-        init_value: rate r₀ at step 0, positive.
-        slowdown: number of steps in which the inverse of the rate grows by 1, positive.
-
-    Returns:
-        A function of the step count, for any optax optimiser: ``optax.adam(inverse_time_schedule(1e-4))``.
-
-    Raises:
-        ValueError: unless both numbers are positive.
-
-    Example:
-        >>> from numpyro_wide import nn
-        >>> rate = nn.inverse_time_schedule(1e-4)
-        >>> 1e4 * float(rate(0)), 1e4 * float(rate(100_000))
-        (1.0, 0.5)
-    """
-    for name, value in {"init_value": init_value, "slowdown": slowdown}.items():
-        check_positive(name, value)
-
-    def schedule(count: ArrayLike) -> Array:
-        """Return the rate at step ``count``."""
-        return init_value / (1 + jnp.asarray(count, float) * (init_value / slowdown))
-
-    return schedule

@@ -27,32 +27,23 @@ SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
 class FCN(linen.Module):
     r"""Fully connected network in the NTK parametrisation, up to the scaled features of its readout.
 
-    Hidden layers of ``width`` units, then $\sigma_w / \sqrt{\text{width}}$ times the last of them, and a constant
-    column if the readout has a bias. By default the scales keep the prior variance of all units, and of the network's
-    outputs, at one at any depth, for inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
-    ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``.
-
-    All scales may be learnt: numbers that are traced, such as sites of the model; :func:`bnn` makes sites of them.
-    There are no biases by default, so that every function is zero at the origin, and with "erf" odd, at any width: give
-    ``b_std``, such as 0.5, where the targets are not like that.
+    By default the scales keep the prior variance of all units, and of the network's outputs, at one at any depth, for
+    inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
+    ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``. All scales may be learnt: traced numbers, such
+    as sites of the model; :func:`bnn` makes sites of them. Without biases, the default, every function is zero at the
+    origin, and with "erf" odd: give ``b_std``, such as 0.5, where the targets are not like that.
 
     Attributes:
         depth: number of hidden layers, 0 for a linear model.
         width: number of units in each.
         activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
         w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for those that keep the variance at one.
-        b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0, the default, is for no biases.
+        b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0 is for no biases.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
-        readout_b_std: $\sigma_b$ of the readout, a number; 0, the default, is for no bias.
-        input_scale: factor of the inputs, a number or one for each column: a learnt one says how much each input
-            matters (automatic relevance determination). None for one.
-        layer_norm: whether the units of a layer are brought to mean zero and variance one before each activation,
-            without parameters of its own.
-
-    Raises:
-        TypeError: when it is run, for a scale that does not hold real numbers, or is a prior.
-        ValueError: when it is run, for an unknown activation, a depth or width out of range, or scales that are
-            negative or not finite.
+        readout_b_std: $\sigma_b$ of the readout, a number; 0 is for no bias.
+        input_scale: factor of the inputs, a number or one for each column (automatic relevance determination); None
+            for one.
+        layer_norm: whether units are brought to mean zero and variance one before each activation, without parameters.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -90,15 +81,7 @@ class FCN(linen.Module):
         return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
 
     def scales(self) -> dict[str, Any]:
-        """Return the five scales, None resolved.
-
-        Returns:
-            ``w_std`` (depth,), ``b_std``, ``readout_w_std``, ``readout_b_std`` and ``input_scale``: the keywords of
-            :func:`~numpyro_wide.wide_limit.fcn_kernel`, whose kernel the features' inner products tend to.
-
-        Raises:
-            ValueError: for negative scales, a ``w_std`` or ``b_std`` that is neither a number nor (depth,), or a
-                ``w_std`` of None beside biases of a learnt scale.
+        """Return the five scales by name, None resolved: keywords of :func:`~numpyro_wide.wide_limit.fcn_kernel`.
 
         Example:
             >>> from numpyro_wide.nn import FCN
@@ -133,7 +116,7 @@ class FCN(linen.Module):
 def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
     """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made.
 
-    Where there is nothing to leave out arrays of JAX's stay what they are, data of the program.
+    A scale that leaves nothing out stays JAX's if it is: data of the program, not a constant.
     """
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
@@ -144,7 +127,7 @@ def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
 
 
 def _number(scale: Any) -> Any:
-    """Return Python's number for NumPy's, which leaves the units their type."""
+    """Return a NumPy number as Python's, which leaves the units their type."""
     return scale if isinstance(scale, Array) else float(scale)
 
 
@@ -154,26 +137,20 @@ POOLINGS = ("flatten", "mean")
 class CNN(linen.Module):
     r"""Convolutional network in the NTK parametrisation, up to the scaled features of its readout.
 
-    Hidden layers of ``width`` channels and 3 × 3 filters, all at the images' resolution. Scales may be learnt: numbers
-    that are traced, such as sites of the model.
+    Hidden layers of 3 × 3 filters, all at the images' resolution. Scales may be learnt, as those of :class:`FCN`.
 
     Attributes:
         depth: number of hidden layers.
         width: number of channels in each.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        activation: as of :class:`FCN`.
         w_std: $\sigma_w$ of the hidden layers; None for those that keep the variance at one.
         b_std: $\sigma_b$ of the hidden layers.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout.
-        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
+        padding: as of :class:`NTKConv`.
         pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
             "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
-        layer_norm: whether the channels of a pixel are brought to mean zero and variance one before each activation,
-            without parameters of its own.
-
-    Raises:
-        TypeError: when it is run, for a scale that is not a number.
-        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+        layer_norm: whether the channels of a pixel are brought to mean zero and variance one before each activation.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -215,32 +192,27 @@ class WideResNet(linen.Module):
     r"""The wide residual network without normalisers of Hron 2022, §4.2.2, up to the scaled features of its readout.
 
     6n + 2 layers: a convolution, three groups of n residual blocks with ``width``, 2 ``width`` and 4 ``width``
-    channels, of which the second and third halve the resolution, and the readout, which is left to the model. A block
+    channels, the second and third of half the resolution, and the readout, which is left to the model. A block
     is activation, convolution, activation, convolution. In place of normalisers, the k-th residual sum over the whole
     network is
 
     $$\sqrt{(k - 1 + c) / (k + c)}\, f_k^{skip}(x) + \sqrt{1 / (k + c)}\, f_k^{resid}(x)$$
 
     (Shao 2020). Where a block changes the shape, its skip is a 1 × 1 convolution of the block's activated input
-    (Zagoruyko 2016), which is not counted as a layer. By default the scales keep the variance of all units at one;
-    those of the paper are ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
+    (Zagoruyko 2016). By default the scales keep the variance of all units at one; those of the paper are
+    ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
 
     Attributes:
         num_blocks: n, the number of residual blocks in each group: 3 for 20 layers.
         width: number of channels in the first group.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
+        activation: as of :class:`FCN`.
         w_std: $\sigma_w$ of all convolutions, a number; None for those that keep the variance at one.
         b_std: $\sigma_b$ of all convolutions.
         readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
         readout_b_std: $\sigma_b$ of the readout.
         c: constant c of the residual sums, at least 0.
-        padding: "CIRCULAR", "SAME" (zeros, which lower the variance along the border) or "VALID".
-        pooling: "mean" averages over pixels before the readout, which lowers the variance of its outputs by as much as
-            pixels are not correlated; "flatten" gives the readout the units of all pixels.
-
-    Raises:
-        TypeError: when it is run, for a scale that is not a number.
-        ValueError: when it is run, for inputs that are not images, unknown options, or numbers out of range.
+        padding: as of :class:`NTKConv`.
+        pooling: as of :class:`CNN`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -304,12 +276,7 @@ class WideResNet(linen.Module):
 
 
 def check_network(network: CNN | WideResNet, x: Array) -> None:
-    """Refuse a network whose attributes are out of range, and inputs that are not images.
-
-    Raises:
-        TypeError: for a scale that is not a number.
-        ValueError: for inputs that are not images, unknown options, or numbers out of range.
-    """
+    """Refuse a network whose attributes are out of range, and inputs that are not images."""
     if isinstance(network, CNN):
         whole_number("depth", network.depth)
     else:

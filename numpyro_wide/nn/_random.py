@@ -18,11 +18,11 @@ from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
-    r"""Make a network with a standard normal prior over all its parameters, each of which is a site.
+    """Make a network with a standard normal prior over all its parameters, each of which is a site.
 
     A parameter's site is called ``name`` and its path in the module, joined by "." (ArviZ 1.x refuses "/"), and has its
-    shape: diagnostics read layer by layer, and :class:`~numpyro_wide.mcmc.SplitHMC` learns what the units of a layer
-    share. Get the module's parameters back from draws with :func:`network_parameters`.
+    shape: diagnostics read layer by layer, and :class:`~numpyro_wide.mcmc.SplitHMC` shares scales within a layer. Get
+    the module's parameters back from draws with :func:`network_parameters`.
 
     Args:
         name: beginning of the names of the sites.
@@ -34,8 +34,7 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
 
     Raises:
         TypeError: if ``module`` is not a flax module.
-        ValueError: if the module has no parameters, or two that would share a name, or state besides them, such as the
-            averages of batch normalisation; or is a linen module without example inputs.
+        ValueError: if it has state besides its parameters, such as the averages of batch normalisation.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -52,8 +51,8 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
     """
     shapes, network = _of_module(module, args)
     values = [
-        numpyro.sample(site, dist.Normal(0, 1).expand(shape).to_event(len(shape)))
-        for site, shape in _sites(name, module, shapes).items()
+        numpyro.sample(site, dist.Normal(0, 1).expand(leaf.shape).to_event(len(leaf.shape)))
+        for site, leaf in zip(_sites(name, shapes), jax.tree.leaves(shapes), strict=True)
     ]
     return network(jax.tree.unflatten(jax.tree.structure(shapes), values))
 
@@ -62,19 +61,15 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
     """Return the parameters of a module, from draws of the sites that :func:`random_network` gives it.
 
     Args:
-        draws: draws by name of the site, with any number of leading axes, such as those of chains and draws; what
-            ``mcmc.get_samples()`` gives. Sites of other names are ignored.
+        draws: draws by name of the site, with any number of leading axes, such as ``mcmc.get_samples()``; sites of
+            other names are ignored.
         name: beginning of the sites' names that :func:`random_network` was given.
         module: module that :func:`random_network` was given.
         *args: example inputs that :func:`random_network` was given.
 
     Returns:
-        The parameters as the module has them, each with the leading axes of its draws: for a linen module a dictionary,
-        for ``module.apply({"params": ...}, x)``; for an NNX module its state.
-
-    Raises:
-        TypeError: if ``module`` is not a flax module.
-        ValueError: for modules that :func:`random_network` refuses, and if a site is missing or has another shape.
+        The parameters as the module has them, with the leading axes of the draws: for a linen module a dictionary, for
+        ``module.apply({"params": ...}, x)``; for an NNX module its state.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -85,55 +80,37 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
         {'bias': (20, 2), 'kernel': (20, 3, 2)}
     """
     shapes, _ = _of_module(module, args)
-    sites = _sites(name, module, shapes)
+    sites = _sites(name, shapes)
     missing = [site for site in sites if site not in draws]
     if missing:
         raise ValueError(
             f"draws must hold every parameter of {type(module).__name__}, but {listing(missing)} is missing; it has "
             f"{listing(draws)}. Pass the name and the module that random_network was given."
         )
-    values = [jnp.asarray(draws[site]) for site in sites]
-    for (site, shape), value in zip(sites.items(), values, strict=True):
-        if value.shape[max(0, value.ndim - len(shape)) :] != shape:
-            raise ValueError(
-                f"draws[{site!r}] must have shape (..., {', '.join(map(str, shape))}), but has {value.shape}; pass the "
-                "module and example inputs that random_network was given."
-            )
-    return jax.tree.unflatten(jax.tree.structure(shapes), values)
+    return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(draws[site]) for site in sites])
 
 
 def is_module(candidate: Any) -> bool:
-    """Tell whether it is a flax module, of linen or NNX."""
+    """Return whether an object is a flax module, of linen or NNX."""
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
 def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
     """Return the parameters' shapes, in the module's own structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
-        parameters, network = _of_linen(module, args)
-    elif isinstance(module, nnx.Module):
-        parameters, network = _of_nnx(module)
-    else:
-        raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
-    if not jax.tree.leaves(parameters):
-        raise ValueError(f"the module {type(module).__name__} has no parameters to put a prior on.")
-    return parameters, network
+        return _of_linen(module, args)
+    if isinstance(module, nnx.Module):
+        return _of_nnx(module)
+    raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
 
 
-def _sites(name: str, module: Any, parameters: Any) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the parameters' sites, in the order of the leaves."""
-    sites: dict[str, tuple[int, ...]] = {}
-    for path, leaf in jax.tree.leaves_with_path(parameters):
-        # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.
-        keys = tuple(key for key in path if key != GetAttrKey("value"))
-        site = f"{name}.{keystr(keys, simple=True, separator='.')}"
-        if site in sites:
-            raise ValueError(
-                f"two parameters of the module {type(module).__name__} would both be the site {site!r}; rename one of "
-                'them, or the layer that holds it, without "." in its name.'
-            )
-        sites[site] = tuple(leaf.shape)
-    return sites
+def _sites(name: str, parameters: Any) -> list[str]:
+    """Return the names of the parameters' sites, in the order of the leaves."""
+    # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.
+    keys = [
+        tuple(key for key in path if key != GetAttrKey("value")) for path, _ in jax.tree.leaves_with_path(parameters)
+    ]
+    return [f"{name}.{keystr(path, simple=True, separator='.')}" for path in keys]
 
 
 def _of_linen(module: linen.Module, args: tuple) -> tuple[Any, Callable]:
@@ -188,28 +165,16 @@ def by_row_blocks(
         network: function of inputs (n, ...) to (n, d), each row from its own row of inputs alone.
         block_size: number of rows at a time; "auto" for as many as keep the numbers computed on the way within 64
             million, found from the network's own operations; None for all at once.
-        site: name of a model's deterministic site, which the function records with what it returns. A model that is
-            collapsed then never holds all features, nor their derivative: the readout is integrated out by sums over
-            blocks. The features are to be used as ``features @ readout`` alone.
+        site: name of a deterministic site for the result. A collapsed model then never holds all features, nor their
+            derivative: the readout is integrated out by sums over blocks. Use them as ``features @ readout`` alone.
 
     Returns:
-        A function of the inputs; with a ``site`` it gives features that are computed when they are multiplied.
-
-    Raises:
-        ValueError: for a block size that is neither of these; with a ``site``, if there are no rows, or the network
-            gives no matrix.
+        A function of the inputs; with a ``site`` its features are computed when they are multiplied.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide.nn import by_row_blocks
-        >>> network = by_row_blocks(lambda x: jnp.tanh(x @ jnp.ones((3, 2))), block_size=2)
-        >>> network(jnp.ones((5, 3))).shape
-        (5, 2)
-
-        A model of one's own that says so:
-
-        >>> import numpyro, numpyro.distributions as dist
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> from numpyro_wide import collapse_readout
+        >>> from numpyro_wide.nn import by_row_blocks
         >>> def model(x, y=None):
         ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 20]).to_event(2))
         ...     features = by_row_blocks(lambda x: jnp.tanh(x @ w), block_size=2, site="features")(x)
@@ -217,28 +182,23 @@ def by_row_blocks(
         ...     numpyro.sample("y", dist.Normal(features @ readout, 0.1).to_event(1), obs=y)
         >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
     """
-    if block_size not in (None, "auto"):
-        if isinstance(block_size, str):
-            raise ValueError(f'block_size must be a number of rows, "auto" or None, but got {block_size!r}.')
-        block_size = whole_number("block_size", block_size)
+    given = None if block_size in (None, "auto") else whole_number("block_size", block_size)
 
     def blocked(x: Array) -> Any:
         x = jnp.asarray(x)
-        if isinstance(block_size, str):
-            size: int | None = max(1, AUTO_NUMBERS // _numbers_per_row(network, x))
-        else:
-            size = block_size
-        if site is not None and size is not None and size < x.shape[0]:
-            return _recorded(site, RowFeatures.of(network, x, size))
-        if site is not None:
+        num_rows = x.shape[0]
+        size = max(1, AUTO_NUMBERS // _numbers_per_row(network, x)) if block_size == "auto" else given or num_rows
+        if site is None:
+            return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), num_rows, size)
+        if size >= num_rows:
             return numpyro.deterministic(site, network(x))
-        return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), x.shape[0], size)
+        return _recorded(site, RowFeatures.of(network, x, size))
 
     return blocked
 
 
 def _recorded(site: str, features: RowFeatures) -> RowFeatures:
-    """Record features as a deterministic site, by their function where a handler asks for it, and else as numbers."""
+    """Record features as a deterministic site: by their function where a handler asks for it, else as numbers."""
     # Numbers nobody reads cost nothing within jit; a handler that reads the function must not have them computed.
     # Without a name, since the site of that name is another message.
     asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
@@ -247,7 +207,7 @@ def _recorded(site: str, features: RowFeatures) -> RowFeatures:
 
 
 def _numbers_per_row(network: Callable, x: Array) -> int:
-    """Count the numbers that the network's operations give for one row: what two rows give more than one."""
+    """Count the numbers in the network's operations for one row: those of two rows less those of one."""
 
     def numbers(num_rows: int) -> int:
         rows = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)

@@ -16,8 +16,9 @@ import optax
 import pytest
 from numpyro.contrib.module import flax_module
 
-from numpyro_wide import AmortizedForwardKL, _resume, natural, nn
+from numpyro_wide import AmortizedForwardKL, _resume, natural
 from numpyro_wide import _compile as _programs
+from studies._scaled_relu import ScaledReLU, inverse_time_schedule
 
 ROOT = Path(__file__).parents[2]
 KEY = jax.random.key(3)
@@ -50,7 +51,7 @@ def model_of(scale=1.0, middle=MIDDLE):
 
 def guide_of(squash=squashed, support=positive):
     def guide(observed_values, shift, num_rows=2):
-        encoder = flax_module("encoder", nn.ScaledReLU(4, 2), input_shape=(2,))
+        encoder = flax_module("encoder", ScaledReLU(4, 2), input_shape=(2,))
         scale = numpyro.param("scale", 1.0, constraint=support)
         loc = squash(encoder(observed_values["x"].mean(0)))
         numpyro.sample("theta", dist.Normal(loc, scale).to_event(1))
@@ -60,7 +61,7 @@ def guide_of(squash=squashed, support=positive):
 
 def run(path, num_steps=2, *, scale=1.0, middle=MIDDLE, squash=squashed, support=positive, rate=0.01, **options):
     """A run of a model and guide that are written anew at every call."""
-    optim = options.pop("optim", optax.adam(nn.inverse_time_schedule(rate)))
+    optim = options.pop("optim", optax.adam(inverse_time_schedule(rate)))
     trainer = AmortizedForwardKL(model_of(scale, middle), guide_of(squash, support), optim, observed="x", batch_size=3)
     shift = options.pop("shift", jnp.array(0.25))
     return trainer.run(KEY, num_steps, shift, checkpoint=path, progress_bar=False, **options)

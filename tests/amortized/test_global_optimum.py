@@ -11,7 +11,8 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from numpyro_wide import natural, nn
+from numpyro_wide import natural
+from studies._scaled_relu import ScaledReLU
 
 NOISE = 0.5
 ANGLES = np.linspace(0, 2 * np.pi, 48, endpoint=False)
@@ -42,7 +43,7 @@ def slope(eta):
 
 def after_training(width, num_steps, seed):
     """Outputs of an encoder of this width after plain gradient descent from its start, (48, 2)."""
-    encoder = nn.ScaledReLU(width=width, num_outputs=2)
+    encoder = ScaledReLU(width=width, num_outputs=2)
     params = encoder.init(jax.random.key(seed), jnp.asarray(X))
 
     def update(params, _):

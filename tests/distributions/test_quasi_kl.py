@@ -239,10 +239,3 @@ def test_registered_rules_are_used():
 
     register_quasi_kl(Point, dist.Gumbel)(lambda q, p: jnp.asarray(42.0))
     assert quasi_kl(Point(1.0), dist.Gumbel(0.0, 1.0)) == 42
-
-
-def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="to_event"):
-        quasi_kl(BernoulliDropout(np.ones((2, 3)), 0.5), dist.Normal(0, 1).expand([2, 3]).to_event(2))
-    with pytest.raises(ValueError, match="equal event shapes"):
-        quasi_kl(BernoulliDropout(np.ones(2), 0.5), prior())

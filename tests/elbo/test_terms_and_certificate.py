@@ -148,7 +148,7 @@ def test_the_bound_refuses_what_gives_none(arguments, message):
 
 def test_the_bound_takes_one_scale_at_a_time():
     for name in ("noise_scale", "weight_scale", "bias_scale", "readout_scale"):
-        with pytest.raises(ValueError, match=rf"{name} must be one number, but has shape \(10,\); call once for each"):
+        with pytest.raises(ValueError, match=rf"{name} must be one number, but has shape \(10,\)"):
             mean_field_bound(X, Y, X, 100, **{name: np.ones(10)})
 
 

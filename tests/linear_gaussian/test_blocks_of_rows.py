@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features, map_rows, readout_problem
 
 RNG = np.random.default_rng(0)
 NOISES = {
@@ -64,6 +64,22 @@ def test_posterior_of_the_normal_equations(kind):
         np.testing.assert_allclose(variance[:, output], np.diagonal(of_new), rtol=1e-8)
         root, center = np.asarray(found.root[share]), np.asarray(found.mean[:, output])
         np.testing.assert_allclose(readout[:, output] - center, root.T @ phi[:, output], rtol=1e-8, atol=1e-12)
+
+
+def test_features_by_blocks_and_dense_ones_are_used_alike():
+    x, y = RNG.normal(size=(47, 3)), RNG.normal(size=47)
+    with jax.enable_x64(True):
+        by_blocks = RowFeatures.of(lambda rows: jnp.tanh(2 * rows), jnp.asarray(x), 16)
+        dense = jnp.tanh(2 * x)
+        assert as_features(by_blocks) is by_blocks and as_features(np.asarray(dense)).shape == (47, 3)
+        found = []
+        for features, test_features in [(by_blocks, by_blocks), (by_blocks, dense), (dense, by_blocks), (dense, dense)]:
+            problem = readout_problem(features, y, 0.3, prior_scale=0.7)
+            mean, variance, _ = problem.solved().predict(test_features)
+            norms = map_rows(lambda rows: jnp.sum(rows**2, axis=1), features)
+            found.append((problem.log_evidence(), problem.solved().draw(jnp.ones(3)).shape, mean, variance, norms))
+        for other in found[:-1]:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), other, found[-1])
 
 
 def test_chains_are_vectorised():

@@ -53,9 +53,9 @@ def test_two_processes_of_four_devices_draw_the_same(on_eight):
 @pytest.mark.parametrize(
     ("num_chains", "devices", "message"),
     [
-        (3, list("abcd"), "num_chains must divide the number of devices, 4, but is 3"),
-        (8, list("abcd"), "num_chains must divide the number of devices, 4, but is 8"),
-        (2, list("abcd"), "5 rows cannot be shared out evenly to 2 devices; leave out 1 of them"),
+        (3, list("abcd"), "num_chains must divide a process's number of devices, 4, but is 3"),
+        (8, list("abcd"), "num_chains must divide a process's number of devices, 4, but is 8"),
+        (2, list("abcd"), "5 rows cannot be shared out evenly to 2 devices"),
         (0, None, "num_chains must be a whole number of at least 1"),
     ],
 )

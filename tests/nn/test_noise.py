@@ -258,26 +258,3 @@ def test_known_noise_is_found_and_pays_what_theory_says():
             assert 0.35 < theory < 0.42
             # Both learn their noise from 400 rows, and lose some parameters' worth of nats over rows by that.
             assert abs(gain.mean() - theory) < 4 * gain.std() / len(gain) ** 0.5 + 10 / len(x)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: NoiseNetwork(0.0), ValueError, "level of the noise must be positive"),
-        (lambda: NoiseNetwork(-0.1), ValueError, "level of the noise must be positive"),
-        (lambda: NoiseNetwork(np.nan), ValueError, "level of the noise must be finite, but got nan"),
-        (lambda: NoiseNetwork("fit"), TypeError, "level of the noise must be a real number .* but got 'fit'"),
-        (lambda: NoiseNetwork(np.ones(3)), ValueError, r"level of the noise must be one number, .* shape \(3,\)"),
-        (lambda: NoiseNetwork(0.1, 0.0), ValueError, "amplitude of the noise must be positive"),
-        (lambda: NoiseNetwork(0.1, dist.Normal()), ValueError, "the prior of amplitude of the noise must be one of"),
-        (lambda: NoiseNetwork(dist.HalfNormal(np.ones(2))), ValueError, r"must be one number, .* shape \(2,\)"),
-        (lambda: NoiseNetwork(dist.Uniform(-1, 1)), ValueError, "must be one of positive numbers"),
-        (lambda: NoiseNetwork(0.1, depth=-1), ValueError, "depth of the noise must be a whole number"),
-        (lambda: NoiseNetwork(0.1, width=0), ValueError, "width of the noise must be a whole number"),
-        (lambda: NoiseNetwork(0.1, activation="sine"), ValueError, "activation must be one of"),
-        (lambda: bnn(FCN(1, 4), None, NoiseNetwork), TypeError, "the class NoiseNetwork itself; give one with its"),
-    ],
-)
-def test_what_noise_by_row_refuses(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

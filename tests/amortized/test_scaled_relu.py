@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from numpyro_wide import nn
 from numpyro_wide.wide_limit import empirical_ntk, linearize
+from studies._scaled_relu import ScaledReLU, inverse_time_schedule
 
 WIDTHS = (32, 128, 512)
 NUM_SEEDS = 48
@@ -25,7 +25,7 @@ def trained(encoder, x, seed=1):
 
 
 def test_is_the_sum_it_claims_to_be():
-    encoder, x = nn.ScaledReLU(width=5, num_outputs=2), inputs()
+    encoder, x = ScaledReLU(width=5, num_outputs=2), inputs()
     params0, params = trained(encoder, x)
     np.testing.assert_array_equal(encoder.apply(params0, x), np.zeros((4, 2)))
     assert params0["params"]["hidden"]["kernel"].shape == (3, 5)
@@ -33,7 +33,7 @@ def test_is_the_sum_it_claims_to_be():
     expected = [[sum(max(w[:, j] @ row, 0) * a[j, i] for j in range(5)) / 5**0.5 for i in range(2)] for row in x]
     np.testing.assert_allclose(encoder.apply(params, x), expected, rtol=1e-5)
     np.testing.assert_allclose(encoder.apply(params, x[0]), expected[0], rtol=1e-5)  # a single input
-    hidden = nn.ScaledReLU(width=4000, num_outputs=1).init(jax.random.key(2), x)["params"]["hidden"]["kernel"]
+    hidden = ScaledReLU(width=4000, num_outputs=1).init(jax.random.key(2), x)["params"]["hidden"]["kernel"]
     np.testing.assert_allclose(np.cov(hidden), np.eye(3), atol=4 * (2 / 4000) ** 0.5)
 
 
@@ -50,7 +50,7 @@ def test_the_kernel_at_the_start_approaches_its_limit_like_one_over_root_width()
     limit = np.einsum("ij,kl->ijkl", arc_cosine(np.asarray(x, float)), np.eye(2))
 
     def errors(rng_key, width):
-        encoder = nn.ScaledReLU(width, 2)
+        encoder = ScaledReLU(width, 2)
         return empirical_ntk(encoder.apply, encoder.init(rng_key, x), x) - limit
 
     keys = jax.random.split(jax.random.key(0), NUM_SEEDS)
@@ -67,7 +67,7 @@ def test_the_kernel_at_the_start_approaches_its_limit_like_one_over_root_width()
 
 @pytest.mark.parametrize("at", ["the start", "trained parameters", "traced parameters"])
 def test_the_twin_is_the_linearised_network(at):
-    encoder, x = nn.ScaledReLU(width=16, num_outputs=2), inputs()
+    encoder, x = ScaledReLU(width=16, num_outputs=2), inputs()
     start, params = trained(encoder, x)
     params0 = start if at == "the start" else trained(encoder, x, seed=2)[1]
 
@@ -87,7 +87,7 @@ def test_the_twin_is_the_linearised_network(at):
 
 
 def test_at_the_start_the_twin_does_no_more_than_regress_on_its_features():
-    encoder = nn.ScaledReLU(width=1024, num_outputs=2)
+    encoder = ScaledReLU(width=1024, num_outputs=2)
     x = inputs(16, 2)
     params0 = encoder.init(jax.random.key(0), x)
 
@@ -103,11 +103,11 @@ def test_at_the_start_the_twin_does_no_more_than_regress_on_its_features():
 
 
 def test_the_learning_rate_falls_as_in_the_paper():
-    rate = nn.inverse_time_schedule(1e-4)
+    rate = inverse_time_schedule(1e-4)
     steps = np.array([0, 1, 5000, 200_000])
     np.testing.assert_allclose(rate(steps), 1 / (1e4 + steps / 10), rtol=1e-6)
-    np.testing.assert_allclose(nn.inverse_time_schedule(0.5, slowdown=2.0)(3), 1 / (2 + 1.5), rtol=1e-6)
-    optimiser = optax.sgd(nn.inverse_time_schedule(1.0, slowdown=1.0))
+    np.testing.assert_allclose(inverse_time_schedule(0.5, slowdown=2.0)(3), 1 / (2 + 1.5), rtol=1e-6)
+    optimiser = optax.sgd(inverse_time_schedule(1.0, slowdown=1.0))
     state = optimiser.init(jnp.array(0.0))
     for step in range(3):
         update, state = optimiser.update(jnp.array(1.0), state)
