@@ -267,8 +267,8 @@ def warn_of_prior_size(
     if is_told and not is_small:
         warnings.warn(
             f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
-            "expect a priori: the posterior will be hard to sample. Standardise the targets "
-            "(datasets.Standardiser), or give their size as readout_scale and noise.",
+            "expect a priori: the posterior will be hard to sample. Standardise the targets, "
+            "or give their size as readout_scale and noise.",
             UserWarning,
             stacklevel=3,
         )
