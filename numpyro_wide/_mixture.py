@@ -122,7 +122,7 @@ def _mean_modulus(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _ends(mean: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points eight deviations beyond every draw, where F is 1e-15 from 0 or 1."""
+    # F is 1e-15 from 0 or 1 there.
     return (mean - 8 * scale).min(axis=0), (mean + 8 * scale).max(axis=0)
 
 

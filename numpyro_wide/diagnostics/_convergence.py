@@ -29,21 +29,16 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 
     .. math:: \mathrm{ESS} = \frac{M S}{1 + 2\sum_{k=1}^{S-1} (1 - k/S)\, \hat\rho_k}
 
-    where the sum stops before the first negative $\hat\rho_k$. ArviZ's ``ess`` sums pairs of autocorrelations and
-    splits every chain; the two agree within Monte Carlo error for chains that mix without negative autocorrelations,
-    which only ArviZ counts as a gain.
+    where the sum stops before the first negative $\hat\rho_k$. ArviZ's ``ess`` splits chains, and counts negative
+    autocorrelations as a gain.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
         per_step: whether to divide by the number of draws, $M S$.
-        num_grad: number of gradients to divide by: the total, or an array that is summed, such as the extra field
-            ``num_grad``, or ``num_steps`` of NUTS.
+        num_grad: number of gradients to divide by: the total, or the extra field ``num_grad``, NUTS's ``num_steps``.
 
     Returns:
         The size, of shape (...), at most $M S$; NaN where all draws are equal.
-
-    Raises:
-        ValueError: if the draws do not have axes for chains and draws, or both normalisations are asked for.
 
     Example:
         >>> import jax
@@ -84,9 +79,6 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
     Returns:
         The ratio, of shape (...): NaN where all draws are equal, inf for different chains that do not move.
-
-    Raises:
-        ValueError: if the draws do not have axes for chains and draws.
 
     Example:
         >>> import numpy as np
@@ -177,8 +169,7 @@ def random_projections(
 ) -> Callable[[Mapping[str, Array]], Array]:
     """Return a function that projects one draw, onto the directions of :func:`project` for the same key and sites.
 
-    It is one for :func:`~numpyro_wide.runs.reduced`; a compiled program holds the directions, one number for every
-    weight and projection.
+    It is one for :func:`~numpyro_wide.runs.reduced`.
 
     Args:
         rng_key: a PRNG key.
@@ -186,10 +177,7 @@ def random_projections(
         num_projections: number of directions.
 
     Returns:
-        A function of a draw, a dictionary of sites, that gives the projections, (num_projections,).
-
-    Raises:
-        ValueError: if no sites are named; of the function, if the draw lacks one of them.
+        A function from a draw, a dictionary of sites, to the projections, (num_projections,).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -246,9 +234,8 @@ def function_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of a function at test inputs (Hron 2022, §4).
 
-    To compare kernels take :func:`readout_function`, the mean given the hidden weights with the readout integrated out,
-    as :func:`summary` does. Function values with a readout, by :func:`site_function`, have more effective draws where
-    :class:`~numpyro_wide.ReadoutPredictive` draws readouts, which are independent given the rest.
+    To compare kernels take :func:`readout_function`, the mean given the hidden weights, as :func:`summary` does. Values
+    of a :func:`site_function` have more effective draws where :class:`~numpyro_wide.ReadoutPredictive` draws readouts.
 
     Args:
         function: function from one draw, a dictionary of sites, to an array of any shape. It is compiled.
@@ -392,8 +379,8 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
     hidden units trade places. Chains that have settled and disagree sit in modes of their own: their equal-weight
     mixture is an ensemble, not the posterior, often with better scores than any member.
 
-    $\hat R$ is the classical one, of the means and of the logarithms of the variances, its quantile over nine tenths of
-    the entries of y. Chains of fewer than about fifty independent draws look unsettled by chance.
+    $\hat R$ is the classical one, of means and of log variances; nine tenths of the entries of y are below it. Chains
+    of fewer than about fifty independent draws look unsettled by chance.
 
     Args:
         y: observations at the predicted rows, (n,), or (n, k) for k outputs.
@@ -403,10 +390,6 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
     Returns:
         A :class:`PoolingReport`, to print, with ``advice``.
-
-    Raises:
-        ValueError: if shapes do not fit, there are fewer than 2 chains or 4 draws, there is NaN or infinity, or a
-            variance is not positive.
 
     Example:
         >>> import numpy as np

@@ -56,8 +56,7 @@ class RunSummary:
         function: a :class:`FunctionSummary`; None if draws of some latent sites are not stored.
         evidence_error: estimated rounding error, in nats, of the log density at the last draws, the readout integrated
             out; infinite where that is NaN. None with other likelihoods.
-        energy_drift: mean energy of the first quarter of a chain less that of the last, in standard deviations within
-            the last, (chains,).
+        energy_drift: mean energy of the first quarter less that of the last, in deviations of the last, (chains,).
         energy_error: rounding unit of the energy in nats, from its size and precision.
         num_chains: number of chains.
         num_draws: number of draws of each chain.
@@ -182,16 +181,14 @@ def summary(
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts that have to be drawn, for a model that is wrapped more than once;
-            ``jax.random.key(0)`` by default.
+        rng_key: a PRNG key for readouts that have to be drawn; ``jax.random.key(0)`` by default.
         quantiles: levels of the quantiles, between 0 and 1.
 
     Returns:
         A :class:`RunSummary`, to print.
 
     Raises:
-        TypeError: if the arguments come in another order.
-        ValueError: if levels are not between 0 and 1, or nothing is observed with these arguments.
+        ValueError: if nothing is observed with these arguments.
 
     Warns:
         RuntimeWarning: if in a chain fewer than 2 % of the draws are distinct.

@@ -265,11 +265,8 @@ def to_arviz(
     log-likelihood is by observation and from the unwrapped model, as ``arviz.loo`` needs it: by entry of the batch,
     such as a plate's, or without one along the first axis of the event.
 
-    Groups: posterior, sample_stats (all ``extra_fields`` under ArviZ's names), log_likelihood, observed_data, and on
-    request posterior_predictive and predictions. Dimensions are named after plates, and a "/" in a name becomes a ".".
-
-    The model is traced in every call; the same computation with data and draws of the same shapes compiles nothing. The
-    draws of a run in pieces stay on disk and are read block by block.
+    The extra fields are in sample_stats. Dimensions are named after plates, and a "/" in a name becomes a ".". The
+    model is traced in every call; draws of a run in pieces are read from disk block by block.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
@@ -281,8 +278,7 @@ def to_arviz(
         drop: names of sites to leave out of the posterior.
         log_likelihood: whether to compute the log-likelihood.
         posterior_predictive: whether to draw observations anew at the inputs of the fit.
-        predictions: arguments of the model at other inputs, without observations: a tuple, or a dictionary of
-            keywords.
+        predictions: arguments of the model at new inputs, without observations, a tuple or a dictionary of keywords.
         return_sites: names of the sites of the two predictive groups; by default the observed ones.
         coords: coordinates of dimensions by name, for all groups but the predictions.
         dims: names of all dimensions after chain and draw, by site.
@@ -291,7 +287,6 @@ def to_arviz(
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
 
     Raises:
-        TypeError: if the arguments come in another order, or ``predictions`` is neither a tuple nor a dictionary.
         ValueError: if a named site does not exist, ``dims`` do not fit it, observations are missing, or draws are
             needed that were not stored: after :func:`reduced`, pass ``log_likelihood=False``.
 

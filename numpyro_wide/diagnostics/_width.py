@@ -155,11 +155,10 @@ def wide_enough(
         **model_kwargs: keyword arguments of the models.
 
     Returns:
-        A :class:`WidthReport`, to print, with a :class:`WidthRow` of numbers in ``report.rows[width]``; the key of a
-        single model is "model".
+        A :class:`WidthReport`, to print, with a :class:`WidthRow` in ``report.rows[width]``, of a single model
+        ``report.rows["model"]``.
 
     Raises:
-        TypeError: if a model is not callable, such as a kernel.
         ValueError: if a model observes nothing with these arguments or has no such hyperparameters, or no draw has a
             finite weight.
 

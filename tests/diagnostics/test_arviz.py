@@ -207,7 +207,7 @@ def test_a_readout_repriorised_inside_the_model():
         ({"dims": {"v": ["a", "b"]}}, "dims names 'v', which is neither stored nor a site of the model.*'w'"),
         ({"dims": {"w": ["a"]}}, r"dims names 1 dimensions of site 'w', \['a'\], but it has 2"),
         ({"dims": {"w": ["a", "b", "c"]}}, r"dims names 3 dimensions of site 'w', \['a', 'b', 'c'\], but it has 2"),
-        ({"coords": {"row": range(8)}}, "coords names 'row', which is no dimension; the dimensions are .*'rows'"),
+        ({"coords": {"row": range(8)}}, "coords names 'row', which is no dimension; those are .*'rows'"),
     ],
 )
 def test_wrong_names_are_refused(options, message):
@@ -290,7 +290,7 @@ def test_an_event_of_rows_is_split_into_observations(case):
 def test_an_event_that_is_no_product_is_one_observation_and_says_so():
     model = likelihood(lambda mean: dist.MultivariateNormal(mean, jnp.eye(len(X))))
     draws = {"w": np.ones((2, 3, 2), "f")}
-    with pytest.warns(UserWarning, match=r"'y' is one event of shape \(8,\).*Write rows that are independent in a"):
+    with pytest.warns(UserWarning, match=r"'y' is one event of shape \(8,\).*Write independent rows in a"):
         values = to_arviz(stub(draws, model), model, X, Y[:, 0])["log_likelihood"]["y"]
     assert values.shape == (2, 3)
 
