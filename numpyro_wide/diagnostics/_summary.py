@@ -229,7 +229,7 @@ def summary(
         values, log_likelihood = _function_and_log_likelihood(run, rng_key)
         rhat, ess = _rhat_and_ess(values.astype(float))
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
-        function = FunctionSummary(_is_conjugate(run), rhat, ess, num_distinct)
+        function = FunctionSummary(run.names is not None, rhat, ess, num_distinct)
         error = _evidence_error(run)
         energy = -log_likelihood if energy is None else energy
     return RunSummary(
@@ -282,19 +282,12 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rhat, ess
 
 
-def _is_conjugate(run: FinishedRun) -> bool:
-    """Tell whether the readout can be integrated out."""
-    return len(run.wrapped) == 1 and run.wrapped[0].conjugate_sites(*run.arguments) is not None
-
-
 def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the function at the inputs, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
     observed = list(run.observed)
 
     def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        model: Any = run.wrapped[0]
-        fit = model.run(model.conjugate_sites(*run.arguments), draw, args, kwargs)
-        problem = fit.problem(model.variant)
+        fit, problem = run.read(draw, args, kwargs)
         mean, *_ = problem.predict(fit.features)
         return {"function": _some(jnp.ravel(fit.loc + mean)), "log_likelihood": problem.log_evidence()}
 
@@ -306,7 +299,7 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
         log_likelihood = sum(jnp.sum(sites[name]["fn"].log_prob(sites[name]["value"])) for name in observed)
         return {"function": _some(jnp.concatenate(values)), "log_likelihood": log_likelihood}
 
-    if _is_conjugate(run):
+    if run.names is not None:
         found = map_over_draws(integrated, run.latent(run.stored), run.arguments)
     else:
         found = map_over_draws(at_weights, run.latent(run.with_readout(rng_key)), run.arguments)
@@ -320,14 +313,12 @@ def _some(values: Array) -> Array:
 
 def _evidence_error(run: FinishedRun) -> float | None:
     """Estimate the largest rounding error of the evidence at the last draws; None without evidence."""
-    if not _is_conjugate(run):
+    if run.names is None:
         return None
-    model: Any = run.wrapped[0]
-    names = model.conjugate_sites(*run.arguments)
     last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
 
     def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        return {"error": model.run(names, draw, args, kwargs).problem(model.variant).evidence_error()}
+        return {"error": run.read(draw, args, kwargs)[1].evidence_error()}
 
     return float(np.max(map_over_draws(single, last, run.arguments)["error"]))
 

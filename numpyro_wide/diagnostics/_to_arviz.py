@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from numpyro_wide._traces import (
     observed_sites,
     run_model,
 )
-from numpyro_wide.readout._model import ReadoutModel, base_name
+from numpyro_wide.readout._model import ReadoutModel, SiteNames, base_name
 from numpyro_wide.readout._repriorise import base_transforms
 
 Draws = dict[str, Any]
@@ -62,6 +63,16 @@ def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Argume
         return {name: values.reshape(*shape, *values.shape[1:]) for name, values in found.items()}
 
     return by_blocks(lambda block, _: run_with_arguments(program, arguments, block), draws)
+
+
+def conjugate_sites(model: ReadoutModel, values: Draws, args: tuple, kwargs: Mapping[str, Any]) -> SiteNames | None:
+    """Return the names of the sites with which a readout can be integrated out; None if it cannot."""
+    return model.conjugate_sites(args, dict(kwargs))
+
+
+def read_run(model: ReadoutModel, names: SiteNames, values: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Return likelihood and prior of the readout at values of the other sites."""
+    return model.run(names, values, args, dict(kwargs))
 
 
 _FEWEST_DRAWS, _STUCK = 50, 0.02
@@ -124,6 +135,20 @@ class FinishedRun:
     def observed(self) -> dict[str, dict]:
         """The observed sites."""
         return observed_sites(self.sites)
+
+    @cached_property
+    def names(self) -> SiteNames | None:
+        """Names of the sites with which the readout can be integrated out; None if it cannot."""
+        if len(self.wrapped) != 1 or self.missing:
+            return None
+        first = {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
+        return conjugate_sites(self.wrapped[0], first, *self.arguments)
+
+    def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return likelihood and prior of the readout given the other sites, and its problem."""
+        model, names = self.wrapped[0], self.names
+        run = read_run(model, names, draw, args, kwargs)  # type: ignore[arg-type]
+        return run, run.problem(model.variant)
 
     @property
     def missing(self) -> list[str]:

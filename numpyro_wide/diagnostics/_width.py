@@ -13,7 +13,7 @@ from numpyro.handlers import substitute
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, kind_of, whole_number
 from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model, sample_sites
-from numpyro_wide.diagnostics._to_arviz import Arguments, run_with_arguments
+from numpyro_wide.diagnostics._to_arviz import Arguments, conjugate_sites, read_run, run_with_arguments
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
 from numpyro_wide.readout._model import ReadoutModel
@@ -289,17 +289,17 @@ def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
     """Estimate the log evidence of the infinitely wide network; NaN where it is not that of one Gaussian process."""
-    names = model.conjugate_sites(args, kwargs)
-    if names is None or has_latent_noise(model, args, kwargs):
+    if has_latent_noise(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)
     runs = []
     for key in draw_keys:
         sites = sample_sites(run_model(model.fn, args, kwargs, rng_key=key))
-        if any(site["is_observed"] and name != names.observed for name, site in sites.items()):
-            return float("nan")
         draw = {name: site["value"] for name, site in latent_sites(sites).items()}
-        runs.append(model.run(names, draw, args, kwargs))
+        names = conjugate_sites(model, draw, args, kwargs)
+        if names is None or any(site["is_observed"] and name != names.observed for name, site in sites.items()):
+            return float("nan")
+        runs.append(read_run(model, names, draw, args, kwargs))
     one, other = runs
     if not np.array_equal(one.loc, other.loc):
         return float("nan")
