@@ -49,7 +49,7 @@ class FunctionSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Result of :func:`summary`, to print. A number is None if the run does not hold it.
+    """Result of :func:`summary`, to print. A field is None if the run does not hold it.
 
     Attributes:
         sites: a :class:`SiteSummary` for each number among the sites, by its name.
@@ -58,11 +58,7 @@ class RunSummary:
             out; infinite where that is NaN. None with other likelihoods.
         energy_drift: mean energy of the first quarter less that of the last, in deviations of the last, (chains,).
         energy_error: rounding unit of the energy in nats, from its size and precision.
-        num_chains: number of chains.
-        num_draws: number of draws of each chain.
-        num_parameters: number of latent numbers of the unwrapped model, readout included.
         num_features: number of columns of the features, a bias included; None for an unwrapped model.
-        accept_prob: mean acceptance probability.
         step_size: step size by chain at the end, (chains,).
         num_gradients: number of gradients of the stored draws in all chains, from the extra field ``num_grad``, or
             NUTS's ``num_steps``.

@@ -22,19 +22,16 @@ from numpyro_wide.wide_limit._surrogates import mean_kernel
 
 
 class WidthRow(NamedTuple):
-    r"""Distance of one network from the limit.
+    r"""Distance of one network from the limit; ``_error`` is a Monte Carlo standard error.
 
     Attributes:
         accept_prob: mean acceptance probability of independent N(0, I) proposals in a stationary chain; 1 in the limit.
         pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024): averages can be trusted
             below 0.7; −inf for equal weights.
         gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$; 0 in the limit.
-        gap_error: its Monte Carlo standard error.
         log_evidence: $\log E[w]$, the log marginal likelihood; for a ``pareto_k`` or ``prior_pareto_k`` above 0.7
             take :func:`~numpyro_wide.model_evidence` instead.
-        log_evidence_error: its Monte Carlo standard error.
         sample_size: effective number of the weighted independent draws, as a share of all.
-        num_draws: number of draws.
         prior_pareto_k: ``pareto_k`` of draws of hyperparameters and weights together from their prior, on which
             ``log_evidence`` rests; NaN without hyperparameters.
         limit_log_evidence: of the Gaussian process with the given kernel, or with the mean kernel of prior draws, whose

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import summary, to_arviz
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.mcmc import PreconditionedCrankNicolson
+from numpyro_wide.mcmc import PreconditionedCrankNicolson, UnderdampedLangevin
 from numpyro_wide.runs import run_in_pieces
 from tests.conftest import enable_x64
 from tests.models import small_data
@@ -232,6 +232,23 @@ def test_an_energy_that_drifts_is_told():
     draws["w_base"] = np.zeros((2, 100, WIDTH, 2), "f")
     del draws["hidden"]
     assert summary(stub(draws, REPRIORISED), REPRIORISED, X, Y).energy_drift is None
+
+
+@pytest.mark.slow
+def test_a_start_far_away_in_single_precision_is_told():
+    """The chain creeps towards a mean of 50,000 with an acceptance that looks healthy."""
+
+    def far(y=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 1e5))
+        scale = numpyro.sample("scale", dist.HalfNormal(3.0))
+        numpyro.sample("y", dist.Normal(mean, scale).expand([20]).to_event(1), obs=y)
+
+    y = 50_000 + np.random.default_rng(0).normal(size=20).astype("f")
+    mcmc = MCMC(UnderdampedLangevin(far), num_warmup=300, num_samples=400, progress_bar=False)
+    mcmc.run(KEY, y)
+    found = summary(mcmc, far, y)
+    assert found.energy_drift[0] > 3 and found.energy_error > 0.1
+    assert "the energy drifts" in str(found) and "rounding moves the log density by" in str(found)
 
 
 def test_an_energy_that_single_precision_does_not_resolve_is_told():
