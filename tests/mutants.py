@@ -769,6 +769,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "    if True:",
             "diagnostics/test_width.py::test_the_limit_of_any_network_is_taken_as_it_is",
         ),
+        (
+            "wide_enough: the limit's evidence beside another likelihood",
+            'site["is_observed"] and name != names.observed',
+            "False",
+            "diagnostics/test_width.py::test_other_observed_sites_and_factors_weigh_as_well",
+        ),
     ],
     "wide_limit/_kernels.py": [
         (
@@ -1196,6 +1202,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             f"{REGRESSION}::test_crps_against_quadrature",
         ),
         (
+            "CRPS: weights of pairs",
+            "2 * weights[i] * (weights[i + 1 :] @ pairs)",
+            "2 * weights[i] * weights[i] * pairs.sum(axis=0)",
+            "test_mixture.py::test_weights_are_repeated_draws",
+        ),
+        (
             "CRPS: step of the integral seven times as long",
             "np.ceil(2 * (high - low)",
             "np.ceil(2 / 7 * (high - low)",
@@ -1338,6 +1350,20 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "np.asarray(values)[:, -1:]",
             "np.asarray(values)[:, :1]",
             "diagnostics/test_summary.py::test_a_sampled_noise_that_single_precision_does_not_resolve_is_told",
+        ),
+        (
+            "summary: an energy that drifts",
+            "_LARGEST_DRIFT = 3.0",
+            "_LARGEST_DRIFT = 300.0",
+            "diagnostics/test_summary.py::test_an_energy_that_drifts_is_told",
+        ),
+    ],
+    "diagnostics/_to_arviz.py": [
+        (
+            "chains that do not move: all chains counted as one",
+            "num_distinct <= _STUCK * num_draws",
+            "num_distinct.sum() <= _STUCK * num_draws",
+            "diagnostics/test_summary.py::test_chains_that_do_not_move_are_warned_of",
         ),
     ],
     "runs/_pieces.py": [
