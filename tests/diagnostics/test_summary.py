@@ -247,8 +247,7 @@ def test_a_start_far_away_in_single_precision_is_told():
     mcmc = MCMC(UnderdampedLangevin(far), num_warmup=300, num_samples=400, progress_bar=False)
     mcmc.run(KEY, y)
     found = summary(mcmc, far, y)
-    assert found.energy_drift[0] > 3 and found.energy_error > 0.1
-    assert "the energy drifts" in str(found) and "rounding moves the log density by" in str(found)
+    assert found.accept_prob > 0.5 and found.energy_drift[0] > 3 and "the energy drifts" in str(found)
 
 
 def test_an_energy_that_single_precision_does_not_resolve_is_told():
