@@ -134,10 +134,11 @@ class RunSummary:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
-        median, largest = (f"{statistic(function.rhat):.3f}" for statistic in (np.nanmedian, np.nanmax))
+        rhats = "R-hat unknown"  # as of chains that stand still
+        if not np.isnan(function.rhat).all():
+            rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
-        total = self.num_chains * self.num_draws
-        lines = [f"{start}: median R-hat {median}, largest {largest}; {sizes}, of {total}"]
+        lines = [f"{start}: {rhats}; {sizes}, of {self.num_chains * self.num_draws}"]
         if function.num_distinct.min() < 0.1 * self.num_draws:
             lines.append(f"a chain stands still: {function.num_distinct.tolist()} distinct draws by chain")
         return lines
