@@ -11,7 +11,7 @@ NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
 	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
 NEWER_VENV := .venv-newer
 # Where the two generations of ArviZ, and of jax and flax, differ most.
-SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/datasets/test_datasets.py
+SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Every case is in one of these (tests/schedule.py).

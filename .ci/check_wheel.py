@@ -14,7 +14,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
 NOTEBOOK = README.parent / "docs" / "notebooks" / "wide_bnn.ipynb"
-CARRIED = ("numpyro_wide/py.typed", "numpyro_wide/datasets/olympic_marathon_men.csv", "licenses/LICENSE")
+CARRIED = ("numpyro_wide/py.typed", "numpyro_wide/olympic_marathon_men.csv", "licenses/LICENSE")
 CHECK = """
 import importlib.metadata
 import numpyro_wide

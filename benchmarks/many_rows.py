@@ -6,7 +6,7 @@ all threads, compilation included.
 
 python -m benchmarks many_rows              (gradients, in 6 GB; random features of 10,000 and 100,000 rows)
 python -m benchmarks.many_rows --rows 1000000    (random features at as many rows: nine minutes of a core)
-python -m benchmarks.many_rows --uci FOLDER --sets protein bike    (tables of a folder, as datasets.uci reads them)
+python -m benchmarks.many_rows --uci FOLDER --sets protein bike    (tables of a folder, as studies._data reads them)
 """
 
 import argparse
@@ -21,10 +21,10 @@ from numpyro.infer.util import log_density
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from numpyro_wide import collapse_readout, set_blas_threads
-from numpyro_wide.datasets import Standardiser, uci
 from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import fit_random_features
+from studies._data import Standardiser, uci
 
 NUM_INPUTS, WIDTH, NOISE, BLOCK_SIZE, NUM_TEST = 8, 256, 0.1, 4096, 2000
 NETWORK = FCN(depth=1, width=WIDTH, activation="erf", w_std=1.5, b_std=1.0)

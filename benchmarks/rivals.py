@@ -6,7 +6,7 @@ few lines in torch; both need an environment of their own. SVI is NumPyro's, a m
 the scales and the noise of the limit's fit. Seconds are those of the processor, over all threads, compilation included.
 
 python -m benchmarks.rivals --rows 10000 100000 --seconds 60 --torch PYTHON
-python -m benchmarks.rivals --rows --uci FOLDER --torch PYTHON       (tables of a folder, as datasets.uci reads them)
+python -m benchmarks.rivals --rows --uci FOLDER --torch PYTHON       (tables of a folder, as studies._data reads them)
 """
 
 import argparse
@@ -28,10 +28,10 @@ from sklearn.model_selection import train_test_split
 from benchmarks.elsewhere import run_elsewhere
 from benchmarks.many_rows import NUM_TEST, data, truth
 from numpyro_wide import set_blas_threads, wide_limit
-from numpyro_wide.datasets import Standardiser, uci
 from numpyro_wide.diagnostics import regression_scores
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, bnn
+from studies._data import Standardiser, uci
 
 BATCH, STEPS = 1024, 500
 

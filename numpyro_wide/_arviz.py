@@ -12,10 +12,9 @@ _FEWEST = 25  # draws, a fifth of which are the tail, of which a law of two para
 
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    r"""Smooth log weights, so that they sum to one, and estimate the Pareto shape $\hat k$ (Vehtari et al. 2024).
+    """Smooth and normalise log weights, and estimate their Pareto shape (Vehtari et al. 2024).
 
-    Where the tail has fewer than five draws, or draws that are all the same, the weights stay as they are, and the
-    shape is infinite: it is not known.
+    For a tail of fewer than five draws, or of equal ones, the weights stay as they are and the shape is infinite.
     """
     as_they_are = log_ratios - logsumexp(log_ratios), np.inf
     if len(log_ratios) < _FEWEST:
@@ -35,15 +34,7 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def effective_sample_size(values: np.ndarray, method: str = "bulk") -> np.ndarray:
-    """Estimate the effective number of draws.
-
-    Args:
-        values: draws (chain, draw, ...).
-        method: name of ArviZ's method, such as "bulk" or "mean".
-
-    Returns:
-        One number for each entry, (...), float64.
-    """
+    """Estimate the effective number of draws (chain, draw, ...), for each entry, by a method of ArviZ's."""
     import arviz
 
     return np.asarray(arviz.ess({"x": np.asarray(values)}, method=method)["x"], dtype=float)

@@ -1,62 +1,97 @@
-"""Equal-weight mixtures of Gaussians, one for each entry of y: density, distribution function, CRPS.
+"""Mixtures of Gaussians over a leading axis of draws, in NumPy and float64: moments, density, quantiles, CRPS.
 
-All take y (m,), and mean and standard deviation (draws, m), in float64.
+``mean`` and ``variance`` have shape (draws, ...), ``y`` the same without draws, ``weights`` (draws,) with sum one; None
+for equal weights. Every entry is a mixture of its own.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import erf, logsumexp, ndtr
 
+Weights = np.ndarray | None
 # Intermediate arrays hold at most about so many numbers: 2 MB, which fit into a processor's cache.
 BLOCK = 2**18
 
 
-def log_density(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute the logarithm of the mixture's density, (m,)."""
-    z = (y - mean) / scale
-    # By log-sum-exp: far from every draw the density underflows, its logarithm does not.
-    by_draw = -0.5 * z**2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
-    return logsumexp(by_draw, axis=0) - np.log(len(mean))
+def in_blocks(fn: Callable, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Compute ``fn(y, mean, variance)``, entry by entry, in float64 and for a block of entries at a time."""
+    flat_y, flat_mean, flat_variance = y.reshape(-1), mean.reshape(len(mean), -1), variance.reshape(len(mean), -1)
+    found = np.empty(flat_y.shape)
+    size = max(1, BLOCK // len(mean))
+    for start in range(0, len(flat_y), size):
+        block = slice(start, start + size)
+        parts = (values[..., block].astype(np.float64) for values in (flat_y, flat_mean, flat_variance))
+        found[block] = fn(*parts)
+    return found.reshape(y.shape)
 
 
-def distribution_function(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute the mixture's distribution function, (m,)."""
-    # The mean of numbers that are 1 may be rounded to a little more.
-    return np.minimum(ndtr((y - mean) / scale).mean(axis=0), 1.0)
+def moments(mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and variance of the mixture."""
+    center = _average(mean, weights)
+    return center, _average(variance + (mean - center) ** 2, weights)
 
 
-def crps(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute E|X − y| − ½ E|X − X'| for X, X' from the mixture, (m,) (Gneiting & Raftery 2007; Grimit 2006)."""
-    return absolute_error(y, mean, scale) - spread(mean, scale)
+def component_log_density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the log density of each component, (draws, ...); summed over outputs, that of a row given the draw."""
+    return -0.5 * ((y - mean) ** 2 / variance + np.log(2 * np.pi * variance))
 
 
-def absolute_error(y: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute E|X − y|, (m,)."""
-    return _mean_modulus(y - mean, scale).mean(axis=0)
+def log_average(log_values: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return the logarithm of the average over draws of exp(log_values), (draws, ...)."""
+    if weights is None:
+        return logsumexp(log_values, axis=0) - np.log(len(log_values))
+    return logsumexp(log_values, axis=0, b=weights.reshape(-1, *[1] * (log_values.ndim - 1)))
 
 
-def spread(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute ½ E|X − X'|, (m,): by pairs of draws, or by the integral where that needs fewer evaluations."""
+def log_density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return the mixture's log density."""
+    # A y that is 1e160 deviations away has the log density −∞.
+    with np.errstate(over="ignore"):
+        return log_average(component_log_density(y, mean, variance), weights)
+
+
+def cdf(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return the mixture's distribution function."""
+    # The average of numbers that are 1 may be rounded to a little more.
+    return np.minimum(_average(ndtr((y - mean) / np.sqrt(variance)), weights), 1.0)
+
+
+def quantile(level: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return the mixture's quantiles by bisection, 40 steps, to 1e-12 of the range; levels broadcast over entries."""
+    far = 10 * np.sqrt(variance)
+    low, high = (mean - far).min(axis=0), (mean + far).max(axis=0)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        is_below = cdf(middle, mean, variance, weights) < level
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return 0.5 * (low + high)
+
+
+def crps(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return E|X − y| − ½ E|X − X'| for X, X' from the mixtures of entries (m,) (Gneiting & Raftery 2007)."""
+    scale = np.sqrt(variance)
     num_points = _num_points(mean, scale)
-    by_integral = num_points < len(mean) / 2
-    found = np.empty(mean.shape[1])
-    found[~by_integral] = spread_by_pairs(mean[:, ~by_integral], scale[:, ~by_integral])
-    found[by_integral] = spread_by_integral(mean[:, by_integral], scale[:, by_integral])
-    return found
+    by_integral = num_points < len(mean) / 2  # which then needs fewer evaluations
+    spread = np.empty(mean.shape[1])
+    for part, half_mean_difference in ((~by_integral, spread_by_pairs), (by_integral, spread_by_integral)):
+        spread[part] = half_mean_difference(mean[:, part], scale[:, part], weights)
+    return _average(_mean_modulus(y - mean, scale), weights) - spread
 
 
-def spread_by_pairs(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute ½ E|X − X'| in closed form, summed over all pairs of draws (Grimit 2006)."""
-    num_draws = len(mean)
+def spread_by_pairs(mean: np.ndarray, scale: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return ½ E|X − X'|, (m,), in closed form, summed over all pairs of draws (Grimit 2006)."""
+    weights = np.full(len(mean), 1 / len(mean)) if weights is None else weights
     variance = scale**2
-    total = _mean_modulus(np.zeros_like(mean), np.sqrt(2) * scale).sum(axis=0)
-    for i in range(num_draws - 1):
+    total = weights**2 @ _mean_modulus(np.zeros_like(mean), np.sqrt(2) * scale)
+    for i in range(len(mean) - 1):
         pairs = _mean_modulus(mean[i + 1 :] - mean[i], np.sqrt(variance[i + 1 :] + variance[i]))
-        total += 2 * pairs.sum(axis=0)
-    return total / (2 * num_draws**2)
+        total += 2 * weights[i] * (weights[i + 1 :] @ pairs)
+    return total / 2
 
 
-def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute ½ E|X − X'| = ∫ F (1 − F) by the trapezoidal rule, which costs draws times points and not draws².
+def spread_by_integral(mean: np.ndarray, scale: np.ndarray, weights: Weights = None) -> np.ndarray:
+    """Return ½ E|X − X'| = ∫ F (1 − F), (m,), by the trapezoidal rule, at the cost of draws times points, not draws².
 
     Its error falls exponentially in 1/step, as the integrand is analytic (Trefethen & Weideman 2014): the Fourier
     transform of F (1 − F) falls as exp(−s² ω² / 4), s the smallest of the draws' standard deviations, and is 1e-17 at
@@ -70,25 +105,29 @@ def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
         points = np.linspace(low[i], high[i], num_points[i])
         total = 0.0
         for part in np.array_split(points, 1 + len(points) * len(mean) // BLOCK):
-            below = ndtr((part[:, None] - mean[:, i]) / scale[:, i]).mean(axis=1)
+            below = _average(ndtr((part - mean[:, i, None]) / scale[:, i, None]), weights)
             total += float(np.sum(below * (1 - below)))
         found[i] = total * (points[1] - points[0])
     return found
 
 
+def _average(values: np.ndarray, weights: Weights) -> np.ndarray:
+    return values.mean(axis=0) if weights is None else np.tensordot(weights, values, 1)
+
+
 def _mean_modulus(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Compute E|Z| for Z ~ N(mean, scale²)."""
+    """Return E|Z| for Z ~ N(mean, scale²)."""
     z = mean / scale
     return scale * (np.sqrt(2 / np.pi) * np.exp(-0.5 * z**2) + z * erf(z / np.sqrt(2)))
 
 
 def _ends(mean: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points eight deviations beyond every draw, where F is 1e-15 from 0 or 1."""
+    # F is 1e-15 from 0 or 1 there.
     return (mean - 8 * scale).min(axis=0), (mean + 8 * scale).max(axis=0)
 
 
 def _num_points(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Count the points that make the step half of the smallest deviation, or a little less."""
+    """Return the number of points with a step of half the smallest deviation, or a little less."""
     low, high = _ends(mean, scale)
     # Far more than anyone would take, since a whole number has an end and a ratio of deviations has none.
     return np.minimum(np.ceil(2 * (high - low) / scale.min(axis=0)) + 1, 2**53).astype(np.int64)

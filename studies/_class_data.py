@@ -7,8 +7,8 @@ import numpy as np
 import sklearn.datasets
 
 import _common
+import _data
 import _fashion_data
-from numpyro_wide import datasets
 
 MOST_ROWS, MOST_TESTED = 1000, 2000
 OF_SKLEARN = {"breast cancer": "load_breast_cancer", "wine": "load_wine"}
@@ -50,7 +50,7 @@ def load(name: str, folder: Path | None, most_rows: int = MOST_ROWS) -> Table:
         inputs, labels = getattr(sklearn.datasets, OF_SKLEARN[name])(return_X_y=True)
         num_test = round(TEST_SHARE * len(labels))
         num_train = min(most_rows, len(labels) - num_test)
-        parts = _standardised(*datasets.split(datasets.Dataset(inputs, labels), num_train, num_test, seed=0))
+        parts = _standardised(*_data.split(_data.Dataset(inputs, labels), num_train, num_test, seed=0))
     else:
         parts = _of_numbers(*OF_NUMBERS[name], folder, most_rows)
     (x, labels), (x_test, labels_test) = parts
@@ -59,14 +59,14 @@ def load(name: str, folder: Path | None, most_rows: int = MOST_ROWS) -> Table:
 
 def _of_numbers(file: str, threshold: float, folder: Path, most_rows: int) -> tuple:
     """Split a set of numbers, its copies of rows left out, by which side of a threshold the target is on."""
-    parts = datasets.uci(folder, file)
+    parts = _data.uci(folder, file)
     rows = np.concatenate([np.column_stack(part) for part in parts])
     rows = np.unique(rows, axis=0)
-    both = datasets.Dataset(rows[:, :-1], (rows[:, -1] > threshold).astype(int))
+    both = _data.Dataset(rows[:, :-1], (rows[:, -1] > threshold).astype(int))
     num_train = min(most_rows, len(rows) // 2)
-    return _standardised(*datasets.split(both, num_train, min(MOST_TESTED, len(rows) - num_train), seed=0))
+    return _standardised(*_data.split(both, num_train, min(MOST_TESTED, len(rows) - num_train), seed=0))
 
 
-def _standardised(train: datasets.Dataset, test: datasets.Dataset) -> tuple:
-    scale = datasets.Standardiser.fit(train.inputs)
+def _standardised(train: _data.Dataset, test: _data.Dataset) -> tuple:
+    scale = _data.Standardiser.fit(train.inputs)
     return tuple(part._replace(inputs=scale(part.inputs)) for part in (train, test))

@@ -16,8 +16,8 @@ import numpyro.distributions as dist
 import pandas
 from tqdm.auto import tqdm
 
+import _data
 import numpyro_wide
-from numpyro_wide import datasets
 from numpyro_wide.wide_limit import gp_log_evidence, gp_posterior
 
 matplotlib.use("Agg")  # figures go to files, where there is no screen, too
@@ -49,20 +49,20 @@ def arguments(doc: str, **options: Any) -> argparse.Namespace:
 
 def digits(num_train: int, num_test: int) -> tuple[Any, Any]:
     """Split handwritten digits at random: pixels (n, 64), standardised by the training part, and labels (n,)."""
-    train, test = datasets.split(datasets.digits(), num_train, num_test, seed=0)
+    train, test = _data.split(_data.digits(), num_train, num_test, seed=0)
     pixels = [part.inputs.reshape(-1, 64) for part in (train, test)]
-    scale = datasets.Standardiser.fit(pixels[0], by_column=False)
+    scale = _data.Standardiser.fit(pixels[0], by_column=False)
     return train._replace(inputs=scale(pixels[0])), test._replace(inputs=scale(pixels[1]))
 
 
 def standardised(data: Any, num_train: int | None = None) -> Any:
     """Standardise inputs and targets by the first ``num_train`` rows, by all without it."""
-    return type(data)(*(datasets.Standardiser.fit(part[:num_train])(part) for part in data))
+    return type(data)(*(_data.Standardiser.fit(part[:num_train])(part) for part in data))
 
 
 def standardised_by(train: Any, test: Any, dtype: Any) -> tuple[Any, Any, float]:
     """Standardise inputs and targets of both by the training rows; with the targets' scale."""
-    scales = [datasets.Standardiser.fit(column) for column in train]
+    scales = [_data.Standardiser.fit(column) for column in train]
     parts = [
         tuple(scale(column).astype(dtype) for scale, column in zip(scales, part, strict=True)) for part in (train, test)
     ]

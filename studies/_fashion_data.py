@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_wide import datasets
+import _data
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 NUM_CLASSES = 10
@@ -31,14 +31,14 @@ def load(folder, num_train, num_test, pool=2):
     brought to that size. Pixels are standardised by the training images, all with one mean and one scale.
     """
     folder = folder or (DEBIAN if DEBIAN.is_dir() else None)
-    digits = datasets.digits()
+    digits = _data.digits()
     if folder is None:
         print("No folder of Fashion-MNIST: scikit-learn's digits in its place, and their negatives as shifted images.")
-        train, test = datasets.split(digits, num_train, num_test, seed=0)
+        train, test = _data.split(digits, num_train, num_test, seed=0)
         parts = [part.reshape(-1, 64) for part in (train.inputs, test.inputs, 16.0 - test.inputs)]
     else:
-        train, test = datasets.fashion_mnist(folder)
-        train, test = datasets.split(train, num_train, 0, seed=0)[0], datasets.split(test, num_test, 0, seed=0)[0]
+        train, test = _data.fashion_mnist(folder)
+        train, test = _data.split(train, num_train, 0, seed=0)[0], _data.split(test, num_test, 0, seed=0)[0]
         # From 8 x 8 to 24 x 24 pixels, in a frame of two.
         enlarged = np.kron(digits.inputs * (255 / 16), np.ones((1, 3, 3)))
         enlarged = np.pad(enlarged, ((0, 0), (2, 2), (2, 2)))
@@ -47,7 +47,7 @@ def load(folder, num_train, num_test, pool=2):
             part.reshape(-1, side, pool, side, pool).mean((2, 4)).reshape(-1, side**2)
             for part in (train.inputs, test.inputs, enlarged)
         ]
-    scale = datasets.Standardiser.fit(parts[0], by_column=False)
+    scale = _data.Standardiser.fit(parts[0], by_column=False)
     x, x_test, x_shifted = map(scale, parts)
     return Images(x, train.targets, x_test, test.targets, x_shifted)
 

@@ -11,7 +11,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.initialization import init_to_sample
 
 import _common
-from numpyro_wide import TemperedTraceMeanFieldELBO, datasets
+import _data
+from numpyro_wide import TemperedTraceMeanFieldELBO
 
 PRIOR_SCALE = 0.2**0.5  # every weight N(0, 1/5), as in the paper
 CUBIC_NOISE = 0.001**0.5
@@ -26,7 +27,7 @@ class Fit(NamedTuple):
 
 def digits(num_train):
     """Return digits from 0 to 1 with a column of ones: those to train on, and the others."""
-    parts = datasets.split(datasets.digits(), num_train, 1797 - num_train, seed=0)
+    parts = _data.split(_data.digits(), num_train, 1797 - num_train, seed=0)
     return [part._replace(inputs=_common.with_ones(part.inputs.reshape(-1, 64) / 16)) for part in parts]
 
 

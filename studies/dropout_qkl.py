@@ -21,7 +21,8 @@ from numpyro.infer.initialization import init_to_sample
 from tqdm.auto import tqdm
 
 import _common
-from numpyro_wide import TraceQKL, datasets, quasi_kl
+import _data
+from numpyro_wide import TraceQKL, quasi_kl
 from numpyro_wide.autoguide import AutoDegenerateNormal, AutoDropout
 from numpyro_wide.distributions import DegenerateNormal
 
@@ -142,7 +143,7 @@ def main(options):
         guides[f"dropout, rate {rate}"] = AutoDropout(network, rate=rate, sites=["readout"])
     guides["dropout, learned rate"] = AutoDropout(network, rate=0.2, sites=["readout"], learn_rate=True)
     n = options.num_train
-    x, y = _common.standardised(datasets.split(datasets.diabetes(), 442, 0, seed=0)[0], n)
+    x, y = _common.standardised(_data.split(_data.diabetes(), 442, 0, seed=0)[0], n)
     x = _common.with_ones(x)
     data = (x[:n], y[:n]), (x[n:], y[n:]), options.num_steps
     fits = {name: fit(guide, *data) for name, guide in tqdm(guides.items(), desc="guides", unit="fit")}

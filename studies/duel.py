@@ -27,7 +27,8 @@ import pandas
 
 import _chains
 import _common
-from numpyro_wide import datasets, nn, wide_limit
+import _data
+from numpyro_wide import nn, wide_limit
 from numpyro_wide.diagnostics import pooling, project, regression_scores
 
 OURS, BY_ROW, BDE = "ours", "ours, noise by row", "bde, run here"
@@ -84,8 +85,8 @@ class Row(NamedTuple):
 def tables_of(folder, name):
     """Return training and test rows as they are."""
     if folder is None:
-        return datasets.split(datasets.diabetes(), 354, 88, seed=0)
-    return datasets.uci(folder, name)
+        return _data.split(_data.diabetes(), 354, 88, seed=0)
+    return _data.uci(folder, name)
 
 
 def rows_of(tables, *, in_cube_roots):
@@ -200,7 +201,7 @@ def of_targets(scores, tables, mean, variance):
     An interval holds a target if the roots' interval holds its root. The mean of a cube is closed, E z³ = m³ + 3 m v,
     and the log density gains the logarithm of the map's derivative.
     """
-    roots = datasets.Standardiser.fit(np.cbrt(tables[0].targets))
+    roots = _data.Standardiser.fit(np.cbrt(tables[0].targets))
     scale, y = tables[0].targets.std(), tables[1].targets
     mean, variance = roots.loc + roots.scale * mean, roots.scale**2 * variance
     error = np.mean(mean**3 + 3 * mean * variance, axis=(0, 1)) - y

@@ -20,7 +20,7 @@ import numpy as np
 import pandas
 
 import _common
-from numpyro_wide import datasets
+import _data
 from numpyro_wide.estimators import WideBNNRegressor
 
 RANDOM, GAP = "random", "gap"
@@ -54,13 +54,13 @@ class Row(NamedTuple):
 def rows_of(folder, cell):
     """Return training and test rows."""
     if folder is None:
-        train, test = datasets.split(datasets.diabetes(), 100, 40, seed=cell.split)
+        train, test = _data.split(_data.diabetes(), 100, 40, seed=cell.split)
     else:
-        train, test = datasets.uci(folder, cell.name, cell.split if cell.kind == RANDOM else 0)
+        train, test = _data.uci(folder, cell.name, cell.split if cell.kind == RANDOM else 0)
     if cell.kind == RANDOM:
         return train, test
     parts = zip(train, test, strict=True)
-    return with_gap(datasets.Dataset(*(np.concatenate(part) for part in parts)), cell.split)
+    return with_gap(_data.Dataset(*(np.concatenate(part) for part in parts)), cell.split)
 
 
 def with_gap(rows, column):
@@ -69,7 +69,7 @@ def with_gap(rows, column):
     order = chance[np.argsort(rows.inputs[chance, column], kind="stable")]
     third = len(order) // 3
     outer = np.concatenate([order[:third], order[2 * third :]])
-    return tuple(datasets.Dataset(*(part[some] for part in rows)) for some in (outer, order[third : 2 * third]))
+    return tuple(_data.Dataset(*(part[some] for part in rows)) for some in (outer, order[third : 2 * third]))
 
 
 def run(cell, options):
@@ -148,7 +148,7 @@ def main(options):
     sets = options.sets if options.folder is not None else ["diabetes"]
     cells = []
     for name in sets:
-        columns = 10 if options.folder is None else datasets.uci(options.folder, name)[0].inputs.shape[1]
+        columns = 10 if options.folder is None else _data.uci(options.folder, name)[0].inputs.shape[1]
         cells += [Cell(name, RANDOM, split) for split in range(options.splits)]
         cells += [Cell(name, GAP, column) for column in range(min(columns, options.gaps))]
     rows = _common.resumed(

@@ -24,6 +24,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC
 
 import _common
+import _data
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, model_evidence, nn, wide_limit
 from numpyro_wide.mcmc import SplitHMC
 
@@ -68,10 +69,10 @@ def rows_of(name, folder, num_train, num_test):
     if name in CODES:
         parts = _common.digits(num_train, num_test)
         return tuple((part.inputs, CODES[name](part.targets)) for part in parts)
-    data = datasets.marathon() if name == "marathon" else datasets.uci(folder, name, split=0)[0]
+    data = datasets.marathon() if name == "marathon" else _data.uci(folder, name, split=0)[0]
     num_train = min(num_train, int(0.8 * len(data.targets)))
     num_test = min(num_test, len(data.targets) - num_train)
-    return _common.standardised_by(*datasets.split(data, num_train, num_test, seed=0), np.float32)[:2]
+    return _common.standardised_by(*_data.split(data, num_train, num_test, seed=0), np.float32)[:2]
 
 
 @functools.cache

@@ -22,10 +22,10 @@ from flax import linen
 
 import _class_chains
 import _common
+import _data
 import _fashion_baselines as baselines
 from _class_chains import MICROCANONICAL, Task, limit_kernel
 from _class_data import Table
-from numpyro_wide import datasets
 from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.nn import CNN
 
@@ -79,13 +79,13 @@ def table_of(name, task):
     """Read images (n, height, width, 1), black at -1 and white at 1, and labels."""
     options = task.options
     if name == "digits":
-        parts = datasets.split(datasets.digits(), options.num_digits, 797, seed=0)
+        parts = _data.split(_data.digits(), options.num_digits, 797, seed=0)
         x, x_test = (part.inputs[..., None] / 8 - 1 for part in parts)
     else:
-        parts = datasets.mnist(options.folder)
+        parts = _data.mnist(options.folder)
         parts = [
-            datasets.split(parts[0], options.num_images, 0, seed=0)[0],
-            datasets.split(parts[1], 1000, 0, seed=0)[0],
+            _data.split(parts[0], options.num_images, 0, seed=0)[0],
+            _data.split(parts[1], 1000, 0, seed=0)[0],
         ]
         # Averages over squares of two pixels.
         x, x_test = (part.inputs.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)) / 127.5 - 1 for part in parts)

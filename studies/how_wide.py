@@ -23,8 +23,9 @@ from numpyro.infer import NUTS
 
 import _chains
 import _common
+import _data
 from _sampling import clock, first_states, gradient_seconds, stretch_of
-from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, mcmc, nn, repriorise, wide_limit
+from numpyro_wide import ReadoutPredictive, collapse_readout, mcmc, nn, repriorise, wide_limit
 from numpyro_wide.diagnostics import project, regression_scores
 from numpyro_wide.readout import readout_function, site_function
 
@@ -76,10 +77,10 @@ class Row(NamedTuple):
 def rows_of(folder, name, num_train):
     """Return training and test rows, standardised by the former, and the targets' scale."""
     if folder is None:
-        train, test = datasets.split(datasets.diabetes(), num_train, 142, seed=0)
+        train, test = _data.split(_data.diabetes(), num_train, 142, seed=0)
     else:
-        train, test = datasets.uci(folder, name)
-        train = datasets.split(train, num_train, 0, seed=0)[0]
+        train, test = _data.uci(folder, name)
+        train = _data.split(train, num_train, 0, seed=0)[0]
     return _common.standardised_by(train, test, np.float32)
 
 

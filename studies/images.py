@@ -21,8 +21,9 @@ import pandas
 from flax import linen
 
 import _common
+import _data
 from _fashion_data import shares_of_largest
-from numpyro_wide import datasets, diagnostics, wide_limit
+from numpyro_wide import diagnostics, wide_limit
 from numpyro_wide.nn import FCN, NTKConv
 
 FIRST_ROW, TEST_STRIDE, NUM_CLASSES = 5000, 20, 10
@@ -74,10 +75,10 @@ def load(folder, num_train, num_test):
     """Read MNIST, or digits in its place."""
     if folder is None:
         print("No folder of MNIST: scikit-learn's digits in its place.")
-        train, test = datasets.split(datasets.digits(), num_train, num_test, seed=0)
+        train, test = _data.split(_data.digits(), num_train, num_test, seed=0)
         scale = 16
     else:
-        train, test = datasets.mnist(folder)
+        train, test = _data.mnist(folder)
         train, test = train._replace(inputs=train.inputs[FIRST_ROW:], targets=train.targets[FIRST_ROW:]), test
         test = test._replace(inputs=test.inputs[::TEST_STRIDE], targets=test.targets[::TEST_STRIDE])
         scale = 255

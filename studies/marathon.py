@@ -17,6 +17,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 
 import _chains
 import _common
+import _data
 from _common import Posterior
 from numpyro_wide import datasets, repriorise, wide_limit_draws
 from numpyro_wide.wide_limit import fcn_kernel
@@ -30,7 +31,7 @@ NUM_CHAINS = 2
 METHODS = ("NUTS, plain", "NUTS, repriorised", "wide limit, no chain")
 GAMES = datasets.marathon()
 X, Y = _common.standardised(GAMES)
-YEARS, PACES = (datasets.Standardiser.fit(part) for part in GAMES)
+YEARS, PACES = (_data.Standardiser.fit(part) for part in GAMES)
 GRID = np.arange(1890, 2031, 2)
 
 

@@ -22,7 +22,8 @@ from numpyro.infer import MCMC, NUTS
 
 import _chains
 import _common
-from numpyro_wide import collapse_readout, datasets, mcmc, nn, repriorise
+import _data
+from numpyro_wide import collapse_readout, mcmc, nn, repriorise
 from numpyro_wide.diagnostics import random_projections
 from numpyro_wide.readout import readout_function
 
@@ -154,10 +155,10 @@ def main(options):
         options.widths, options.num_train, options.budget = [32, 128], [32, 64], 400
     if min(len(options.widths), len(options.num_train)) < 2:
         raise SystemExit("expected at least two widths and two numbers of images")
-    images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-    images, test = datasets.split(images, max(options.num_train), NUM_TEST, seed=0)
+    images = _data.digits() if options.cifar10 is None else _data.cifar10(options.cifar10)[0]
+    images, test = _data.split(images, max(options.num_train), NUM_TEST, seed=0)
     pixels, pixels_test = (part.inputs.reshape(len(part.targets), -1) for part in (images, test))
-    scale = datasets.Standardiser.fit(pixels, by_column=False)
+    scale = _data.Standardiser.fit(pixels, by_column=False)
     data, x_test = (scale(pixels), _common.centred_codes(images.targets, 10)), scale(pixels_test)
 
     # Widths at one number of images, numbers of images at one width, regularisers at both.

@@ -19,8 +19,8 @@ from numpyro.infer import MCMC
 
 import _chains
 import _common
+import _data
 from _ntk_reparam import ntk_map
-from numpyro_wide import datasets
 from numpyro_wide.diagnostics import projected_ess
 from numpyro_wide.linear_gaussian import readout_map
 from numpyro_wide.mcmc import UnderdampedLangevin
@@ -64,7 +64,7 @@ MAPS = {"T, readout": (map_t, "-o"), "R, NTK": (map_r, "--s"), "none": (lambda p
 
 def make_sampler(reparametrise, num_train, options):
     """Compile one chain with the map, from (key, regulariser) to draws, for a batch of both."""
-    rows, _ = datasets.split(datasets.diabetes(), 442, 0, seed=0)
+    rows, _ = _data.split(_data.diabetes(), 442, 0, seed=0)
     inputs, targets = _common.standardised(rows)
     x, y, x_test = jnp.asarray(inputs[:num_train]), jnp.asarray(targets[:num_train]), jnp.asarray(inputs[-NUM_TEST:])
     thinning = max(1, options.num_steps // 500)  # enough of them for the effective sample size, few enough to hold

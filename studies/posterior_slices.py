@@ -23,10 +23,10 @@ from scipy.interpolate import RegularGridInterpolator
 from tqdm.auto import tqdm
 
 import _common
-from numpyro_wide import datasets, repriorise
-from numpyro_wide.diagnostics import posterior_slice
+import _data
+from _slices import plot_posterior_slice, posterior_slice
+from numpyro_wide import repriorise
 from numpyro_wide.nn import FCN, bnn
-from numpyro_wide.plots import plot_posterior_slice
 from numpyro_wide.readout import site_function
 
 NOISE_SCALE = 0.1
@@ -104,8 +104,7 @@ def draw_slices(cells, found, options):
     for column, ((n, width), cut) in zip(axes.T, found.items(), strict=True):
         for panel, form in zip(column, ROWS, strict=True):
             depth = min(3 * fall(cut["plain"]), np.ptp(cut[form].log_density))
-            plot_posterior_slice(cut[form], depth=depth, ax=panel, colorbar=False)
-            panel.set(xlabel="", ylabel="")
+            plot_posterior_slice(cut[form], depth=depth, ax=panel)
             panel.set_title(f"width {width}, n = {n}\n{form}, {depth:,.0f} nats", fontsize=10)
     figure.supxlabel("angle towards the second network, radians")
     figure.supylabel("angle at right angles to it, radians")
@@ -130,10 +129,10 @@ def draw_regression(options):
 
 def main(options):
     """Run the study."""
-    images = datasets.digits() if options.cifar10 is None else datasets.cifar10(options.cifar10)[0]
-    images = datasets.split(images, max(options.num_train), 0, seed=0)[0]
+    images = _data.digits() if options.cifar10 is None else _data.cifar10(options.cifar10)[0]
+    images = _data.split(images, max(options.num_train), 0, seed=0)[0]
     pixels = images.inputs.reshape(len(images.targets), -1)
-    inputs = datasets.Standardiser.fit(pixels, by_column=False)(pixels)
+    inputs = _data.Standardiser.fit(pixels, by_column=False)(pixels)
     codes = _common.centred_codes(images.targets, 10)
     cells = [(options.num_train[0], width) for width in options.widths]
     cells += [(n, options.widths[:2][-1]) for n in options.num_train[1:]]

@@ -25,7 +25,8 @@ from numpyro.infer.autoguide import AutoNormal
 
 import _chains
 import _common
-from numpyro_wide import datasets, nn, wide_limit
+import _data
+from numpyro_wide import nn, wide_limit
 from numpyro_wide.diagnostics import regression_scores
 
 # Depth, width and share of the chains' length of each network: the wider, the fewer steps it needs, and the more each
@@ -66,9 +67,9 @@ class Row(NamedTuple):
 def rows_of(folder, name, split):
     """Return training and test rows of a split, standardised by the former, and the targets' scale."""
     if folder is None:
-        train, test = datasets.split(datasets.diabetes(), 400, 42, seed=split)
+        train, test = _data.split(_data.diabetes(), 400, 42, seed=split)
     else:
-        train, test = datasets.uci(folder, name, split)
+        train, test = _data.uci(folder, name, split)
     # In double precision, for the noise of yacht is a hundredth of the targets.
     return _common.standardised_by(train, test, float)
 

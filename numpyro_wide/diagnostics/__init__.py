@@ -1,4 +1,4 @@
-"""Evidence on whether a result is to be trusted: convergence over many weights, and scores of predictions."""
+"""Convergence of chains, summaries of runs, distance from the wide limit, scores of predictions."""
 
 from numpyro_wide.diagnostics._convergence import PoolingReport as PoolingReport
 from numpyro_wide.diagnostics._convergence import effective_sample_size as effective_sample_size
@@ -19,8 +19,6 @@ from numpyro_wide.diagnostics._scores import predictive_entropy as predictive_en
 from numpyro_wide.diagnostics._scores import probability_integral_transform as probability_integral_transform
 from numpyro_wide.diagnostics._scores import regression_scores as regression_scores
 from numpyro_wide.diagnostics._scores import rmse as rmse
-from numpyro_wide.diagnostics._slices import PosteriorSlice as PosteriorSlice
-from numpyro_wide.diagnostics._slices import posterior_slice as posterior_slice
 from numpyro_wide.diagnostics._summary import FunctionSummary as FunctionSummary
 from numpyro_wide.diagnostics._summary import RunSummary as RunSummary
 from numpyro_wide.diagnostics._summary import SiteSummary as SiteSummary
@@ -41,7 +39,6 @@ __all__ = [
     "log_predictive_density",
     "negative_log_likelihood",
     "pooling",
-    "posterior_slice",
     "predictive_entropy",
     "probability_integral_transform",
     "project",

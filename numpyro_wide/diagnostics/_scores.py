@@ -1,7 +1,4 @@
-"""Scores of predictions: regression and classes."""
-
-from collections.abc import Callable
-from typing import NamedTuple
+"""Scores of predictions: of numbers, by a mixture of Gaussians over draws, and of classes."""
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +6,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_wide import _mixture as mixtures
-from numpyro_wide._checks import as_floats, check_finite, check_levels, check_no_nan, is_known, whole_number
-
-
-def standard_error(by_entry: np.ndarray, degrees_lost: int = 1) -> float:
-    """Compute the standard error of the mean over independent rows.
-
-    Args:
-        by_entry: numbers to be averaged, (n, ...); those of a row, which depend on each other, are averaged first.
-        degrees_lost: what n is lessened by in the variance: 1, or 0 for the binomial variance of zeros and ones.
-
-    Returns:
-        The error, NaN where there are too few rows, or numbers that are not finite.
-    """
-    by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
-    if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
-        return np.nan
-    return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
-
-
-Score = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+from numpyro_wide import _mixture
+from numpyro_wide._checks import as_floats, check_finite, check_levels, is_known, whole_number
 
 
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
@@ -37,14 +15,10 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
 
     Args:
         y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: the other scores' third argument, which this one does not use.
-
-    Returns:
-        $\sqrt{\frac1n \sum_i (y_i - \bar\mu_i)^2}$, over all entries of y.
+        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
+        variance: not used; the third argument of the other scores.
 
     Raises:
-        TypeError: for what does not hold numbers.
         ValueError: if shapes do not fit, or there is NaN or infinity.
 
     Example:
@@ -53,29 +27,24 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
         >>> round(rmse(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [3.0, 5.0]])), 6)
         1.0
     """
-    variance = np.broadcast_to(1.0, np.shape(mean)) if variance is None else variance
-    return float(np.sqrt(np.mean(_by_entry(_squared_error, *_checked(y, mean, variance)))))
+    y, mean, _ = _checked(y, mean, np.ones(np.shape(mean)) if variance is None else variance)
+    return float(np.sqrt(np.mean((y - mean.mean(axis=0, dtype=float)) ** 2)))
 
 
 def log_predictive_density(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False
 ) -> float | np.ndarray:
-    r"""Compute the mean log density of y under the mixture of the draws' Gaussians, in nats: the higher the better.
+    r"""Compute the mean log density of y under the mixture over draws, $\log \frac1S \sum_s N(y; \mu_s, \sigma_s^2)$.
 
-    Every entry of y is scored by itself: of several outputs, these are the marginal densities.
+    In nats, higher is better. Every entry of y is scored by itself: for several outputs, by the marginal densities.
 
     Args:
         y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        pointwise: whether to return the log density of every entry and not their mean.
-
-    Returns:
-        The mean over all entries of $\log \frac1S \sum_s N(y_i; \mu_{si}, \sigma_{si}^2)$; if ``pointwise``, an array
-        of the shape of y. In other units, y times c, it is less by log c.
+        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
+        variance: predicted variances, noise included, of the shape of ``mean``.
+        pointwise: whether to return the log density of every entry instead of their mean.
 
     Raises:
-        TypeError: for what does not hold numbers.
         ValueError: if shapes do not fit, there is NaN or infinity, or a variance is not positive.
 
     Example:
@@ -85,31 +54,16 @@ def log_predictive_density(
         >>> round(log_predictive_density(y, np.zeros((3, 2)), np.ones((3, 2))), 4)
         -1.1689
     """
-    return _mean_unless(pointwise, _by_entry(mixtures.log_density, *_checked(y, mean, variance)))
+    found = _mixture.in_blocks(_mixture.log_density, *_checked(y, mean, variance))
+    return found if pointwise else float(found.mean())
 
 
 def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False) -> float | np.ndarray:
-    r"""Compute the continuous ranked probability score of the mixture, in the units of y: the lower the better.
+    r"""Compute the continuous ranked probability score of the mixture over draws, in the units of y.
 
-    $\int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \frac12 E|X - X'|$ (Gneiting & Raftery 2007) for X and X' from the
-    mixture, of which both terms have closed forms (Grimit 2006). For one draw without variance it would be $|y - \mu|$.
-
-    The second term is a sum over pairs of draws. It is also an integral, which a step of half the smallest deviation
-    gives to float64's precision; that is taken where it has fewer points than there are pairs for each draw. With 2000
-    draws that share the noise, it is about thirty times as fast. Memory stays bounded: entries go by blocks.
-
-    Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        pointwise: whether to return the score of every entry and not their mean.
-
-    Returns:
-        The mean over all entries; if ``pointwise``, an array of the shape of y.
-
-    Raises:
-        TypeError: for what does not hold numbers.
-        ValueError: if shapes do not fit, there is NaN or infinity, or a variance is not positive.
+    $\int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \frac12 E|X - X'|$ for X and X' from the mixture (Gneiting & Raftery
+    2007), exactly (Grimit 2006). Lower is better. The cost is at most quadratic in the number of draws, and linear if
+    they share the noise. Arguments are those of :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -117,23 +71,14 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
         >>> round(crps(np.zeros(1), np.zeros(1), np.ones(1)), 4)  # (√2 − 1)/√π for a standard normal at its mean
         0.2337
     """
-    return _mean_unless(pointwise, _by_entry(mixtures.crps, *_checked(y, mean, variance)))
+    found = _mixture.in_blocks(_mixture.crps, *_checked(y, mean, variance))
+    return found if pointwise else float(found.mean())
 
 
 def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> np.ndarray:
-    """Compute the mixture's distribution function at y: uniform on [0, 1] where predictions are calibrated.
+    """Compute the mixture's distribution function at y, of the shape of y: uniform for calibrated predictions.
 
-    Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-
-    Returns:
-        Numbers in [0, 1], of the shape of y; ``plots.plot_probability_integral_transform`` draws them.
-
-    Raises:
-        TypeError: for what does not hold numbers.
-        ValueError: if shapes do not fit, there is NaN or infinity, or a variance is not positive.
+    Arguments are those of :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -142,25 +87,13 @@ def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: Arra
         >>> probability_integral_transform(np.array([0.0, 2.0]), mean, variance).round(3).tolist()
         [0.5, 0.5]
     """
-    return _by_entry(mixtures.distribution_function, *_checked(y, mean, variance))
+    return _mixture.in_blocks(_mixture.cdf, *_checked(y, mean, variance))
 
 
 def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level: float = 0.9) -> float:
-    """Compute the share of y inside the mixture's central interval, whose ends cut off (1 − level)/2 on either side.
+    """Compute the share of y inside the mixture's central interval of probability ``level``.
 
-    Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        level: probability of the interval, which the share should be near to.
-
-    Returns:
-        The share, over all entries of y.
-
-    Raises:
-        TypeError: for what does not hold numbers.
-        ValueError: if shapes do not fit, there is NaN or infinity, a variance is not positive, or the level is not
-            between 0 and 1.
+    The other arguments are those of :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -179,19 +112,14 @@ def regression_scores(
 
     Args:
         y: observations, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (draws, n) or (draws, n, k); without draws, of the shape of y, for one Gaussian.
-        variance: their variances with the noise, in squared units of y, of the shape of ``mean``.
-        scale: number that standardised targets were divided by, or (k,) of them, for scores in the units before.
+        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
+        variance: predicted variances, noise included, of the shape of ``mean``.
+        scale: divisor of standardised targets, a number or (k,), for scores in their original units.
 
     Returns:
-        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs; and
-        each with ``_se``, its standard error over rows, which are taken to be independent: by the delta method for the
-        first, binomial for the last (of one output). From a single row only the binomial one is defined; the
-        others are NaN.
-
-    Raises:
-        TypeError: for what does not hold numbers.
-        ValueError: if shapes do not fit, there is NaN or infinity, or a variance or scale is not positive.
+        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs, each
+        also with ``_se``: the standard error over independent rows, by the delta method for the first and binomial for
+        the last (of one output); NaN of a single row, where it is not binomial.
 
     Example:
         >>> import numpy as np
@@ -201,132 +129,75 @@ def regression_scores(
         >>> print({name: round(score, 2) for name, score in scores.items() if "rmse" in name})
         {'rmse': 9.78, 'rmse_se': 0.23}
     """
-    arrays = _checked(y, mean, variance)
-    units = _checked_scale(scale, arrays[0].shape)
-    squared_error = _by_entry(_squared_error, *arrays) * units**2
+    arrays = y, mean, variance = _checked(y, mean, variance)
+    units = np.asarray(scale, float)
+    if units.shape not in ((), y.shape[1:]) or not np.all((units > 0) & np.isfinite(units)):
+        outputs = f" or {y.shape[1:]} of them" if y.ndim > 1 else ""
+        raise ValueError(f"scale must be a positive, finite number{outputs}, but is {scale}.")
+    squared_error = ((y - mean.mean(axis=0, dtype=float)) * units) ** 2
     root = np.sqrt(squared_error.mean())
-    is_inside = _is_inside(_by_entry(mixtures.distribution_function, *arrays), 0.9)
-    by_entry = {
-        "log_predictive_density": _by_entry(mixtures.log_density, *arrays) - np.log(units),
-        "crps": _by_entry(mixtures.crps, *arrays) * units,
-        "coverage_90": is_inside,
+    log_density = log_predictive_density(*arrays, pointwise=True) - np.log(units)
+    score = crps(*arrays, pointwise=True) * units
+    is_inside = _is_inside(probability_integral_transform(*arrays), 0.9)
+    found = {
+        "rmse": root,
+        "log_predictive_density": log_density.mean(),
+        "crps": score.mean(),
+        "coverage_90": is_inside.mean(),
+        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
+        "log_predictive_density_se": _standard_error(log_density),
+        "crps_se": _standard_error(score),
+        "coverage_90_se": _standard_error(is_inside, is_binomial=True),
     }
-    scores = {"rmse": root} | {name: values.mean() for name, values in by_entry.items()}
-    errors = {
-        "rmse_se": standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
-        "log_predictive_density_se": standard_error(by_entry["log_predictive_density"]),
-        "crps_se": standard_error(by_entry["crps"]),
-        # Divided by n and not by n − 1, the variance of zeros and ones is the binomial p (1 − p).
-        "coverage_90_se": standard_error(is_inside, degrees_lost=0),
-    }
-    return {name: float(value) for name, value in (scores | errors).items()}
+    return {name: float(value) for name, value in found.items()}
 
 
-def _squared_error(y: np.ndarray, mean: np.ndarray, _: np.ndarray) -> np.ndarray:
-    return (y - mean.mean(axis=0)) ** 2
+def _standard_error(by_entry: np.ndarray, is_binomial: bool = False) -> float:
+    """Return the standard error of the mean over rows (n, ...); NaN for too few rows or infinite numbers."""
+    by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
+    degrees_lost = 0 if is_binomial else 1  # divided by n, the variance of zeros and ones is the binomial p (1 − p)
+    if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
+        return np.nan
+    return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
 
 
 def _is_inside(transform: np.ndarray, level: float) -> np.ndarray:
     return (transform >= (1 - level) / 2) & (transform <= 1 - (1 - level) / 2)
 
 
-def _mean_unless(pointwise: bool, values: np.ndarray) -> float | np.ndarray:
-    return values if pointwise else float(values.mean())
-
-
-def _by_entry(score: Score, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Compute a score of each entry of y in float64, a block of entries at a time."""
-    flat_y, flat_mean, flat_variance = y.reshape(-1), mean.reshape(len(mean), -1), variance.reshape(len(mean), -1)
-    found = np.empty(flat_y.shape)
-    size = max(1, mixtures.BLOCK // len(mean))
-    # A y that is 1e160 deviations away has the log density −∞, which is right.
-    with np.errstate(over="ignore"):
-        for start in range(0, len(flat_y), size):
-            block = slice(start, start + size)
-            means, variances = (x[:, block].astype(np.float64) for x in (flat_mean, flat_variance))
-            found[block] = score(flat_y[block].astype(np.float64), means, np.sqrt(variances))
-    return found.reshape(y.shape)
-
-
 def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return all three as arrays, the latter two with an axis of draws."""
     y, mean, variance = np.asarray(y), np.asarray(mean), np.asarray(variance)
     for name, values in (("y", y), ("mean", mean), ("variance", variance)):
-        check_no_nan(name, values)
+        check_finite(name, values)
     if y.ndim not in (1, 2) or not y.size:
         raise ValueError(f"y must have shape (n,) or (n, k), with at least one entry, but has {y.shape}.")
     if mean.shape != y.shape and (mean.shape[1:] != y.shape or not len(mean)):
         raise ValueError(
-            f"mean must have the shape of y, {y.shape}, or an axis of draws before it, {_shape_with_draws(y)}, but has "
-            f"{mean.shape}; if its axis of draws is another, use np.moveaxis, and if y has outputs instead of "
-            "rows, its transpose."
+            f"mean must have the shape of y, {y.shape}, or an axis of draws before it, but has {mean.shape}; move the "
+            "axis of draws by np.moveaxis, and transpose a y that has outputs instead of rows."
         )
     if variance.shape != mean.shape:
         raise ValueError(
             f"variance must have the shape of mean, {mean.shape}, but has {variance.shape}; use "
             "np.broadcast_to(variance, mean.shape) where draws or rows share it."
         )
-    _check_range(y, mean, variance)
+    if not np.all(variance > 0):
+        raise ValueError(
+            f"variance must be positive everywhere, but is {variance.min()} somewhere; add the noise's to that of a "
+            "function's value."
+        )
     return y, mean.reshape(-1, *y.shape), variance.reshape(-1, *y.shape)
 
 
-def _check_range(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
-    for name, values in (("y", y), ("mean", mean), ("variance", variance)):
-        check_finite(name, values)
-    if not np.all(variance > 0):
-        raise ValueError(
-            f"variance must be positive everywhere, but is {variance.min()} somewhere; it is that of y, so add the "
-            "noise's to that of a function's value."
-        )
-
-
-def _shape_with_draws(y: np.ndarray) -> str:
-    return f"(draws, {', '.join(map(str, y.shape))})"
-
-
-def _checked_scale(scale: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what y was divided by as an array: a number, or one for each output."""
-    units = np.asarray(scale)
-    check_no_nan("scale", units)
-    allowed = [(), shape[1:]]
-    if units.shape not in allowed:
-        raise ValueError(
-            f"scale must be a number{f' or have shape {shape[1:]}' if shape[1:] else ''}, but has shape {units.shape}."
-        )
-    if not np.all((units > 0) & np.isfinite(units)):
-        raise ValueError(f"scale must be positive and finite, but is {scale}; give what y was divided by.")
-    return units.astype(np.float64)
-
-
-class ConfidenceBins(NamedTuple):
-    """Rows by their confidence, the largest probability, in bins of equal width.
-
-    Attributes:
-        members: one where a row is in a bin and else zero, (..., n, bins).
-        is_right: one where the most probable class is the true one and else zero, (..., n).
-        confidence: the largest probability, (..., n).
-    """
-
-    members: Array
-    is_right: Array
-    confidence: Array
-
-    @property
-    def gap(self) -> Array:
-        """Correctness less confidence, (..., n)."""
-        return self.is_right - self.confidence
-
-
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
-    r"""Compute how far confidence is from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
+    r"""Compute the distance of confidence from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
     $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over bins of equal width of the largest
-    probability, [b/B, (b+1)/B), the last of which holds 1 as well. Of a mixture of predictions, such as
-    by draws of a posterior, the probabilities are those averaged over the draws. The error is in [0, 1] and, with n
-    inputs, that of perfectly calibrated predictions is of order $1/\sqrt n$ and not 0.
+    probability, [b/B, (b+1)/B), the last one closed. For a mixture over draws, average the probabilities first. The
+    error of n perfectly calibrated predictions is of order $1/\sqrt n$, not 0.
 
-    The two arrays are told apart by their types, probabilities being real and labels whole, so that either may come
-    first: labels first, as in the other scores, or probabilities first, which is this function's older order.
+    Either argument may come first: probabilities are real, labels whole.
 
     Args:
         probs: probabilities of the classes, (..., n, classes).
@@ -334,11 +205,10 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
         num_bins: number B of bins.
 
     Returns:
-        The error, of the leading shape (...).
+        The error, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
 
     Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
-            Under jit, where numbers are not known, the error is NaN for a label that is not a class.
+        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -347,29 +217,23 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
         >>> expected_calibration_error(probs, jnp.array([0, 1, 1, 1]), num_bins=10).round(3)
         Array(0.325, dtype=float32)
     """
-    num_bins = whole_number("num_bins", num_bins)
     if _is_whole(probs) and not _is_whole(labels):
         probs, labels = labels, probs
     labels, probs = _checked_classes("expected_calibration_error(probs, labels)", labels, probs)
-    bins = _binned(labels, probs, num_bins)
-    return jnp.sum(jnp.abs(jnp.einsum("...nb,...n->...b", bins.members, bins.gap)), -1) / bins.gap.shape[-1]
+    members, is_right, confidence = _binned(labels, probs, whole_number("num_bins", num_bins))
+    gaps = jnp.einsum("...nb,...n->...b", members, is_right - confidence)
+    return jnp.sum(jnp.abs(gaps), -1) / confidence.shape[-1]
 
 
 def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
-    r"""Compute the mean negative log probability of the true classes, in nats.
-
-    It is infinite if one of them was given the probability 0.
+    r"""Compute the mean negative log probability of the true classes, $-\frac1n \sum_i \log p_i(y_i)$, in nats.
 
     Args:
         labels: true classes, whole numbers from 0, (n,) or (..., n).
-        probs: probabilities of the classes, (..., n, classes); those of a mixture averaged over its draws.
+        probs: probabilities of the classes, (..., n, classes); average those of a mixture over its draws first.
 
     Returns:
-        $-\frac1n \sum_i \log p_i(y_i)$, of the leading shape (...).
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes. Under jit, where
-            numbers are not known, the score is NaN for a label that is not a class.
+        The score, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -382,18 +246,9 @@ def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
-    """Compute how often the most probable class is the true one; of equally probable classes the first counts.
+    """Compute the share of rows whose most probable class is the true one; the first counts of equal ones.
 
-    Args:
-        labels: true classes, whole numbers from 0, (n,) or (..., n).
-        probs: probabilities of the classes, (..., n, classes); those of a mixture averaged over its draws.
-
-    Returns:
-        The fraction, of the leading shape (...).
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes. Under jit, where
-            numbers are not known, the score is NaN for a label that is not a class.
+    Arguments and shape of the result are those of :func:`negative_log_likelihood`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -406,18 +261,10 @@ def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def predictive_entropy(probs: ArrayLike) -> Array:
-    r"""Compute the entropy of the predicted classes, in nats (Huix 2022, E.5).
-
-    It is large where a model knows that it does not know.
+    r"""Compute the entropy $-\sum_c p_c \log p_c$ of predicted classes, in nats, (..., n) (Huix 2022, E.5).
 
     Args:
         probs: probabilities of the classes, (..., n, classes).
-
-    Returns:
-        $-\sum_c p_c \log p_c$, between 0 and log(classes), (..., n).
-
-    Raises:
-        ValueError: if there are no classes or rows are not probabilities.
 
     Example:
         >>> import jax.numpy as jnp
@@ -433,17 +280,13 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
 
     Args:
         labels: true classes, whole numbers from 0, (n,).
-        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), whose mean is scored.
+        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), averaged first.
         num_bins: number of bins of the calibration error.
 
     Returns:
-        ``"accuracy"``, ``"negative_log_likelihood"`` in nats, and ``"expected_calibration_error"``; and each with
-        ``_se``, its standard error over rows, which are taken to be independent: binomial for the first, by the delta
-        method for the last, with bins and signs of their gaps as they are, which is too small where predictions are
-        calibrated. From a single row only the binomial one is defined; the others are NaN.
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
+        ``"accuracy"``, ``"negative_log_likelihood"`` in nats, and ``"expected_calibration_error"``, each also with
+        ``_se``: the standard error over independent rows, binomial for the first, by the delta method for the last (too
+        small for calibrated predictions); NaN of a single row, where it is not binomial.
 
     Example:
         >>> import numpy as np
@@ -453,42 +296,25 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         >>> scores["accuracy"], round(scores["accuracy_se"], 3)
         (0.75, 0.217)
     """
-    num_bins = whole_number("num_bins", num_bins)
-    labels, probs = _mixture("classification_scores(labels, probs)", labels, probs)
-    bins = _binned(labels, probs, num_bins)
-    members, gap = (np.asarray(values, np.float64) for values in (bins.members, bins.gap))
-    signs = np.sign(gap @ members)
+    labels, probs = _averaged("classification_scores(labels, probs)", labels, probs)
+    bins = _binned(labels, probs, whole_number("num_bins", num_bins))
+    members, is_right, confidence = (np.asarray(values, np.float64) for values in bins)
+    gap = is_right - confidence
     by_row = {
-        "accuracy": np.asarray(_is_right(labels, probs), np.float64),
+        "accuracy": is_right,
         "negative_log_likelihood": -np.asarray(_log_prob_of_label(labels, probs), np.float64),
-        "expected_calibration_error": gap * (members @ signs),
+        "expected_calibration_error": gap * (members @ np.sign(gap @ members)),
     }
     scores = {name: float(values.mean()) for name, values in by_row.items()}
-    # Divided by n and not by n − 1, the variance of zeros and ones is the binomial p (1 − p).
-    errors = {f"{name}_se": standard_error(values, int(name != "accuracy")) for name, values in by_row.items()}
-    return scores | errors
+    return scores | {f"{name}_se": _standard_error(values, name == "accuracy") for name, values in by_row.items()}
 
 
-def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> ConfidenceBins:
-    """Sort rows into bins of confidence, as the calibration error has them.
-
-    Args:
-        order: how the caller is called, for messages.
-        labels: true classes, whole numbers from 0, (n,).
-        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), whose mean counts.
-        num_bins: number of bins.
-
-    Returns:
-        The bins.
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, labels are not classes, or there are no bins.
-    """
-    num_bins = whole_number("num_bins", num_bins)
-    return _binned(*_mixture(order, labels, probs), num_bins)
+def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> tuple[Array, Array, Array]:
+    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,); ``order`` is for messages."""
+    return _binned(*_averaged(order, labels, probs), whole_number("num_bins", num_bins))
 
 
-def _mixture(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
+def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
     """Return labels (n,) and probabilities (n, classes), averaged over draws if there are any."""
     if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
         raise ValueError(
@@ -508,7 +334,7 @@ def _is_class(labels: Array, probs: Array) -> Array:
 
 
 def _is_right(labels: Array, probs: Array) -> Array:
-    """Return 1 where the most probable class is the label, 0 where it is not, and NaN where the label is no class."""
+    """Return 1 where the most probable class is the label, else 0; NaN where the label is no class."""
     is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
     return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
 
@@ -518,12 +344,13 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
     return jnp.where(_is_class(labels, probs), jnp.log(of_label), jnp.nan)
 
 
-def _binned(labels: Array, probs: Array, num_bins: int) -> ConfidenceBins:
-    largest = jnp.max(probs, -1)
+def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
+    """Return one-hot memberships of bins (..., n, bins), correctness (..., n) and confidence (..., n)."""
+    confidence = jnp.max(probs, -1)
     # Divided by NumPy, whose quotients are correctly rounded: a confidence of k/B is then the left edge of its bin.
-    edges = jnp.asarray(np.arange(1, num_bins) / num_bins, largest.dtype)
-    members = jax.nn.one_hot(jnp.searchsorted(edges, largest, side="right"), num_bins, dtype=largest.dtype)
-    return ConfidenceBins(members, _is_right(labels, probs), largest)
+    edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
+    members = jax.nn.one_hot(jnp.searchsorted(edges, confidence, side="right"), num_bins, dtype=confidence.dtype)
+    return members, _is_right(labels, probs), confidence
 
 
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
@@ -532,7 +359,7 @@ def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[A
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"labels must be integers, the indices of the true classes, got {labels.dtype}; use labels.argmax(-1) "
-            f"where they are one-hot. The order is {order}."
+            f"for one-hot codes. The order is {order}."
         )
     probs = _checked_probs(probs)
     leading = probs.shape[:-1]
@@ -540,10 +367,9 @@ def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[A
         raise ValueError(f"probs must have shape (..., n, classes) with n at least 1, got {probs.shape}.")
     if not labels.ndim or labels.shape != leading[len(leading) - labels.ndim :]:
         raise ValueError(f"labels must have shape (n,) or (..., n) as in probs, {leading}, got {labels.shape}.")
-    num_classes = probs.shape[-1]
     if is_known(labels) and not bool(jnp.all(_is_class(labels, probs))):
         raise ValueError(
-            f"labels must be between 0 and {num_classes - 1}, got {int(labels.min())} to {int(labels.max())}."
+            f"labels must be between 0 and {probs.shape[-1] - 1}, got {int(labels.min())} to {int(labels.max())}."
         )
     return jnp.broadcast_to(labels, leading), probs
 
@@ -553,12 +379,9 @@ def _checked_probs(probs: ArrayLike) -> Array:
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
             f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
-            "stack 1 - p and p where there is only one probability."
+            "stack 1 - p and p for a single probability."
         )
     # Rows from a softmax, and averages of such, sum to one up to rounding.
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
-        raise ValueError(
-            "probs must be probabilities, not negative and with sum 1 over the last axis; use jax.nn.softmax on "
-            "logits, and np.stack([1 - p, p], axis=-1) for the probability p of the second of two classes."
-        )
+        raise ValueError("probs must be probabilities, with sum 1 over the last axis; use jax.nn.softmax on logits.")
     return array

@@ -1,33 +1,26 @@
-"""Summaries of a finished run."""
+"""Summary of a finished run on one screen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
+from numpyro.handlers import substitute
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels
-from numpyro_wide._traces import abstract_sites
-from numpyro_wide.diagnostics._convergence import evidence_error, function_values
-from numpyro_wide.diagnostics._to_arviz import FinishedRun, check_run_and_model
+from numpyro_wide._traces import abstract_sites, latent_sites, run_model
+from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws, warn_if_stuck
 from numpyro_wide.readout._model import base_name
+from numpyro_wide.readout._predictions import moments_of
 
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """Posterior of one number.
-
-    Attributes:
-        mean: mean of the draws.
-        standard_deviation: standard deviation of the draws.
-        quantiles: quantiles of the draws by their level.
-        rhat: rank-normalised split R-hat; of a single chain, that of its two halves.
-        ess: effective number of draws (ArviZ's "bulk").
-    """
+    """Posterior of one number: moments, quantiles by level, rank-normalised split R-hat and bulk ESS."""
 
     mean: float
     standard_deviation: float
@@ -41,11 +34,11 @@ class FunctionSummary:
     """Convergence of the function at the inputs of the fit.
 
     Attributes:
-        is_integrated: whether it is the mean given the hidden weights, the readout integrated out; else the observed
-            distribution's mean, or the probabilities of its classes, at all weights.
+        is_integrated: whether it is the mean given the hidden weights, the readout integrated out; else it is the
+            observed distribution's mean, or its probabilities of classes, at all weights.
         rhat: R-hat of each entry, (entries,); NaN where no draw moves it.
         ess: effective number of draws of each entry, (entries,); NaN where no draw moves it.
-        num_distinct: number of draws of each chain at which the function differs from the draw before, (chains,).
+        num_distinct: number of draws of each chain that differ from the draw before, (chains,).
     """
 
     is_integrated: bool
@@ -56,31 +49,28 @@ class FunctionSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Findings of :func:`summary`. Printing them gives a table.
+    """Result of :func:`summary`, to print. A field is None if the run does not hold it.
 
     Attributes:
         sites: a :class:`SiteSummary` for each number among the sites, by its name.
         function: a :class:`FunctionSummary`; None if draws of some latent sites are not stored.
-        evidence_error: estimate, in nats, of how far rounding moves the log density at the last draws, the readout
-            integrated out; infinite where that is NaN. None with other likelihoods, or if draws of some latent sites
-            are not stored.
-        num_chains: number of chains.
-        num_draws: number of draws of each chain.
-        num_parameters: number of latent numbers of the unwrapped model, readout included.
-        num_features: number of columns of the features, which is the width of the last layer, and one more with a
-            bias; None of a model that was not wrapped.
-        accept_prob: mean acceptance probability; None if the run does not hold it.
-        step_size: step size by chain at the end, (chains,); None if the run does not hold it.
-        num_gradients: number of gradients that the stored draws took, in all chains; None if the extra field
-            ``num_grad``, or NUTS's ``num_steps``, was not asked for.
-        num_divergent: number of divergent draws of NUTS or HMC; None for other kernels.
-        num_nonfinite: number of proposals, those of the warmup included, that were rejected because their energy was
-            not finite; None if the run does not hold it.
+        evidence_error: estimated rounding error, in nats, of the log density at the last draws, the readout integrated
+            out; infinite where that is NaN. None with other likelihoods.
+        energy_drift: mean energy of the first quarter less that of the last, in deviations of the last, (chains,).
+        energy_error: rounding unit of the energy in nats, from its size and precision.
+        num_features: number of columns of the features, a bias included; None for an unwrapped model.
+        step_size: step size by chain at the end, (chains,).
+        num_gradients: number of gradients of the stored draws in all chains, from the extra field ``num_grad``, or
+            NUTS's ``num_steps``.
+        num_divergent: number of divergent draws of NUTS or HMC.
+        num_nonfinite: number of proposals, of the warmup too, that were rejected for an energy that was not finite.
     """
 
     sites: dict[str, SiteSummary]
     function: FunctionSummary | None
     evidence_error: float | None
+    energy_drift: np.ndarray | None
+    energy_error: float | None
     num_chains: int
     num_draws: int
     num_parameters: int
@@ -92,63 +82,63 @@ class RunSummary:
     num_nonfinite: int | None
 
     def __str__(self) -> str:
-        lines = [self._size()]
-        if self.sites:
-            table = self._table()
-            first, *others = [max(map(len, column)) for column in zip(*table, strict=True)]
-            lines += ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in table]
-        return "\n".join([*lines, *self._notes()])
+        table = [self._table().to_string(index=False)] if self.sites else []
+        return "\n".join([self._size(), *table, *self._notes()])
 
     def _repr_html_(self) -> str:
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self._table()]
-        table = "".join(f"<tr>{row}</tr>" for row in rows) if self.sites else ""
-        notes = "<br>".join(map(escape, self._notes()))
-        return f"<p>{escape(self._size())}</p><table>{table}</table><p>{notes}</p>"
+        table = self._table().to_html(index=False) if self.sites else ""
+        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join(self._notes())}</p>"
 
     def _size(self) -> str:
         chains = f"{self.num_chains} {'chain' if self.num_chains == 1 else 'chains'} of {self.num_draws} draws"
         features = "" if self.num_features is None else f", {self.num_features} features"
         return f"{chains}; {self.num_parameters} parameters{features}"
 
-    def _table(self) -> list[list[str]]:
-        """Return the cells of the sites' table, its heading included."""
-        levels = next(iter(self.sites.values())).quantiles if self.sites else ()
-        heading = ["site", "mean", "sd", *(f"{100 * level:g}%" for level in levels), "R-hat", "ESS"]
-        rows = [heading]
+    def _table(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row of text for each number."""
+        import pandas  # comes with ArviZ, and is as heavy
+
+        rows = []
         for name, site in self.sites.items():
-            numbers = [site.mean, site.standard_deviation, *site.quantiles.values()]
-            rows.append([name, *(f"{value:.4g}" for value in numbers), f"{site.rhat:.3f}", f"{site.ess:.0f}"])
-        return rows
+            numbers = {"mean": site.mean, "sd": site.standard_deviation}
+            numbers |= {f"{100 * level:g}%": value for level, value in site.quantiles.items()}
+            cells = {heading: f"{value:.4g}" for heading, value in numbers.items()}
+            rows.append({"site": name, **cells, "R-hat": f"{site.rhat:.3f}", "ESS": f"{site.ess:.0f}"})
+        return pandas.DataFrame(rows)
 
     def _notes(self) -> list[str]:
-        """Return the lines below the table."""
-        lines = []
-        if self.function is None:
-            lines.append("function at the inputs: unknown, since not all latent sites are stored")
-        else:
-            lines += self._function_notes(self.function)
-        if self.evidence_error is not None and self.evidence_error >= FELT_ERROR:
-            lost = "more than can be told" if np.isinf(self.evidence_error) else f"about {self.evidence_error:.2g} nats"
-            lines.append(f"rounding moves the log density by {lost}: run {IN_FLOAT64}")
+        lines = ["function at the inputs: unknown, since not all latent sites are stored"]
+        if self.function is not None:
+            lines = self._function_notes(self.function)
+        if self.energy_drift is not None and np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT):
+            drift = ", ".join(f"{value:.3g}" for value in self.energy_drift)
+            lines.append(
+                f"the energy drifts, first quarter less last by chain: {drift} standard deviations: not stationary; "
+                "start closer (init_to_optimum) or run longer"
+            )
+        errors = [error for error in (self.evidence_error, self.energy_error) if error is not None]
+        if errors and max(errors) >= FELT_ERROR:
+            size = "more than can be told" if np.isinf(max(errors)) else f"about {max(errors):.2g} nats"
+            lines.append(f"rounding moves the log density by {size}: run {IN_FLOAT64}")
         parts = {
             "acceptance": None if self.accept_prob is None else f"{self.accept_prob:.3f}",
             "step size": None if self.step_size is None else _range_of(self.step_size),
-            "gradients": None if self.num_gradients is None else str(self.num_gradients),
-            "divergent": None if self.num_divergent is None else str(self.num_divergent),
-            "proposals not finite": None if self.num_nonfinite is None else str(self.num_nonfinite),
+            "gradients": self.num_gradients,
+            "divergent": self.num_divergent,
+            "proposals not finite": self.num_nonfinite,
         }
         told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
         return [*lines, told] if told else lines
 
     def _function_notes(self, function: FunctionSummary) -> list[str]:
-        how = "readout integrated out" if function.is_integrated else "at all weights"
-        total = self.num_chains * self.num_draws
+        start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
-            return [f"function at the inputs ({how}): no draw moves it"]
-        median, largest = (_number(statistic, function.rhat) for statistic in (np.nanmedian, np.nanmax))
-        rhats = f"median R-hat {median}, largest {largest}"
-        sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}, of {total}"
-        lines = [f"function at the inputs ({how}): {rhats}; {sizes}"]
+            return [f"{start}: no draw moves it"]
+        rhats = "R-hat unknown"  # as of chains that stand still
+        if not np.isnan(function.rhat).all():
+            rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
+        sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
+        lines = [f"{start}: {rhats}; {sizes}, of {self.num_chains * self.num_draws}"]
         if function.num_distinct.min() < 0.1 * self.num_draws:
             lines.append(f"a chain stands still: {function.num_distinct.tolist()} distinct draws by chain")
         return lines
@@ -159,12 +149,9 @@ def _range_of(values: np.ndarray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _number(statistic: Callable[[np.ndarray], Any], values: np.ndarray) -> str:
-    return "unknown" if np.isnan(values).all() else f"{statistic(values):.3f}"
-
-
 _MOST_ENTRIES = 500  # of the function: ArviZ takes milliseconds for each
 _LARGEST_SITE = 8  # entries of a site that is shown
+_LARGEST_DRIFT = 3.0  # of the energy: a steady drift has 10, quarters of a stationary chain that mixes less than 1
 
 
 def summary(
@@ -177,32 +164,31 @@ def summary(
 ) -> RunSummary:
     r"""Summarise a run on one screen.
 
-    Sites of up to eight numbers, such as the noise and the scales of the priors, are shown one by one; a site that is
-    sampled in coordinates of its own, such as "noise_base", is left out beside its image. Of the thousands of weights,
-    which cannot agree between chains where hidden units trade places, only their function is looked at: R-hat and
-    effective sample sizes, by ArviZ, of the function at the inputs of the fit. With a Normal likelihood that is the
-    function's mean given the hidden weights, the readout integrated out, of a repriorised model too; of models that
-    were not wrapped, and of classes and counts, it is the mean of the observed distribution, or the probabilities of
-    its classes, at all weights. Of more than 500 entries, 500 are taken that are evenly spaced.
+    Sites of up to eight numbers, such as noise and scales, are shown one by one, without the N(0, 1) coordinates that
+    they are sampled in. Weights cannot agree between chains where hidden units trade places; shown are R-hat and
+    effective sample sizes, by ArviZ, of their *function* at the inputs of the fit, of up to 500 evenly spaced entries.
+    With a Normal likelihood and a wrapped model that is the mean given the hidden weights, the readout integrated out;
+    else it is the mean of the observed distribution, or its probabilities of classes, at all weights.
 
-    A line says so if rounding moves the log density by 0.1 nats or more at the last draw of a chain, as it may where a
-    small noise was sampled in single precision.
+    Further lines say if a chain does not move, if the energy drifts, as in a chain that has not arrived, and if
+    rounding moves the log density by 0.1 nats or more.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
-        *model_args: arguments of the model that it was fitted on, observations included.
-        model_kwargs: keyword arguments of the model that it was fitted on.
-        rng_key: a PRNG key for readouts that have to be drawn, where a model is wrapped more than once;
-            ``jax.random.key(0)`` by default.
+        *model_args: arguments of the fit, observations included.
+        model_kwargs: keyword arguments of the fit.
+        rng_key: a PRNG key for readouts that have to be drawn; ``jax.random.key(0)`` by default.
         quantiles: levels of the quantiles, between 0 and 1.
 
     Returns:
-        A :class:`RunSummary`, to print, with all numbers in its fields.
+        A :class:`RunSummary`, to print.
 
     Raises:
-        TypeError: if ``mcmc`` is not an MCMC, the model not callable, or ``rng_key`` not a PRNG key.
-        ValueError: if levels are not between 0 and 1, or nothing is observed with these arguments.
+        ValueError: if nothing is observed with these arguments.
+
+    Warns:
+        RuntimeWarning: if in a chain fewer than 2 % of the draws are distinct.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
@@ -223,26 +209,37 @@ def summary(
         >>> sorted(found.sites), found.function.rhat.shape
         (['noise'], (5,))
     """
-    check_run_and_model("summary", mcmc, model)
     check_levels("quantiles", tuple(quantiles))
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "summary(mcmc, model, x, y, rng_key=jax.random.key(0))")
-    run = FinishedRun(mcmc, model, model_args, dict(model_kwargs or {}))
-    if not run.sites.observed:
+    run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
+    if not run.observed:
         raise ValueError(
-            "the function is looked at where the model was fitted, but nothing is observed with these arguments; pass "
-            "what mcmc.run got, observations included: summary(mcmc, model, x, y)."
+            "the function at the inputs of the fit is needed, but nothing is observed with these arguments; pass what "
+            "mcmc.run got, observations included: summary(mcmc, model, x, y)."
         )
+    warn_if_stuck(run.stored)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    energy, function, error = fields.get("potential_energy"), None, None
+    if not run.missing:
+        values, log_likelihood = _function_and_log_likelihood(run, rng_key)
+        rhat, ess = _rhat_and_ess(values.astype(float))
+        num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
+        function = FunctionSummary(run.names is not None, rhat, ess, num_distinct)
+        error = _evidence_error(run)
+        energy = -log_likelihood if energy is None else energy
     return RunSummary(
         sites=_sites(run, quantiles),
-        function=_function(run, rng_key),
-        evidence_error=None if run.missing else evidence_error(run),
+        function=function,
+        evidence_error=error,
+        energy_drift=None if energy is None else _drift(np.asarray(energy)),
+        energy_error=None if energy is None else _rounding_unit(np.asarray(energy)),
         num_chains=num_chains,
         num_draws=num_draws,
-        num_parameters=sum(int(np.prod(shape)) for shape in run.sites.latent.values()),
+        num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
         num_features=_num_features(run),
-        **_of_sampler(mcmc),
+        **_of_sampler(fields, getattr(mcmc, "last_state", None)),
     )
 
 
@@ -250,30 +247,25 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
     found = {}
     for name, values in run.stored.items():
         size = int(np.prod(np.shape(values)[2:]))
-        is_coordinate = any(base_name(other) == name for other in (*run.stored, *run.sites.shapes))
+        is_coordinate = any(base_name(other) == name for other in (*run.stored, *run.sites))
         if size > _LARGEST_SITE or is_coordinate or name in run.internal:
             continue
         array = np.asarray(values, float)
         for index in np.ndindex(array.shape[2:]):
-            entry = name + (f"[{', '.join(map(str, index))}]" if index else "")
-            found[entry] = _summary_of(array[(..., *index)] if index else array, levels)
+            draws = array[(..., *index)]
+            rhat, ess = _rhat_and_ess(draws[..., None])
+            found[name + (f"[{', '.join(map(str, index))}]" if index else "")] = SiteSummary(
+                mean=float(draws.mean()),
+                standard_deviation=float(draws.std(ddof=1)),
+                quantiles={level: float(np.quantile(draws, level)) for level in levels},
+                rhat=float(rhat[0]),
+                ess=float(ess[0]),
+            )
     return found
 
 
-def _summary_of(draws: np.ndarray, levels: Sequence[float]) -> SiteSummary:
-    """Summarise draws (chain, draw) of one number."""
-    rhat, ess = _rhat_and_ess(draws[..., None])
-    return SiteSummary(
-        mean=float(draws.mean()),
-        standard_deviation=float(draws.std(ddof=1)),
-        quantiles={level: float(np.quantile(draws, level)) for level in levels},
-        rhat=float(rhat[0]),
-        ess=float(ess[0]),
-    )
-
-
 def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute both by ArviZ for values (chain, draw, entry), NaN where no draw moves an entry, or there are too few."""
+    """Compute both by ArviZ for values (chain, draw, entry); NaN where no draw moves an entry, or draws are few."""
     num_chains, num_draws, num_entries = values.shape
     moves = np.ptp(values, axis=(0, 1)) > 0
     rhat, ess = np.full(num_entries, np.nan), np.full(num_entries, np.nan)
@@ -287,25 +279,69 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rhat, ess
 
 
-def _function(run: FinishedRun, rng_key: Array) -> FunctionSummary | None:
-    if run.missing:
+def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the function at the inputs, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
+    observed = list(run.observed)
+
+    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
+        fit, problem = run.read(draw, args, kwargs)
+        mean, *_ = problem.predict(fit.features)
+        return {"function": _some(jnp.ravel(fit.loc + mean)), "log_likelihood": problem.log_evidence()}
+
+    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
+        # Next to the model, where a readout that is repriorised inside of it is overridden as well.
+        sites = run_model(run.plain, args, kwargs, inside=(substitute(data=draw),))
+        moments = [moments_of(sites[name]["fn"]) for name in observed]
+        values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]
+        log_likelihood = sum(jnp.sum(sites[name]["fn"].log_prob(sites[name]["value"])) for name in observed)
+        return {"function": _some(jnp.concatenate(values)), "log_likelihood": log_likelihood}
+
+    if run.names is not None:
+        found = map_over_draws(integrated, run.latent(run.stored), run.arguments)
+    else:
+        found = map_over_draws(at_weights, run.latent(run.with_readout(rng_key)), run.arguments)
+    return np.asarray(found["function"]), np.asarray(found["log_likelihood"])
+
+
+def _some(values: Array) -> Array:
+    """Return all values, or 500 of them, evenly spaced."""
+    return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
+
+
+def _evidence_error(run: FinishedRun) -> float | None:
+    """Estimate the largest rounding error of the evidence at the last draws; None without evidence."""
+    if run.names is None:
         return None
-    values = function_values(run, rng_key, _MOST_ENTRIES)
-    rhat, ess = _rhat_and_ess(values.astype(float))
-    distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
-    return FunctionSummary(run.conjugate_sites is not None, rhat, ess, distinct)
+    last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
+
+    def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
+        return {"error": run.read(draw, args, kwargs)[1].evidence_error()}
+
+    return float(np.max(map_over_draws(single, last, run.arguments)["error"]))
+
+
+def _drift(energy: np.ndarray) -> np.ndarray | None:
+    """Return the mean of the first quarter less that of the last, by chain, in deviations of the last."""
+    quarter = energy.shape[1] // 4
+    if quarter < 4:
+        return None
+    first, last = energy[:, :quarter].astype(float), energy[:, -quarter:].astype(float)
+    return (first.mean(axis=1) - last.mean(axis=1)) / np.maximum(last.std(axis=1), 1.0)
+
+
+def _rounding_unit(energy: np.ndarray) -> float:
+    """Return the distance of neighbouring numbers of the energy's precision at its median."""
+    return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
 
 
 def _num_features(run: FinishedRun) -> int | None:
     if not run.wrapped:
         return None
-    features = abstract_sites(run.plain, *run.arguments)[run.wrapped[0].features]["value"]
-    return int(features.shape[1])
+    return int(abstract_sites(run.plain, *run.arguments)[run.wrapped[0].features]["value"].shape[1])
 
 
-def _of_sampler(mcmc: MCMC) -> dict[str, Any]:
-    """Return what the sampler tells of itself, of the stored extra fields and of its last state."""
-    fields, state = mcmc.get_extra_fields(group_by_chain=True), getattr(mcmc, "last_state", None)
+def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
+    """Return numbers of the sampler, from the stored extra fields and its last state."""
 
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from html import escape
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from numpyro_wide._checks import check_one_of, whole_number
-from numpyro_wide.datasets._preparation import Standardiser
 from numpyro_wide.machine import precision
 
 _logger = logging.getLogger("numpyro_wide.estimators")
@@ -139,6 +138,20 @@ class WideBNN(BaseEstimator):
         draw = next(iter(self.mcmc_.get_samples().values()))
         with precision(draw.dtype == np.float64):  # that the chains ran in
             return to_arviz(self.mcmc_, self.model_, *jax.tree.map(jnp.asarray, self.model_args_))
+
+
+class Standardiser(NamedTuple):
+    """Shift and scale that give the training rows mean zero and variance one, of the shape of a row."""
+
+    loc: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def fit(cls, train: np.ndarray) -> "Standardiser":
+        """Take them from training rows (n, ...)."""
+        loc, scale = np.mean(train, axis=0, dtype=float), np.std(train, axis=0, dtype=float)
+        # Rounding of a constant column leaves a deviation that is not quite zero.
+        return cls(loc, np.where(scale <= 1e-12 * np.abs(loc), 1.0, scale))
 
 
 def standardised(standardiser: Standardiser, values: np.ndarray) -> np.ndarray:

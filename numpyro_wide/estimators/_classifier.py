@@ -17,8 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_wide import _arviz
-from numpyro_wide.datasets._preparation import Standardiser
-from numpyro_wide.estimators._base import WIDTH, Report, WideBNN, standardised
+from numpyro_wide.estimators._base import WIDTH, Report, Standardiser, WideBNN, standardised
 from numpyro_wide.estimators._chains import (
     MOST_CHECKED,
     ONE_CHAIN,

@@ -10,8 +10,7 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.datasets._preparation import Standardiser
-from numpyro_wide.estimators._base import Report, WideBNN, standardised
+from numpyro_wide.estimators._base import Report, Standardiser, WideBNN, standardised
 from numpyro_wide.estimators._chains import Clock
 from numpyro_wide.estimators._policy import METHODS, NOISES, Request, decide
 from numpyro_wide.estimators._posteriors import Mixture

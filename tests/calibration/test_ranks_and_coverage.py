@@ -180,10 +180,7 @@ def test_many_draws_are_looked_at_on_a_grid():
 def test_figures_show_the_numbers():
     found = CASES["too narrow"]
     ranks = sbc_ranks(found)
-    _, (histogram, ecdf, regions, ball) = pyplot.subplots(1, 4)
-    assert plots.plot_rank_histogram(ranks["theta"][:, 0], L, num_bins=20, ax=histogram) is histogram
-    heights = [patch.get_height() for patch in histogram.patches]
-    np.testing.assert_allclose(heights, np.histogram(ranks["theta"][:, 0], np.arange(0, 101, 5))[0] * 20 / S)
+    _, (ecdf, regions, ball) = pyplot.subplots(1, 3)
     plots.plot_rank_ecdf(ranks, L, ax=ecdf)
     assert [line.get_label() for line in ecdf.get_lines()[:2]] == ["theta[0]", "theta[1]"]
     x, y = ecdf.get_lines()[1].get_data()
@@ -193,11 +190,6 @@ def test_figures_show_the_numbers():
     np.testing.assert_allclose(regions.get_lines()[1].get_ydata()[1:-1], coverage["theta"].empirical[1])
     plots.plot_coverage(tarp(jax.random.key(0), found), ax=ball)
     assert ball.get_legend() is None
-    new = plots.plot_rank_histogram(ranks["theta"][:, 0], L)  # a figure of its own
-    assert new is not histogram
-    assert len(new.patches) == 25  # of 4 ranks each
-    uneven = plots.plot_rank_histogram(np.arange(0, 97), 96, num_bins=5)  # each rank once, in bins of 19 and 20
-    np.testing.assert_allclose([patch.get_height() for patch in uneven.patches], np.ones(5))
     pyplot.close("all")
 
 
@@ -250,7 +242,6 @@ FEW = {"z": np.zeros(3)}
         (lambda: uniformity_band([0.5, 0.2], 10), "increasing sequence"),
         (lambda: uniformity_band([0.5, 0.2], 10, cumulative=False), "masses of bins with sum 1"),
         (lambda: uniformity_band([0.5], 10, level=95), "level must lie between 0 and 1.*but got 95"),
-        (lambda: plots.plot_rank_histogram(np.zeros((3, 2)), 9), r"ranks of one scalar.*\(3, 2\)"),
     ],
 )
 def test_refuses_what_does_not_fit(call, message):

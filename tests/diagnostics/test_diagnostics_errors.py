@@ -28,7 +28,6 @@ from numpyro_wide.diagnostics import (
     rhat_squared,
     rmse,
 )
-from numpyro_wide.diagnostics._convergence import autocorrelation
 
 KEY = jax.random.key(0)
 Y, MEAN, VARIANCE = np.zeros(4), np.zeros((3, 4)), np.ones((3, 4))
@@ -57,7 +56,7 @@ class Case(NamedTuple):
 SCORE_MISTAKES = [
     ((np.zeros(()), MEAN, VARIANCE), r"y must have shape \(n,\) or \(n, k\), .* but has \(\)"),
     ((np.zeros(0), np.zeros((3, 0)), np.ones((3, 0))), r"at least one entry, but has \(0,\)"),
-    ((Y[:, None], MEAN, VARIANCE), r"mean must have the shape of y, \(4, 1\), .* \(draws, 4, 1\), but has \(3, 4\)"),
+    ((Y[:, None], MEAN, VARIANCE), r"mean must have the shape of y, \(4, 1\), .* but has \(3, 4\)"),
     ((Y, MEAN.T, VARIANCE.T), r"but has \(4, 3\); .*np.moveaxis"),
     ((Y, MEAN[:0], VARIANCE[:0]), r"but has \(0, 4\)"),
     ((Y, MEAN, VARIANCE[:, :1]), r"variance must have the shape of mean, \(3, 4\), but has \(3, 1\); .*broadcast_to"),
@@ -104,27 +103,16 @@ CASES = [
     Case(
         "scale: scale must be positive and finite",
         lambda: regression_scores(Y, MEAN, VARIANCE, scale=0.0),
-        "scale must be positive and finite, but is 0.0",
+        "scale must be a positive, finite number, but is 0.0",
+    ),
+    *(
+        Case(f"scale: {wrong}", partial(regression_scores, Y, MEAN, VARIANCE, scale=wrong), "scale must be a positive")
+        for wrong in (np.inf, np.nan, np.ones(4))
     ),
     Case(
-        "scale: scale must be positive and finite, 2",
-        lambda: regression_scores(Y, MEAN, VARIANCE, scale=np.inf),
-        "scale must be positive and finite",
-    ),
-    Case(
-        "scale: scale must be a number but",
-        lambda: regression_scores(Y, MEAN, VARIANCE, scale=np.ones(4)),
-        r"scale must be a number, but has shape \(4,\)",
-    ),
-    Case(
-        "scale: scale must not contain NaN",
-        lambda: regression_scores(Y, MEAN, VARIANCE, scale=np.nan),
-        "scale must not contain NaN",
-    ),
-    Case(
-        "scale: scale must be a number or",
+        "scale: several outputs",
         lambda: regression_scores(Y[:, None], MEAN[..., None], VARIANCE[..., None], scale=np.ones(3)),
-        r"scale must be a number or have shape \(1,\), but has shape \(3,\)",
+        r"finite number or \(1,\) of them, but is",
     ),
     *(case for arguments, message in PROBS_MISTAKES for case in each(MEASURES, arguments, message)),
     *(
@@ -156,27 +144,22 @@ CASES = [
         for shape in ((200, 30), (1, 200, 30), (4, 3, 30), (4, 200, 29))
         for case in each([pooling], (np.zeros(30), np.zeros(shape), np.ones(shape)), r"mean|shape")
     ),
-    *(
-        case
-        for limit in (1.0, "1.1", None)
-        for case in each(
-            [pooling],
-            (np.zeros(30), np.zeros((4, 200, 30)), np.ones((4, 200, 30))),
-            "rhat_limit must be a number above 1",
-            rhat_limit=limit,
-        )
+    *each(
+        [pooling],
+        (np.zeros(30), np.zeros((4, 200, 30)), np.ones((4, 200, 30))),
+        "rhat_limit must be above 1",
+        rhat_limit=1.0,
     ),
     *(
         case
         for shape in ((100,), (2, 1, 3))
         for case in each(
-            [effective_sample_size, rhat_squared, autocorrelation],
+            [effective_sample_size, rhat_squared],
             (np.zeros(shape),),
             r"\(chain, draw, ...\) with at least two draws, but got .*group_by_chain",
         )
     ),
     *each([effective_sample_size], (CHAINS,), "per_step or per gradient, not both", per_step=True, num_grad=10),
-    *each([autocorrelation], (CHAINS,), "max_lag must be a whole number of at least 0, but got -1", max_lag=-1),
     Case("project: nothing", lambda: project({"a": np.zeros((2, 50, 0))}, KEY), "nothing to project"),
     Case(
         "random_projections: nothing",

@@ -12,9 +12,9 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
-from numpyro_wide.diagnostics import summary
+from numpyro_wide.diagnostics import summary, to_arviz
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.mcmc import PreconditionedCrankNicolson
+from numpyro_wide.mcmc import PreconditionedCrankNicolson, UnderdampedLangevin
 from numpyro_wide.runs import run_in_pieces
 from tests.conftest import enable_x64
 from tests.models import small_data
@@ -179,12 +179,12 @@ def test_a_run_in_pieces_gives_the_same(tmp_path):
     assert found.num_gradients == int(np.sum(drawn.get_extra_fields()["num_grad"])) and found.function is not None
 
 
-def stub(draws, model=COLLAPSED):
-    """A finished run with these draws, as far as summary looks at it."""
+def stub(draws, model=COLLAPSED, **fields):
+    """A finished run with these draws and extra fields, as far as summary looks at it."""
     return SimpleNamespace(
         sampler=SimpleNamespace(model=model),
         get_samples=lambda group_by_chain: draws,
-        get_extra_fields=lambda group_by_chain: {},
+        get_extra_fields=lambda group_by_chain: fields,
     )
 
 
@@ -203,6 +203,58 @@ def test_chains_that_stand_still_are_told_of():
     both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
     assert "a chain stands still: [20, 1] distinct draws by chain" in str(summary(stub(both), COLLAPSED, X, Y))
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
+
+
+@pytest.mark.parametrize("look", [summary, to_arviz])
+def test_chains_that_do_not_move_are_warned_of(look):
+    moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
+    both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
+    with pytest.warns(RuntimeWarning, match=r"1 of 2 chains do not move: distinct draws by chain \[100, 1\]") as told:
+        look(stub(both), COLLAPSED, X, Y)
+    assert [warning.filename for warning in told] == [__file__]
+    for name in both:  # three distinct draws in a hundred
+        both[name][1] = moving[name][1][np.arange(100) // 34]
+    look(stub(both), COLLAPSED, X, Y)
+
+
+def test_an_energy_that_drifts_is_told():
+    draws, rng = draws_of((2, 100)), np.random.default_rng(0)
+    energy = rng.normal(50, 5, (2, 100))
+    assert "drifts" not in str(summary(stub(draws, potential_energy=energy), COLLAPSED, X, Y))
+    energy[1] -= np.linspace(0, 200, 100)
+    found = summary(stub(draws, potential_energy=energy), COLLAPSED, X, Y)
+    quarters = energy[1, :25], energy[1, 75:]
+    np.testing.assert_allclose(found.energy_drift[1], (quarters[0].mean() - quarters[1].mean()) / quarters[1].std())
+    assert "the energy drifts" in str(found) and abs(found.energy_drift[0]) < 1
+    # Of a run that does not hold it, the likelihood tells.
+    draws["extra"] = np.broadcast_to(np.linspace(30, 0, 100, dtype="f"), (2, 100))
+    assert (summary(stub(draws), COLLAPSED, X, Y).energy_drift > 3).all()
+    draws["w_base"] = np.zeros((2, 100, WIDTH, 2), "f")
+    del draws["hidden"]
+    assert summary(stub(draws, REPRIORISED), REPRIORISED, X, Y).energy_drift is None
+
+
+@pytest.mark.slow
+def test_a_start_far_away_in_single_precision_is_told():
+    """The chain creeps towards a mean of 50,000 with an acceptance that looks healthy."""
+
+    def far(y=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 1e5))
+        scale = numpyro.sample("scale", dist.HalfNormal(3.0))
+        numpyro.sample("y", dist.Normal(mean, scale).expand([20]).to_event(1), obs=y)
+
+    y = 50_000 + np.random.default_rng(0).normal(size=20).astype("f")
+    mcmc = MCMC(UnderdampedLangevin(far), num_warmup=300, num_samples=400, progress_bar=False)
+    mcmc.run(KEY, y)
+    found = summary(mcmc, far, y)
+    assert found.accept_prob > 0.5 and found.energy_drift[0] > 3 and "the energy drifts" in str(found)
+
+
+def test_an_energy_that_single_precision_does_not_resolve_is_told():
+    energy = np.full((2, 20), 2.0**25, np.float32)
+    found = summary(stub(draws_of((2, 20)), potential_energy=energy), COLLAPSED, X, Y)
+    assert found.energy_error == 4 and "rounding moves the log density by about 4 nats: run in float64" in str(found)
+    assert summary(stub(draws_of((2, 20)), potential_energy=energy.astype(float)), COLLAPSED, X, Y).energy_error < 1e-8
 
 
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
@@ -258,7 +310,7 @@ def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     assert f"median ESS {np.median(found.function.ess):.0f}, least {found.function.ess.min():.0f}, of 60" in note
     assert f"gradients {found.num_gradients}" in lines[-1] and f"acceptance {found.accept_prob:.3f}" in lines[-1]
     html = found._repr_html_()
-    assert "<td>sigma</td>" in html and html.count("<tr>") == 1 + len(found.sites)
+    assert "<td>sigma</td>" in html and html.count("<tr") == 1 + len(found.sites)
 
 
 def test_more_entries_than_are_looked_at_are_thinned():

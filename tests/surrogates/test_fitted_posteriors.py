@@ -13,8 +13,8 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 from numpyro_wide import fitted_surrogate, mean_kernel, repriorise, surrogate_targets
-from numpyro_wide.datasets import digits
 from numpyro_wide.surrogates import Surrogate
+from studies._data import digits
 
 N = 14
 X = np.linspace(-1, 1, N, dtype="f")[:, None]

@@ -1,4 +1,4 @@
-"""Readers of published files, on small files of the same formats written here, whole and damaged."""
+"""The studies' readers of published files, on small files of the same formats, whole and damaged, and their scaling."""
 
 import gzip
 import io
@@ -10,9 +10,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from numpyro_wide import datasets
-from numpyro_wide.datasets import Dataset, Standardiser
-from numpyro_wide.datasets._idx import read_idx
+from numpyro_wide.datasets import marathon
+from studies import _data as datasets
+from studies._data import Dataset, Standardiser, uci
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 4, 3072), np.uint8)  # the last of the six batches is for testing
@@ -82,7 +82,7 @@ def test_cifar10(tmp_path, version, subfolder, form):
 
 def test_cifar10_that_is_missing(tmp_path):
     (tmp_path / "notes.txt").touch()
-    message = r"cifar-10-python.tar.gz or .*which holds notes.txt. It is had from https://www.cs.toronto.edu/~kriz"
+    message = r"cifar-10-python.tar.gz or .*which holds notes.txt. Get it from https://www.cs.toronto.edu/~kriz"
     with pytest.raises(FileNotFoundError, match=message):
         datasets.cifar10(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere, which does not exist"):
@@ -148,13 +148,6 @@ def test_mnist(tmp_path, reader, is_gzipped):
     assert (train.targets.tolist(), test.targets.tolist()) == ([3, 0, 9], [1, 3])
 
 
-def test_idx_of_other_types(tmp_path):
-    (tmp_path / "numbers").write_bytes(idx(np.array([[1.5, -2.0]], ">f4"), 0x0D))
-    read = read_idx(tmp_path / "numbers")
-    assert read.tolist() == [[1.5, -2.0]]
-    assert read.dtype == np.dtype("=f4")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -164,10 +157,10 @@ def test_idx_of_other_types(tmp_path):
             r"for its shape \(3, 28, 28\) it should have 2368 bytes, but it has",
         ),
         ("train-images-idx3-ubyte", lambda good: good + b"\0", "it should have 2368 bytes, but it has 2369"),
-        ("train-images-idx3-ubyte", lambda good: good[:9], "header of 16 bytes is cut short at 9"),
-        ("train-images-idx3-ubyte", lambda good: b"<!DOCTYPE html>", "begins with two zero bytes and a known type"),
+        ("train-images-idx3-ubyte", lambda good: good[:9], "begins with two zeros"),
+        ("train-images-idx3-ubyte", lambda good: b"<!DOCTYPE html>", "begins with two zeros"),
         ("train-images-idx3-ubyte", lambda good: gzip.compress(good)[:-20], "gzip file that cannot be read"),
-        ("train-images-idx3-ubyte", lambda good: idx(DIGITS), r"holds uint8 of shape \(5,\), not images"),
+        ("train-images-idx3-ubyte", lambda good: idx(DIGITS), r"holds an array of shape \(5,\), not images"),
         ("t10k-labels-idx1-ubyte", lambda good: idx(DIGITS), r"holds labels of shape \(5,\) for 2 images"),
         ("t10k-labels-idx1-ubyte", lambda good: idx(DIGITS[:2] + np.uint8(8)), "labels must be from 0 to 9"),
     ],
@@ -181,102 +174,17 @@ def test_mnist_that_is_damaged(tmp_path, name, content, message):
 def test_mnist_that_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte or train-images-idx3-ubyte.gz .*lecun.com"):
         datasets.mnist(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"holds nothing. It is had from https://github.com/zalandoresearch"):
+    with pytest.raises(FileNotFoundError, match=r"holds nothing. Get it from https://github.com/zalandoresearch"):
         datasets.fashion_mnist(tmp_path)
 
 
-def test_csv_tables(tmp_path):
-    path = tmp_path / "wine.csv"
-    path.write_text('\ufeff"acid";"sugar";"quality"\r\n7.0;1.5;5\r\n\r\n6.5;2.5;6\r\n')  # as spreadsheets write it
-    by_name = datasets.csv_table(path, target="acid", delimiter=";")
-    assert by_name.inputs.tolist() == [[1.5, 5], [2.5, 6]]
-    assert by_name.targets.tolist() == [7, 6.5]
-    path.write_text("1,2,3\n4,5,6\n")
-    assert datasets.csv_table(path, 0, has_header=False).targets.tolist() == [1, 4]
-    assert datasets.csv_table(path, has_header=False).inputs.tolist() == [[1, 2], [4, 5]]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a b c\n1 2 3\n-4e0 5 6.0\n",
-        "\n  a  b\tc  \r\n  1    2   3  \r\n \t \r\n -4.0 5\t6 \r\n",  # padded columns, a line of blanks
-        "a;b;c\n1;2;3\n-4;5;6\n",
-        "a,b,c\n1,2,3\n-4,5,6",
-        '"a","b",c\n 1, 2, 3\n-4, 5, 6\n',  # a comma goes before white space
-    ],
-)
-def test_what_separates_the_columns_is_found_out(tmp_path, text):
-    path = tmp_path / "table.txt"
-    path.write_text(text, newline="")
-    by_name = datasets.csv_table(path, target="a")
-    assert (by_name.inputs.tolist(), by_name.targets.tolist()) == ([[2, 3], [5, 6]], [1, -4])
-    path.write_text(text[text.index("c") + 1 :], newline="")
-    without_names = datasets.csv_table(path, has_header=False)
-    assert (without_names.inputs.tolist(), without_names.targets.tolist()) == ([[1, 2], [-4, 5]], [3, 6])
-
-
-def test_a_delimiter_that_is_given_is_not_found_out(tmp_path):
-    path = tmp_path / "table.tsv"
-    path.write_text("a, m\tb of c\n1\t2\n")
-    assert datasets.csv_table(path, "b of c", delimiter="\t").targets.tolist() == [2]
-    with pytest.raises(ValueError, match="line 2: expected 2 fields separated by ',', but got 1; pass delimiter="):
-        datasets.csv_table(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("a b\n1 2\n3\n", {}, "line 3: expected 2 fields separated by white space, but got 1; pass delimiter="),
-        ("a b\n1 2,5\n", {}, "line 2: expected a finite number, but got '2,5'"),
-        ("1 2\n3 4\n", {}, "begins with a line that holds numbers, such as '1', where .* pass has_header=False if"),
-        (" \n\t\n", {}, "holds no rows of data"),
-        ("a,b\n1,2\n3\n", {}, "line 3: expected 2 fields separated by ',', but got 1"),
-        ("a,b\n1,two\n", {}, "line 2: expected a finite number, but got 'two'"),
-        ("a,b\n1,\n", {}, "line 2: expected a finite number, but got ''"),
-        ("a,b\n1,nan\n", {}, "expected a finite number, but got 'nan'"),
-        ("a,b\n", {}, "holds no rows of data"),
-        ("", {}, "holds no rows of data"),
-        ("a,b\n1,2\n", {"target": "c"}, "no column 'c'; its columns are a, b"),
-        ("1,2\n", {"target": "c", "has_header": False}, "its columns are without names"),
-        ("a,b\n1,2\n", {"target": 2}, "has 2 columns, but target is column 2"),
-        ("a,b\n1,2\n", {"target": -3}, "target must be a whole number of at least -2, but got -3"),
-        ("1,2\n3,4\n", {}, "begins with a line that holds numbers, such as '1', where .* pass has_header=False if"),
-        ("a,nan\n3,4\n", {}, "begins with a line that holds numbers, such as 'nan'"),
-    ],
-)
-def test_csv_tables_that_are_wrong(tmp_path, text, options, message):
-    path = tmp_path / "table.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        datasets.csv_table(path, **options)
-
-
-def test_names_that_are_numbers(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("id,2019,2020\n1,2,3\n")
-    assert datasets.csv_table(path, "2019", has_header=True).targets.tolist() == [2]
-    assert datasets.csv_table(path, 1, has_header=True).inputs.tolist() == [[1, 3]]
-
-
-def test_csv_table_that_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected a table at .*table.csv"):
-        datasets.csv_table(tmp_path / "table.csv")
-
-
 def test_sets_that_are_at_hand():
-    digits, diabetes, marathon = datasets.digits(), datasets.diabetes(), datasets.marathon()
+    digits, diabetes, games = datasets.digits(), datasets.diabetes(), marathon()
     assert np.bincount(digits.targets).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert 19 <= diabetes.inputs[:, 0].min() < diabetes.inputs[:, 0].max() <= 79  # years of age, not standardised
     assert diabetes.targets.shape == (442,)
-    assert marathon.inputs[2].tolist() == [1904]
-    assert marathon.targets.argmax() == 2  # St Louis
-
-
-def test_scikit_learn_that_is_missing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install .numpyro_wide\[examples\]"):
-        datasets.digits()
+    assert games.inputs[2].tolist() == [1904]
+    assert games.targets.argmax() == 2  # St Louis
 
 
 def test_standardiser_uses_the_training_rows_alone():
@@ -295,16 +203,6 @@ def test_standardiser_uses_the_training_rows_alone():
     np.testing.assert_allclose((whole.mean(), whole.std()), (0, 1), atol=1e-5)
 
 
-def test_standardiser_holds_copies():
-    loc, scale, train = np.zeros(2), np.ones(2), np.array([[1.0, 2.0], [3.0, 6.0]])
-    given, fitted = Standardiser(loc, scale), Standardiser.fit(train)
-    for array in (loc, scale, train):
-        array *= 5
-        array += 7
-    assert given([[4.0, 6.0]]).tolist() == [[4, 6]]
-    assert fitted([4.0, 8.0]).tolist() == [2, 2]  # a single row
-
-
 def test_subsets_by_seed():
     examples = Dataset(np.arange(20)[:, None], np.arange(20))
     train, test = datasets.split(examples, 12, 8, seed=3)
@@ -317,18 +215,12 @@ def test_subsets_by_seed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Standardiser.fit(np.zeros((0, 2))), r"at least one row, but has shape \(0, 2\)"),
-        (lambda: Standardiser.fit([1.0, np.nan]), "must be finite, but 1 of its entries are not"),
-        (lambda: Standardiser.fit([np.inf, 1.0]), "must be finite, but 1 of its entries are not; drop or impute"),
-        (lambda: Standardiser([np.nan], 1.0), "loc must be finite"),
-        (lambda: Standardiser(0.0, [1.0, 0.0]), "scale must be positive everywhere"),
-        (lambda: Standardiser(np.zeros(2), np.ones(3)), r"must have the same shape.*\(2,\) and \(3,\); pass a number"),
-        (lambda: Standardiser.fit(np.eye(3))(np.ones((4, 1))), r"rows of shape \(3,\).*got an array of shape \(4, 1\)"),
-        (lambda: Standardiser.fit(np.eye(3)).inverse(1.0), r"rows of shape \(3,\).*got an array of shape \(\)"),
-        (lambda: datasets.split(Dataset(np.eye(3), np.ones(4)), 2, 1, 0), "same number of rows, but got 3 and 4"),
-        (lambda: datasets.split(datasets.marathon(), -1, 0, 0), "num_train must be a whole number of at least 0"),
-        (lambda: datasets.split(datasets.marathon(), 2, -1, 0), "num_test must be a whole number of at least 0"),
-        (lambda: datasets.split(datasets.marathon(), 100, 0, 0), "100 training and 0 test rows were asked for"),
+        (lambda: Standardiser.fit(np.zeros((0, 2))), r"at least one row, but have shape \(0, 2\)"),
+        (lambda: Standardiser.fit([1.0, np.nan]), "must be finite numbers"),
+        (
+            lambda: datasets.split(datasets.Dataset(*marathon()), 100, 0, 0),
+            "100 training and 0 test rows were asked for",
+        ),
     ],
 )
 def test_what_preparation_refuses(call, message):
@@ -336,14 +228,99 @@ def test_what_preparation_refuses(call, message):
         call()
 
 
-def test_what_is_no_real_number_is_not_standardised():
-    for wrong in (np.eye(2) * 1j, np.array([["a"], ["b"]]), np.array([[None], [1.0]])):
-        with pytest.raises(TypeError, match="train must hold real numbers, but has the type"):
-            Standardiser.fit(wrong)
-        with pytest.raises(TypeError, match="values must hold real numbers, but has the type"):
-            Standardiser(0.0, 1.0)(wrong)
+ROWS = 10
+ARRAYS = {
+    "inputs": np.random.default_rng(0).normal(size=(ROWS, 3)),
+    "targets": np.arange(float(ROWS)),
+    "is_test": np.array([np.isin(np.arange(ROWS), test) for test in ([1, 7], [0, 2, 9], [5])]),
+}
 
 
-def test_arrays_are_split_as_a_dataset():
-    with pytest.raises(TypeError, match=r"examples must be a Dataset, but got a tuple; write Dataset"):
-        datasets.split((np.zeros((4, 2)), np.zeros(4)), 2, 2, seed=0)
+def write(folder, name, **changes):
+    arrays = {key: value for key, value in {**ARRAYS, **changes}.items() if value is not None}
+    np.savez_compressed(folder / f"{name}.npz", **arrays)
+
+
+def test_splits(tmp_path):
+    write(tmp_path, "yacht")
+    for split, expected in enumerate(([1, 7], [0, 2, 9], [5])):
+        train, test = uci(tmp_path, "yacht", split)
+        assert test.targets.tolist() == expected
+        assert sorted([*train.targets, *test.targets]) == list(range(ROWS))
+        for part in (train, test):  # targets number the rows
+            np.testing.assert_array_equal(part.inputs, ARRAYS["inputs"][part.targets.astype(int)])
+    np.testing.assert_array_equal(uci(str(tmp_path), "yacht")[1].targets, [1, 7])
+
+
+def test_single_precision_and_whole_numbers_are_read_as_float64(tmp_path):
+    write(tmp_path, "whole", inputs=ARRAYS["inputs"].astype(np.float32), targets=np.arange(ROWS))
+    train, _ = uci(tmp_path, "whole")
+    assert train.inputs.dtype == train.targets.dtype == np.float64
+
+
+def test_a_set_that_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected boston.npz in .* has the sets none.*"):
+        uci(tmp_path, "boston")
+    write(tmp_path, "yacht")
+    write(tmp_path, "energy")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FileNotFoundError, match=r"expected boston.npz in .* which has the sets energy, yacht\."):
+        uci(tmp_path, "boston")
+    with pytest.raises(FileNotFoundError, match=r"nowhere, which does not exist"):
+        uci(tmp_path / "nowhere", "boston")
+
+
+def test_splits_that_there_are_not(tmp_path):
+    write(tmp_path, "yacht")
+    for split in (3, -1):
+        with pytest.raises(ValueError, match=f"yacht.npz has 3 splits, from 0 to 2, but split is {split}"):
+            uci(tmp_path, "yacht", split)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_test": None}, "is_test"),
+        ({"inputs": np.zeros(ROWS)}, r"the shapes are \[\(10,\), "),
+        ({"inputs": np.zeros((ROWS + 1, 3))}, r"the shapes are \[\(11, 3\), \(10,\)"),
+        ({"targets": np.zeros((ROWS, 1))}, r"\(10, 1\)"),
+        ({"is_test": ARRAYS["is_test"][0]}, r"\(10,\)\]"),
+        ({"is_test": ARRAYS["is_test"].T}, r"\(10, 3\)\]"),
+        ({"is_test": ARRAYS["is_test"][:0]}, r"\(0, 10\)\]"),
+        ({"is_test": ARRAYS["is_test"].astype(int)}, "is_test is int64"),
+        ({"is_test": np.zeros((1, ROWS), bool)}, "of its split 0, 0 of 10 rows are for testing"),
+        ({"is_test": np.ones((1, ROWS), bool)}, "of its split 0, 10 of 10 rows are for testing"),
+        ({"targets": np.full(ROWS, np.nan)}, "targets, of type float64, are not finite numbers throughout"),
+        ({"inputs": np.full((ROWS, 3), "a")}, "inputs, of type <U1, are not finite numbers"),
+        ({"targets": np.full(ROWS, None)}, "cannot be read .*pickle"),
+    ],
+)
+def test_archives_that_do_not_fit(tmp_path, changes, message):
+    write(tmp_path, "odd", **changes)
+    with pytest.raises(ValueError, match=f"odd.npz must hold finite inputs .*{message}.*numpy.savez"):
+        uci(tmp_path, "odd")
+
+
+def lone_array():
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>", b"PK\x03\x04 cut short", lone_array()])
+def test_files_that_are_no_archive(tmp_path, content):
+    (tmp_path / "odd.npz").write_bytes(content)
+    assert_unreadable(tmp_path)
+
+
+def test_a_damaged_member(tmp_path):
+    write(tmp_path, "odd")
+    content = bytearray((tmp_path / "odd.npz").read_bytes())
+    content[80:120] = bytes(40)
+    (tmp_path / "odd.npz").write_bytes(content)
+    assert_unreadable(tmp_path)
+
+
+def assert_unreadable(folder):
+    with pytest.raises(ValueError, match=r"odd.npz must hold .* it cannot be read"):
+        uci(folder, "odd")
