@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import eval_jaxpr
-from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
@@ -89,47 +88,11 @@ class RowFeatures:
         )
 
     def __matmul__(self, readout: Array) -> Array:
-        return _product(self, jnp.asarray(readout))
+        readout = jnp.asarray(readout)
+        return self.map(lambda rows: rows @ readout)
 
     def __jax_array__(self) -> Array:
         return self.dense()
-
-
-@jax.custom_jvp
-def _product(features: RowFeatures, readout: Array) -> Array:
-    """Return features @ readout, with a derivative in which the readout's own is apart from the features'.
-
-    So the program shows that the product is linear in the readout, which the loop over blocks would hide.
-    """
-    return features.map(lambda rows: rows @ readout)
-
-
-def _product_jvp(
-    primals: tuple[RowFeatures, Array], tangents: tuple[RowFeatures, Array | SymbolicZero]
-) -> tuple[Array, Array]:
-    features, readout = primals
-    leaves, structure = jax.tree.flatten(features)
-    dots = jax.tree.leaves(tangents[0], is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    moving = [i for i, dot in enumerate(dots) if not isinstance(dot, SymbolicZero)]
-    value = _product(features, readout)
-    tangent = jnp.zeros_like(value)
-    if not isinstance(tangents[1], SymbolicZero):
-        # The derivative at zero is that anywhere. Of the loop itself, applied to the tangent, JAX has no transpose.
-        origin = jnp.zeros_like(readout)
-        _, tangent = jax.jvp(lambda moved: features.map(lambda rows: rows @ moved), (origin,), (tangents[1],))
-    if not moving:
-        return value, tangent
-
-    def of_moving(moved: list[Array]) -> Array:
-        others = dict(zip(moving, moved, strict=True))
-        whole = jax.tree.unflatten(structure, [others.get(i, leaf) for i, leaf in enumerate(leaves)])
-        return whole.map(lambda rows: rows @ readout)
-
-    _, by_features = jax.jvp(of_moving, ([leaves[i] for i in moving],), ([dots[i] for i in moving],))
-    return value, tangent + by_features
-
-
-_product.defjvp(_product_jvp, symbolic_zeros=True)
 
 
 def as_features(features: Any) -> Array | RowFeatures:

@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import is_known, is_tracing
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
-from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features
 from numpyro_wide.readout._model import (
     ReadoutModel,
     ReadoutRun,
@@ -119,7 +119,9 @@ def check_at(
         first, others = read_sites(model, names, values, args, kwargs, keys=keys or None)
         second, findings = second_run(model, first, args, kwargs)
         # Features that depend on the readout show in the mean, too; here they are told.
-        findings[0, "features", names.features] = _features_differ(*(_features(sites) for sites in (first, second)))
+        findings[0, "features", names.features] = _features_differ(
+            *(sites.values[names.features] for sites in (first, second))
+        )
         return findings, first.read_off(others)
 
     return run_program(program, arrays, quick=True)
@@ -220,18 +222,13 @@ def _parts(sites: ReadoutSites) -> dict[str, Any]:
         log_prob = fn.log_prob(sites.values[name])
         others[name] = log_prob if scale is None else scale * log_prob
     return {
-        "features": _features(sites),
+        "features": as_features(sites.values[sites.names.features]),
         "noise": jnp.asarray(noise_scale),
         "observations": sites.observations,
         "loc": loc,
         "move": displacement(prior_scale, prior_loc.shape),
         "others": others,
     }
-
-
-def _features(sites: ReadoutSites) -> Array | RowFeatures:
-    features = sites.values[sites.names.features]
-    return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
 def _differ(one: Array, two: Array, share: float, *, least: float | None = None) -> tuple[Array, Array]:
@@ -255,7 +252,7 @@ def _rounding_unit(x: Array) -> float:
 
 def _features_differ(one: Any, two: Any) -> tuple[Array, Array]:
     if not isinstance(one, RowFeatures):
-        return _differ(one, two, _ROUNDING)
+        return _differ(jnp.asarray(one), jnp.asarray(two), _ROUNDING)
     # Blocks of rows are the same function of the arrays that it reads.
     leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
     found = [_differ(a, b, _ROUNDING) for a, b in leaves if jnp.issubdtype(jnp.result_type(a), jnp.floating)]

@@ -121,7 +121,7 @@ def readout_function(
                 f"{listing(draw)}."
             )
         test, test_is_right = read_run(model.fn, names, draw, test_args, test_kwargs)
-        mean, *_ = fit.problem().predict(test.test_features(fit))
+        mean, *_ = fit.problem().solved().predict(test.features)
         return jnp.where(is_right & test_is_right, test.loc + mean, jnp.nan)
 
     return function

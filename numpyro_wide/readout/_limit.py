@@ -326,16 +326,16 @@ def weights_of(
     rng_key: Array,
     draws: Draws,
     args: tuple,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     params: Mapping[str, Any] | None = None,
 ) -> Draws:
     """Return draws of the unwrapped model, readout included, for draws of the wrapped one fitted on ``args``."""
     if isinstance(model, ReadoutModel) and model.is_collapsed:
-        predictive = ReadoutPredictive(model, draws, args, kwargs, params=dict(params or {}))
+        predictive = ReadoutPredictive(model, draws, args, dict(kwargs), params=dict(params or {}))
         return {**draws, model.readout: predictive.readout(rng_key)}
     if isinstance(model, ReadoutModel) and model.readout in draws:
         return dict(draws)
-    return image_draws(model, draws, args, kwargs, params)
+    return image_draws(model, draws, args, dict(kwargs), params)
 
 
 def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -20,8 +20,8 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
 from numpyro_wide._traces import STACK_LOCK, Sites, latent_sites, run_model, unwrap
-from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
-from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
+from numpyro_wide.linear_gaussian._problem import check_variant
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features, readout_problem
 
 Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
@@ -55,21 +55,11 @@ class ReadoutRun:
     latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]  # of the other latent sites
     param_names: tuple[str, ...]
 
-    def test_features(self, fit: "ReadoutRun") -> Any:
-        """Return these features in the form of the fit's: row blocks if those are, dense otherwise."""
-        if isinstance(fit.features, RowFeatures) or not isinstance(self.features, RowFeatures):
-            return self.features
-        return self.features.dense()
-
-    def problem(self, variant: str = "auto") -> ReadoutProblem:
+    def problem(self, variant: str = "auto") -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
-        problem: Any
-        if isinstance(self.features, RowFeatures):
-            problem = BlockedProblem.of(self.features, self.residual, self.noise_scale, self.prior_scale)
-        else:
-            problem = ReadoutProblem.of(
-                self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
-            )
+        problem = readout_problem(
+            self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
+        )
         problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
         return problem
 
@@ -198,7 +188,7 @@ class ReadoutSites(SeenSites):
         features = self.values[self.names.features]
         others = {name: site for name, site in (others or {}).items() if name != self.names.observed}
         return ReadoutRun(
-            features if isinstance(features, RowFeatures) else jnp.asarray(features),
+            as_features(features),
             loc,
             residual,
             noise_scale,

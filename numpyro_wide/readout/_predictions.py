@@ -18,7 +18,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_wide._blocks import map_draws
 from numpyro_wide._traces import Sites, latent_sites, log_prob_by_observation, run_model, unwrap
-from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, BlockedProblem, RowFeatures
+from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
 from numpyro_wide.readout._assumptions import read_run
 from numpyro_wide.readout._model import (
     Draws,
@@ -106,7 +106,7 @@ class Integrated:
             readout, dtype = self._readout_of(fit, solved)
             # Models may be in half or double precision, which is not known before the run.
             phi, residuals, noise = (part.astype(dtype) for part in normals)
-            mean, variance, function = readout.predict(new.test_features(fit), phi, None if is_blocked else residuals)
+            mean, variance, function = readout.predict(new.features, phi, None if is_blocked else residuals)
             noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
             return {
                 "mean": new.loc + mean,
@@ -142,8 +142,7 @@ class Integrated:
         if solved is not None:
             return solved, solved.mean.dtype
         problem = fit.problem(self.model.variant)
-        dtype = problem.features.dtype
-        return (problem.posterior() if isinstance(problem, BlockedProblem) else problem), dtype
+        return problem.solved(), problem.features.dtype
 
     def _map(self, single: Callable, data: Data, *more: Any, calls: list[Call] | None = None) -> tuple[Any, Array]:
         """Map ``single(runs, solved, *more)`` over the draws; return results, and by draw whether assumptions hold."""
@@ -265,7 +264,7 @@ def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Arra
     A density may be zero, and its logarithm infinite, of observations far from any prediction.
     """
     # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
-    mean, variance, _ = readout.predict(new.test_features(fit))
+    mean, variance, _ = readout.predict(new.features)
     variance = variance + new.noise_scale**2
     by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
     # Given the hidden weights the outputs are independent.
@@ -277,7 +276,7 @@ def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[
     """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
     if not new.loc.size:  # nothing is observed: no covariance to factor
         return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
-    mean, covariance = readout.predict_jointly(new.test_features(fit))
+    mean, covariance = readout.predict_jointly(new.features)
     # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
     noise_scale, residual = (
         jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
