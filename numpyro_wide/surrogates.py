@@ -1,9 +1,145 @@
 """Gaussian surrogates of other likelihoods, by which the readout of classes and counts can be repriorised."""
 
-from numpyro_wide.readout._repriorise import Surrogate as Surrogate
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.typing import ArrayLike
+
+from numpyro_wide._arguments import arrays_apart
+from numpyro_wide._checks import check_key, check_known, check_names_known, whole_number
+from numpyro_wide._compile import run_program
+from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
+from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
+from numpyro_wide.readout._model import ReadoutModel, normal_parameters
 from numpyro_wide.wide_limit._surrogates import class_contrasts as class_contrasts
 from numpyro_wide.wide_limit._surrogates import fitted_surrogate as fitted_surrogate
-from numpyro_wide.wide_limit._surrogates import mean_kernel as mean_kernel
 from numpyro_wide.wide_limit._surrogates import surrogate_targets as surrogate_targets
 
 __all__ = ["class_contrasts", "fitted_surrogate", "mean_kernel", "surrogate_targets"]
+
+_AT_ONCE = 20  # draws that one program runs, and whose features are held
+
+
+def mean_kernel(
+    rng_key: Array,
+    model: Callable,
+    features: str,
+    *model_args: Any,
+    num_draws: int = 20,
+    readout: str | None = None,
+    samples: Mapping[str, ArrayLike] | None = None,
+    **model_kwargs: Any,
+) -> np.ndarray:
+    r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
+
+    As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
+    kernel of the network's Gaussian process. For a network that ``wide_limit.kernel`` has a rule for, that gives it in
+    closed form.
+
+    Args:
+        rng_key: a PRNG key.
+        model: the model, repriorised or collapsed or neither; traced anew at each call.
+        features: name of the site that holds the features, (n, d).
+        *model_args: arguments of the model; observations do not matter.
+        num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
+            are more.
+        readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
+            not 1. Of variances that differ over outputs the mean is taken.
+        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take instead of the
+            prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
+        **model_kwargs: keyword arguments of the model.
+
+    Returns:
+        kernel (n, n), in double precision, NumPy's.
+
+    Raises:
+        ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
+            not Normal, a plate is subsampled, or the samples do not all have as many draws.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import mean_kernel
+        >>> def model(x, labels=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([50]).to_event(1))
+        ...     numpyro.sample("label", dist.Bernoulli(logits=features @ w).to_event(1), obs=labels)
+        >>> x = jnp.array([[-1.0], [0.5], [1.0]])
+        >>> mean_kernel(jax.random.key(0), model, "features", x, readout="w").shape
+        (3, 3)
+    """
+    order = "mean_kernel(rng_key, model, features, x)"
+    check_key("rng_key", rng_key, order)
+    check_known("mean_kernel gives numbers")
+    model = model.fn if isinstance(model, ReadoutModel) else model
+    count = whole_number("num_draws", num_draws, order=order)
+    given = {} if samples is None else _chosen(samples, count)
+    count = len(next(iter(given.values()))) if given else count
+    arrays, rebuild = arrays_apart((model_args, model_kwargs))
+
+    def of_draws(keys: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+        def one(draw: tuple[Array, dict[str, Array]]) -> Array:
+            args, kwargs = rebuild(arrays)
+            sites = run_model(model, args, kwargs, values=draw[1], rng_key=draw[0])
+            return _scaled_features(sites, features, readout)
+
+        return jax.lax.map(one, (keys, values))
+
+    keys = random.split(rng_key, count)
+    kernel: Any = 0.0
+    for start in range(0, count, _AT_ONCE):
+        # The last draws are filled up, so that one program serves for all.
+        rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
+        found = run_program(of_draws, keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays)
+        for psi in np.asarray(found)[: count - start].astype(float):
+            if not np.isfinite(psi).all():
+                raise ValueError(
+                    f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
+                )
+            kernel = kernel + psi @ psi.T / count
+    return kernel
+
+
+def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
+    """Return up to ``count`` draws, evenly spaced."""
+    draws = {name: np.asarray(value) for name, value in samples.items()}
+    lengths = {name: value.shape[:1] for name, value in draws.items()}
+    if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
+        raise ValueError(
+            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
+            f"{lengths}; take mcmc.get_samples()."
+        )
+    (total,) = next(iter(lengths.values()))
+    rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
+    return {name: value[rows] for name, value in draws.items()}
+
+
+def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
+    """Return the features of a run, (n, d), each column times the prior standard deviation of its weight."""
+    check_names_known("features", features, sites)
+    for site in sites.values():
+        if site["type"] == "plate":
+            refuse_subsampled(site, "the kernel is that of all of them")
+    psi = jnp.asarray(sites[features]["value"])
+    if psi.ndim != 2:
+        raise ValueError(f"the features {features!r} must have shape (n, d), but have {psi.shape}.")
+    return psi if readout is None else psi * _prior_scale(sites, readout, psi.shape[1]).astype(psi.dtype)[None]
+
+
+def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
+    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
+    latent = latent_sites(sites)
+    check_names_known("readout", readout, latent, kind="latent site")
+    fn = latent[readout]["fn"]
+    if fn.shape()[:1] != (num_features,):
+        raise ValueError(
+            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
+            f"the shape {fn.shape()}."
+        )
+    _, scale = normal_parameters(readout, "readout", fn)
+    full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
+    return jnp.sqrt(jnp.mean(full**2, axis=1))

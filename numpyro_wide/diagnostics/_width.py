@@ -17,8 +17,8 @@ from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model, sam
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
 from numpyro_wide.readout._model import ReadoutModel
+from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
-from numpyro_wide.wide_limit._surrogates import mean_kernel
 
 _NUM_COLUMNS = 20_000  # of all draws together
 _FEWEST, _MOST = 20, 500  # draws

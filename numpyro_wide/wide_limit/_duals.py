@@ -328,6 +328,8 @@ def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
     Raises:
         ValueError: for an unknown name.
     """
+    if isinstance(activation, str) and activation in DUALS:
+        return ClosedForm(DUALS[activation])
     from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
 
     function = activation_function(activation)
