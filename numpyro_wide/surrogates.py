@@ -9,9 +9,8 @@ import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
 
-from numpyro_wide._arguments import arrays_apart
 from numpyro_wide._checks import check_key, check_known, check_names_known, whole_number
-from numpyro_wide._compile import run_program
+from numpyro_wide._programs import arrays_apart, shared_program
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
 from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
 from numpyro_wide.readout._model import ReadoutModel, normal_parameters
@@ -91,11 +90,13 @@ def mean_kernel(
 
     keys = random.split(rng_key, count)
     kernel: Any = 0.0
+    program: Callable | None = None
     for start in range(0, count, _AT_ONCE):
         # The last draws are filled up, so that one program serves for all.
         rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
-        found = run_program(of_draws, keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays)
-        for psi in np.asarray(found)[: count - start].astype(float):
+        some = keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays
+        program = program or shared_program(of_draws, *some)
+        for psi in np.asarray(program(*some))[: count - start].astype(float):
             if not np.isfinite(psi).all():
                 raise ValueError(
                     f"the features {features!r} must be finite, but those of a draw are not; check the inputs."

@@ -57,29 +57,18 @@ Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
 class Moments(NamedTuple):
-    """Moments of a layer's units at single inputs.
+    """Moments of a layer's units at single inputs, (n, ...)."""
 
-    Attributes:
-        variance: variance of the preactivations u, (n, ...).
-        product: E[φ(u)²], (n, ...).
-        slope: E[φ'(u)²], (n, ...).
-        error: largest share of a moment that a series leaves out, a number.
-    """
-
-    variance: Array
-    product: Array
-    slope: Array
-    error: Array
+    variance: Array  # of the preactivations u
+    product: Array  # E[φ(u)²]
+    slope: Array  # E[φ'(u)²]
+    error: Array  # largest share of a moment that a series leaves out, a number
 
 
 class ClosedForm(NamedTuple):
-    """Activation whose expectations are known.
+    """Activation with closed-form expectations."""
 
-    Attributes:
-        dual: one of the functions below.
-    """
-
-    dual: Dual
+    dual: Dual  # one of the functions below
 
     def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
@@ -94,8 +83,8 @@ class ClosedForm(NamedTuple):
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
     """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
 
-    It equals w² (pq − r²) + w β (p + q − 2r) over the same: of a, b and c themselves, float32 has lost the bias where
-    the inputs are large, and with it what tells opposite inputs from dependent ones.
+    It equals w² (pq − r²) + w β (p + q − 2r) over the same: in a, b and c themselves float32 has lost the bias where
+    the inputs are large, which tells opposite inputs from dependent ones.
     """
     # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
     # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
@@ -155,10 +144,7 @@ def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def _unit(a: Array, b: Array) -> Array:
-    """Return what determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
-
-    No result depends on it.
-    """
+    """Return the divisor of determinants, for products of two variances overflow in float32 from 1.8e19 on."""
     return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
 
 
@@ -180,23 +166,14 @@ _CHUNK = 16  # terms of the series that one step of the loop adds, and that a gr
 
 
 class SeriesMoments(NamedTuple):
-    """Moments of a layer's units at single inputs, with the coefficients of the series.
-
-    Attributes:
-        variance: variance of the preactivations u, (n, ...).
-        product: E[φ(u)²], (n, ...).
-        slope: E[φ'(u)²], (n, ...).
-        error: largest share of a moment that the series leaves out, a number.
-        coefficients: α_k by degree, (terms, n, ...).
-        slope_at_zero: φ'(0), (n, ...).
-    """
+    """Moments of a layer's units at single inputs, (n, ...), as ``Moments``, with the coefficients of the series."""
 
     variance: Array
     product: Array
     slope: Array
     error: Array
-    coefficients: Array
-    slope_at_zero: Array
+    coefficients: Array  # α_k by degree, (terms, n, ...)
+    slope_at_zero: Array  # φ'(0)
 
 
 class HermiteSeries:
@@ -204,11 +181,8 @@ class HermiteSeries:
 
     With $\alpha_k(a) = E[\varphi(\sqrt a z) he_k(z)] / \sqrt{k!}$, z ~ N(0, 1), by Gauss-Hermite quadrature, and
     $\rho = c / \sqrt{ab}$ (Mathematics, :eq:`mehler`), $E[\varphi(u) \varphi(v)] = \sum_k \alpha_k(a) \alpha_k(b)
-    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. What the first 128 degrees leave out
-    is largest at ρ = 1, where Parseval's identity tells it; at u = v the quadrature alone gives both.
-
-    Args:
-        function: function of arrays, elementwise.
+    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. The truncation error of the first 128
+    degrees is largest at ρ = 1, where Parseval's identity gives it; at u = v the quadrature alone gives both.
     """
 
     def __init__(self, function: Callable[[Array], Array]):
@@ -318,16 +292,12 @@ def _share(part: Array, whole: Array) -> Array:
 
 Activation = str | Callable[[Array], Array]
 
-# From here on the truncation of a series is told.
+# Share of a moment that a series may leave out without a warning.
 _TOLERANCE = 1e-5
 
 
 def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
-    """Return the expectations of an activation, by its name or as a function of arrays.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Return the expectations of an activation, by its name or as a function of arrays."""
     if isinstance(activation, str) and activation in DUALS:
         return ClosedForm(DUALS[activation])
     from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
@@ -345,12 +315,7 @@ def activation_name(activation: Activation) -> str:
 
 
 def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
-    """Warn of a series that leaves out more than a hundred-thousandth, where that is known.
-
-    Args:
-        error: the largest share of a moment that is left out.
-        stacklevel: of ``warnings.warn``, as seen from the caller.
-    """
+    """Warn of a series that leaves out more than a hundred-thousandth, where that is known."""
     if not is_known(error) or not np.max(error) > _TOLERANCE:
         return
     warnings.warn(

@@ -101,10 +101,11 @@ class ScaleProblem:
         scales.pop("noise_scale", None)
         if self.network is not None:
             return np.array(_network_gram(self.network, scales, self.inputs))
-        tiles = [(*place, self._through(scales, *tile)[-1]) for *place, tile in _tiles(self._products(scales))]
-        found = np.empty((len(self.inputs),) * 2)
-        for rows, columns, (_, _, product) in tiles:  # all of them are being computed
-            values = np.asarray(product)[: rows.stop - rows.start, : columns.stop - columns.start]
+        products = self._products(scales)
+        tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
+        found = np.empty_like(products)
+        for rows, columns, units in tiles:  # all of them are being computed
+            values = np.asarray(units[2])[: rows.stop - rows.start, : columns.stop - columns.start]
             found[rows, columns], found[columns, rows] = values, values.T
         return scales["readout_w_std"] ** 2 * found
 

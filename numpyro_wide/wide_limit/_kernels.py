@@ -23,7 +23,7 @@ from numpyro_wide._checks import (
     is_tracing,
     whole_number,
 )
-from numpyro_wide._compile import run_program
+from numpyro_wide._programs import shared_program
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, warn_of_truncation
 from numpyro_wide.wide_limit._layer_kernels import (
     AllPairsNeededError,
@@ -236,10 +236,11 @@ class NetworkKernel:
             nngp, ntk, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
             return nngp, ntk, error
 
+        program = shared_program(tile, traced.consts, *first)
         if len(rows) == len(columns) == 1:
-            return run_program(tile, traced.consts, *first)
+            return program(traced.consts, *first)
         nngp, ntk = (np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2))
-        error, program = 0.0, jax.jit(tile)
+        error = 0.0
         for i, above in enumerate(_with_bar(rows)):
             for left in columns[i:] if len(inputs) == 1 else columns:
                 *parts, share = program(traced.consts, *_arguments(inputs, above, left))
@@ -303,8 +304,8 @@ def _blocks(num: int, size: int | None) -> list[slice]:
 
 def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Array, Array, Array, Array]:
     """Return the inputs of a tile and their places."""
-    places = (jnp.arange(block.start, block.stop) for block in (rows, columns))
-    return inputs[0][rows], inputs[-1][columns], *places
+    at_rows, at_columns = (jnp.arange(block.start, block.stop) for block in (rows, columns))
+    return inputs[0][rows], inputs[-1][columns], at_rows, at_columns
 
 
 def _checked(x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, ...]:

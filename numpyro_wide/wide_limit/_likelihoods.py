@@ -100,7 +100,8 @@ class Likelihood(ABC):
             normals, shares = np.polynomial.hermite_e.hermegauss(_NUM_QUADRATURE)
             nodes = normals[:, None, None], shares / np.sum(shares)
         normals, shares = nodes
-        scale, totals = np.sqrt(variance)[:, None], [0.0, 0.0, 0.0]
+        scale = np.sqrt(variance)[:, None]
+        totals: list[Any] = [0.0, 0.0, 0.0]
         size = max(1, _BATCH // mean.size)
         for start in range(0, len(normals), size):
             some = slice(start, start + size)
