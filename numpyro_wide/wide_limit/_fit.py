@@ -559,7 +559,7 @@ def fit(
     networks = [] if network is None else [network] if callable(network) else list(network)
     if not networks:
         check_matrix("x", inputs)
-    check_targets(jnp.asarray(targets), len(inputs))
+    check_targets(targets, len(inputs))
     check_one_of("likelihood", likelihood, get_args(Name))
     is_normal = likelihood == "normal"
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}

@@ -60,7 +60,7 @@ def check_matrix(name: str, x: Array | np.ndarray) -> None:
         )
 
 
-def check_targets(targets: Array, num_train: int) -> None:
+def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
     """Refuse targets that are not (num_train,) or (num_train, k), or hold NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(
