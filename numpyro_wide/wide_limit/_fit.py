@@ -112,16 +112,13 @@ class ScaleProblem:
     def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """Differentiate by the logarithms a function that has this derivative by the kernel, (n, n), symmetric."""
         scales = self.scales(logarithms)
-        noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) else {}
+        noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
         if self.network is not None:
             by_scale = _network_slope(self.network, scales, self.inputs, slope)
         else:
             by_scale = self._slopes(scales, slope)
         found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()} | noise
-        return np.concatenate([np.ravel(v if n == "input_scale" else np.sum(v)) for n, v in self._ordered(found)])
-
-    def _ordered(self, found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        return ((name, found[name]) for name in self.medians)
+        return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
 
     def _products(self, scales: dict[str, Any]) -> np.ndarray:
         """Return the inner products of the scaled inputs over their number of columns, (n, n)."""
@@ -144,16 +141,12 @@ class ScaleProblem:
             times = 1 if rows == columns else 2  # a tile below the diagonal stands for the one above, too
             weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
             after: Any = (np.zeros(_TILE), np.zeros(_TILE), readout**2 * weights)
-            by_layer: list[tuple[Array, ...]] = []
-            for before, w_std in zip(
-                self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)[::-1],
-                scales["w_std"][::-1],
-                strict=True,
-            ):
-                after, *numbers = _tile_layer_slope(
-                    self.activation, before, is_on_diagonal, w_std, scales["b_std"], after
-                )
-                by_layer.insert(0, tuple(numbers))
+            through = self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)
+            by_layer: list[Array] = []
+            for before, w_std in zip(through[::-1], scales["w_std"][::-1], strict=True):
+                args = before, is_on_diagonal, w_std, scales["b_std"], after
+                after, numbers = _tile_layer_slope(self.activation, *args)
+                by_layer.insert(0, numbers)
             parts.append((rows, columns, after, by_layer))
         by_scale = np.sum([np.asarray(by_layer) for *_, by_layer in parts], axis=0)  # (depth, 3)
         by_w_std, by_b_std, total = by_scale.T
@@ -200,11 +193,12 @@ def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_st
 @partial(jax.jit, static_argnums=0)
 def _tile_layer_slope(
     activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
-) -> tuple[_Units, Array, Array, Array]:
-    """Return derivatives by the units before a layer and its scales, given those after it, and Σ slope · product."""
+) -> tuple[_Units, Array]:
+    """Return derivatives by the units before a layer, given those after it; by both scales, and Σ slope · product."""
     layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
     after, pull = jax.vjp(layer, units, w_std, b_std)
-    return *pull(slope), jnp.sum(slope[2] * after[2])
+    before, *by_scale = pull(slope)
+    return before, jnp.stack([*by_scale, jnp.sum(slope[2] * after[2])])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -311,14 +305,13 @@ _NOT_FINITE = 1e12  # the value for the optimiser where the evidence is not a nu
 
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
     """Find the mode of the scales' posterior, and how well it is known, from starts on some of the rows.
 
     The bound of class labels keeps logits far too small: the scale of their readout is chosen by folds of those rows
     once the bound has decided on the others.
 
-    Returns fields of a ``WideLimitFit`` by name, with "log_marginal", "held_out" (None but for classes) and
-    "logarithms".
+    Returns fields of a ``WideLimitFit``, its row of the table, and the logarithms.
     """
     problem, some = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
@@ -338,25 +331,26 @@ def fit_scales(
     log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
     errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
     errors[np.abs(logarithms) > (_BOUND - 1e-6) * spreads] = np.nan
-    held_out = None
+    row: dict[str, Any] = {"activation": problem.activation, "depth": problem.depth, "log_marginal": log_marginal}
     if isinstance(objective, Bound) and objective.is_of_classes:
-        logarithms, held_out = choose_readout(objective[rows], logarithms)
+        logarithms, row["held_out"] = choose_readout(objective[rows], logarithms)
         errors[problem.place("readout_w_std")] = np.nan
         loss = _value(objective, logarithms)[0]
     scales = {name: value if np.ndim(value) else float(value) for name, value in problem.scales(logarithms).items()}
-    noise_scale = scales.pop("noise_scale", None)
-    return {
+    row["log_evidence"] = float(0.5 * np.sum((logarithms / spreads) ** 2) - loss)
+    row["input_scale"] = "input_scale" in scales
+    if (noise_scale := scales.pop("noise_scale", None)) is not None:
+        row["noise_scale"] = noise_scale
+    fields = {
         "activation": problem.activation,
         "depth": problem.depth,
-        "log_evidence": float(0.5 * np.sum((logarithms / spreads) ** 2) - loss),
-        "log_marginal": log_marginal,
-        "held_out": held_out,
+        "log_evidence": row["log_evidence"],
         "noise_scale": noise_scale,
         "scales": scales,
         "standard_errors": problem.split(errors),
         "network": None if problem.network is None else problem.network.clone(**scales),
-        "logarithms": logarithms,
     }
+    return fields, row, logarithms
 
 
 def _check_finite(problem: ScaleProblem, loss: float) -> None:
@@ -597,14 +591,21 @@ def fit(
         fits = []
         for problem in problems:
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
-            fits.append((problem, fit_scales(objective, rows, num_restarts, random)))
-        fits.sort(key=lambda one: -(one[1]["log_marginal"] if one[1]["held_out"] is None else one[1]["held_out"]))
-        found = _as_fit([one for _, one in fits], inputs=inputs, targets=targets, likelihood=likelihood)
-        best, parts = fits[0]
-        found = replace(found, parameters=parameters, offset=offset)
+            fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
+        fits.sort(key=lambda one: -one[1].get("held_out", one[1]["log_marginal"]))
+        fields, _, logarithms, problem = fits[0]
+        found = WideLimitFit(
+            **fields,
+            table=[row for _, row, *_ in fits],
+            inputs=inputs,
+            targets=targets,
+            likelihood=likelihood,
+            parameters=parameters,
+            offset=offset,
+        )
         if is_normal:
             columns = targets.reshape(len(targets), -1)
-            process = Conditioned(best.gram(parts["logarithms"]), columns, found.noise_scale**2)
+            process = Conditioned(problem.gram(logarithms), columns, found.noise_scale**2)
             _warn_of_copies(found)
             _warn_of_far_rows(found, process.left_out())
     return found
@@ -632,18 +633,6 @@ def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:
                 f"the scales {listing(names)} are fitted, but the {type(network).__name__} has no {listing(missing)}; "
                 "leave input_scale out, or give the module the attributes that its rule reads."
             )
-
-
-def _as_fit(fits: list[dict[str, Any]], **data: Any) -> WideLimitFit:
-    """Return the first of the fits, with a table of all."""
-    shown = ("activation", "depth", "log_evidence", "log_marginal", "noise_scale", "held_out")
-    table = [
-        {name: found[name] for name in shown if found[name] is not None}
-        | {"input_scale": "input_scale" in found["scales"]}
-        for found in fits
-    ]
-    names = ("activation", "depth", "log_evidence", "noise_scale", "scales", "standard_errors", "network")
-    return WideLimitFit(**{name: fits[0][name] for name in names}, table=table, **data)
 
 
 def _several(given: Any) -> Iterable[Any]:
