@@ -17,7 +17,6 @@ from numpyro_wide._checks import (
     as_floats,
     as_not_negative,
     check_finite,
-    check_no_nan,
     check_not_negative,
     is_known,
     is_tracing,
@@ -104,8 +103,7 @@ def fcn_kernel(
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
-        inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
-        _check_inputs(*inputs)
+        inputs = _checked(x1, x2, check_matrix)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
         inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
@@ -143,17 +141,6 @@ def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
         raise ValueError(f"{name} must be a number{layers}, but got an array of shape {np.shape(scale)}.")
     check_not_negative(name, scale)
     check_finite(name, scale)
-
-
-def _check_inputs(x1: Array, x2: Array | None = None) -> None:
-    """Refuse inputs that are not matrices of one width, or hold NaN."""
-    for name, x in {"x1": x1, "x2": x1 if x2 is None else x2}.items():
-        check_matrix(name, x)
-        check_no_nan(name, x)
-    if x2 is not None and x1.shape[1] != x2.shape[1]:
-        raise ValueError(
-            f"x1 and x2 must have the same number of columns d_in, but got shapes {x1.shape} and {x2.shape}."
-        )
 
 
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
@@ -308,15 +295,21 @@ def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Ar
     return inputs[0][rows], inputs[-1][columns], at_rows, at_columns
 
 
-def _checked(x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, ...]:
+def _check_images_or_rows(name: str, x: Array) -> None:
+    if x.ndim < 2 or 0 in x.shape:
+        raise ValueError(
+            f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
+            f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
+        )
+
+
+def _checked(
+    x1: ArrayLike, x2: ArrayLike | None, check: Callable[[str, Array], None] = _check_images_or_rows
+) -> tuple[Array, ...]:
     """Return the inputs as floats of one type, (x1,) or (x1, x2)."""
     inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
     for name, x in zip(("x1", "x2"), inputs, strict=False):
-        if x.ndim < 2 or 0 in x.shape:
-            raise ValueError(
-                f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
-                f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
-            )
+        check(name, x)
         check_finite(name, x)
     if inputs[0].shape[1:] != inputs[-1].shape[1:]:
         raise ValueError(f"x1 and x2 must have rows of one shape, but got {inputs[0].shape} and {inputs[-1].shape}.")
