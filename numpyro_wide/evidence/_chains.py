@@ -6,7 +6,7 @@ temperatures that run together, one for the chains of each.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from numpyro_wide.mcmc._reference import Reference
 from numpyro_wide.mcmc.split_hmc import SplitHMC
 
 _CHUNK = 50  # steps between two looks at the progress bar
-_WARM, _FIT, _RECORD = 0, 1, 2
+WARM, _FIT, _RECORD = 0, 1, 2
 
 
 class Target:
@@ -83,15 +83,6 @@ def start(target: Target, rng_key: Array, betas: list[float], positions: Positio
     return state
 
 
-class Sweep(NamedTuple):
-    """Steps of chains, and their results."""
-
-    state: KernelState  # after the steps
-    reference: Reference | None  # the Gaussian that was fitted, or None
-    # log w at the draws, or, with a Gaussian g, the logarithm of r w over g: (temperature, chain, draw)
-    recorded: np.ndarray
-
-
 def advance(
     target: Target,
     state: KernelState,
@@ -101,20 +92,18 @@ def advance(
     *,
     phase: int = _RECORD,
     reference: Reference | None = None,
-) -> Sweep:
-    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded."""
+) -> tuple[KernelState, Reference | None, np.ndarray]:
+    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded.
+
+    Records are log w at the draws, or, with a Gaussian, the logarithm of r w over g: (temperature, chain, draw).
+    """
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)
         state, reference, found = target.run(_advance, state, reference, _floats(betas), count, phase)
         recorded.append(_as_weights(found[:count]))
         bar.update(count)
-    return Sweep(state, reference, np.moveaxis(np.concatenate(recorded), 0, -1))
-
-
-def warm_up(target: Target, state: KernelState, betas: list[float], num_steps: int, bar: tqdm) -> KernelState:
-    """Take the steps of warmup, which adapt."""
-    return advance(target, state, betas, num_steps, bar, phase=_WARM).state
+    return state, reference, np.moveaxis(np.concatenate(recorded), 0, -1)
 
 
 def fit_gaussian(
@@ -123,7 +112,7 @@ def fit_gaussian(
     """Fit a Gaussian to draws of all chains of the posterior, in three windows of steps after their warmup."""
     reference = target.run(_no_gaussian, state)
     # With the Gaussian to come, so that one program serves for all phases.
-    state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=_WARM, reference=reference)
+    state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
         state, reference, _ = advance(target, state, [1.0], length, bar, phase=_FIT, reference=reference)
         reference = target.run(_close, reference)

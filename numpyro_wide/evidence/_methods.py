@@ -148,15 +148,15 @@ class Evidence(NamedTuple):
         )
 
 
-class First(NamedTuple):
-    """First temperature on the way from the prior, chosen by draws of the prior that no estimate uses."""
-
-    beta: float  # inverse temperature; 1 where draws of the prior reach the posterior
-    positions: Position  # draws of the prior, chosen by their weight at that temperature, (1, chain, ...)
+# An inverse temperature, and draws of the prior chosen by their weight there, (1, chain, ...), by which chains start.
+First = tuple[float, Position]
 
 
 def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0, and the positions at which chains start there."""
+    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses.
+
+    It is 1 where draws of the prior reach the posterior.
+    """
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
@@ -167,7 +167,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
         )
     beta = next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
-    return First(beta, _chains.prior_positions(target, keys[chosen]))
+    return beta, _chains.prior_positions(target, keys[chosen])
 
 
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
@@ -175,10 +175,10 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
     key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
-    positions = first.positions
+    _, positions = first
     state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
     state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
-    upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian).recorded[0]
+    upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian)[2][0]
     lower = _chains.gaussian_draws(target, key_gaussian, gaussian, positions, sizes.num_chains * half, sizes.num_chains)
     if not np.isfinite(lower).any():  # nothing in common
         return Evidence(np.nan, np.inf, "bridge", 0.0, 0.0, np.inf, np.ones(1))
@@ -199,8 +199,8 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
         group = slice(begin, begin + sizes.batch_size)
         # As many as before, so that nothing is compiled again; the surplus is dropped.
         indices = [min(i, len(betas) - 1) for i in range(begin, begin + sizes.batch_size)]
-        state = _stack([states[i] for i in indices])
-        recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar).recorded
+        state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(states[i] for i in indices))
+        recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar)[2]
         log_weights.extend(recorded[: len(betas[group])])
     return _sum_of_bridges(np.asarray([0.0, *betas]), log_weights)
 
@@ -220,10 +220,10 @@ def _ladder(
         key_start, key_choice, rng_key = random.split(rng_key, 3)
         bar.set_description(f"temperature 1/{1 / beta:.3g}")
         state = _chains.start(target, key_start, [beta], positions, sizes.num_warmup)
-        state = _chains.warm_up(target, state, [beta], sizes.num_warmup, bar)
-        pilot = _chains.advance(target, state, [beta], max(25, sizes.num_samples // 4), bar)
+        state, *_ = _chains.advance(target, state, [beta], sizes.num_warmup, bar, phase=_chains.WARM)
+        state, _, log_weights = _chains.advance(target, state, [beta], max(25, sizes.num_samples // 4), bar)
         betas.append(beta)
-        states.append(pilot.state)
+        states.append(state)
         if beta == 1:
             return betas, states
         if len(betas) == _MAX_TEMPERATURES:
@@ -232,16 +232,11 @@ def _ladder(
                 "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
                 "or raise num_warmup."
             )
-        following = next_temperature(beta, pilot.recorded[0].ravel(), _SHARE)
-        last = (following - beta) * pilot.recorded[0, :, -1]
+        following = next_temperature(beta, log_weights[0].ravel(), _SHARE)
+        last = (following - beta) * log_weights[0, :, -1]
         chosen = _chains.resample(key_choice, last, sizes.num_chains)
-        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], pilot.state.z)
+        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], state.z)
         beta = following
-
-
-def _stack(states: list[KernelState]) -> KernelState:
-    """Join states of single temperatures to one of several."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:

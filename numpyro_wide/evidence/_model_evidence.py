@@ -113,7 +113,7 @@ def model_evidence(
     is_silent = not progress_bar or "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
     with quietly(), tqdm(disable=is_silent) as bar:  # overlap, R-hat and effective size judge the chains below
         found, first = None, first_temperature(target, key_first, sizes)
-        if method == "bridge" or (method == "auto" and first.beta < 1):
+        if method == "bridge" or (method == "auto" and first[0] < 1):
             found = by_bridge(target, key_bridge, sizes, first, bar)
         if found is None or (method == "auto" and not found.is_trusted):
             found = by_stepping_stones(target, key_stones, sizes, first, bar)

@@ -63,6 +63,8 @@ class Moments(NamedTuple):
     product: Array  # E[φ(u)²]
     slope: Array  # E[φ'(u)²]
     error: Array  # largest share of a moment that a series leaves out, a number
+    coefficients: Any = None  # of a series, α_k by degree, (terms, n, ...)
+    slope_at_zero: Any = None  # of a series, φ'(0)
 
 
 class ClosedForm(NamedTuple):
@@ -165,17 +167,6 @@ _DEGREES, _NODES = 128, 256
 _CHUNK = 16  # terms of the series that one step of the loop adds, and that a gradient computes once more
 
 
-class SeriesMoments(NamedTuple):
-    """Moments of a layer's units at single inputs, (n, ...), as ``Moments``, with the coefficients of the series."""
-
-    variance: Array
-    product: Array
-    slope: Array
-    error: Array
-    coefficients: Array  # α_k by degree, (terms, n, ...)
-    slope_at_zero: Array  # φ'(0)
-
-
 class HermiteSeries:
     r"""Dual of an activation φ, as ``ClosedForm`` is of one whose expectations are known.
 
@@ -190,7 +181,7 @@ class HermiteSeries:
         # Odd and even functions have every other term alone.
         self._first, self._stride = _parity(function)
 
-    def moments(self, variance: Array) -> SeriesMoments:
+    def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
         nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
         basis = basis[self._first :: self._stride]
@@ -210,9 +201,9 @@ class HermiteSeries:
         slope_left_out = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
         error = jnp.maximum(_share(left_out, product), _share(slope_left_out, variance * slope))
         slopes_at_zero = jnp.broadcast_to(slope_at_zero, root.shape)
-        return SeriesMoments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
+        return Moments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
 
-    def pairs(self, one: SeriesMoments, other: SeriesMoments, covariance: Array, _: Array) -> tuple[Array, Array]:
+    def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
         """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
         alive = (one.variance > 0) & (other.variance > 0)
         root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
@@ -231,7 +222,7 @@ class HermiteSeries:
         values, slopes = jax.jvp(self._function, (u,), (jnp.ones_like(u),))
         return values.astype(u.dtype), slopes.astype(u.dtype)
 
-    def _mean_slope(self, moments: SeriesMoments) -> Array:
+    def _mean_slope(self, moments: Moments) -> Array:
         """Return E[φ'(u)], which is the coefficient of degree 1 over √a, for pairs with a variance of 0."""
         alive = moments.variance > 0
         of_degree_1 = jnp.zeros_like(moments.variance)

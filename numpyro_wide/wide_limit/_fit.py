@@ -484,10 +484,9 @@ def fit(
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
     The largest log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus a
-    log-normal prior of every scale, within four of its standard deviations, by SciPy's L-BFGS-B, in double precision
-    whatever JAX is set to. The prior keeps scales from the ends where the network is a step function or a constant; its
-    medians are the scales of :class:`~numpyro_wide.nn.FCN`, ``b_std`` 0.5, and a noise of 0.3 times the targets' root
-    mean square. A few starts are tried on some of the rows, and the best one continues with all of them.
+    log-normal prior of every scale, within four of its standard deviations, by L-BFGS-B in double precision. The
+    prior's medians are the scales of :class:`~numpyro_wide.nn.FCN`, ``b_std`` 0.5, and a noise of 0.3 times the
+    targets' root mean square. A few starts are tried on some of the rows, and the best continues with all of them.
 
     For another likelihood it is the variational bound on the log evidence (Mathematics, :eq:`bound-slope`), with
     function values of the size of the observations a priori, of 10 for the logits of classes and 3 for those of a

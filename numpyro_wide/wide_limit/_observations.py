@@ -63,7 +63,11 @@ class FunctionLikelihood(Likelihood):
         return value, slope, np.maximum(weight, 0.0)
 
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
-        return self.averaged(mean, variance, normal_pairs(_NUM_NORMALS, self.shape) if self.shape[1] > 1 else None)
+        return self.averaged(mean, variance, self._nodes)
+
+    @cached_property
+    def _nodes(self) -> Nodes | None:
+        return normal_pairs(_NUM_NORMALS, self.shape) if self.shape[1] > 1 else None
 
     @cached_property
     def _at_nodes(self) -> Callable[[np.ndarray], tuple[Array, Array, Array]]:
