@@ -1,7 +1,7 @@
 """Gaussian surrogates of other likelihoods, by which the readout of classes and counts can be repriorised."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ __all__ = ["class_contrasts", "fitted_surrogate", "mean_kernel", "surrogate_targ
 
 def surrogate_targets(
     observations: ArrayLike,
-    likelihood: Literal["categorical", "bernoulli", "poisson"],
+    likelihood: str,
     *,
     num_classes: int | None = None,
     contrasts: bool = False,
@@ -59,8 +59,8 @@ def surrogate_targets(
 
     Args:
         observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).
-        likelihood: name of the likelihood, whose logits or log rates must be ``features @ readout`` up to terms without
-            the readout, which should be subtracted from the targets if they are known.
+        likelihood: "categorical", "bernoulli" or "poisson", whose logits or log rates must be ``features @ readout`` up
+            to terms without the readout, which should be subtracted from the targets if they are known.
         num_classes: number of classes $k$ of a categorical.
         contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
             :func:`~numpyro_wide.surrogates.class_contrasts`.

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from numpyro_wide.wide_limit._duals import Activation, activation_dual, activati
 from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
 from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels, check_matrix, check_targets, rule_of
+from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations
 from numpyro_wide.wide_limit._variational import State, VariationalFit
@@ -459,14 +460,12 @@ def left_out(gram: np.ndarray, observations: Observations) -> float:
 
 # The fit.
 
-Name = Literal["normal", "bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
-
 
 def fit(
     x: ArrayLike,
     y: ArrayLike,
     *,
-    likelihood: Name | str = "normal",
+    likelihood: str = "normal",
     num_classes: int | None = None,
     total_count: ArrayLike | None = None,
     concentration: ArrayLike | None = None,
@@ -553,7 +552,7 @@ def fit(
     if not networks:
         check_matrix("x", inputs)
     check_targets(targets, len(inputs))
-    check_one_of("likelihood", likelihood, get_args(Name))
+    check_one_of("likelihood", likelihood, ("normal", *LIKELIHOODS))
     is_normal = likelihood == "normal"
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
     parameters = {name: value for name, value in (given | {"df": df, "scale": scale}).items() if value is not None}

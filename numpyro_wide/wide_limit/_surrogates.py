@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +20,9 @@ from numpyro_wide.wide_limit._variational import VariationalFit
 _ROUNDING = 1e-5
 
 
-Name = Literal["bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
-
-
 def fitted_surrogate(
     observations: ArrayLike,
-    likelihood: Name | Callable[[Any], Distribution],
+    likelihood: str | Callable[[Any], Distribution],
     kernel: ArrayLike,
     *,
     num_classes: int | None = None,
@@ -39,10 +36,9 @@ def fitted_surrogate(
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
     Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
-    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The map by which it
-    repriorises a readout is a bijection, so the posterior stays exact, and a gradient costs what it costs with
-    :func:`surrogate_targets`; but this surrogate knows where the data take the function, and $\phi$ is closer to
-    N(0, I).
+    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The posterior of the
+    repriorised model stays exact, a gradient costs as much as with :func:`~numpyro_wide.surrogate_targets`, and $\phi$
+    is closer to N(0, I).
 
     - "bernoulli" and "binomial": $f$ is the logit;
     - "poisson": $f$ is the log of the rate;
@@ -56,8 +52,8 @@ def fitted_surrogate(
       its curvature counts as zero; what a ``mask`` hides has no weight.
 
     A latent dispersion, scale or degrees of freedom must be given as a number: for example its mean in a pilot run. A
-    surrogate that is stale, since the chain moves that number or the scales of the network, is never wrong, but slower:
-    fit it again with the pilot's numbers and :func:`mean_kernel` of its draws.
+    surrogate for other values of it, or of the network's scales, than the chain's is never wrong, but slower: fit it
+    again with the pilot's numbers and :func:`~numpyro_wide.mean_kernel` of its draws.
 
     Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
     to where the float type that the chain runs in can tell the surrogate from no noise at all, which counts in the
@@ -65,10 +61,9 @@ def fitted_surrogate(
 
     Args:
         observations: class labels (n,), from 0; otherwise (n,), or (n, k) for as many independent outputs.
-        likelihood: likelihood of the observations, by name or as a function; the function values must be ``features @
-            readout`` up to the offset.
-        kernel: $K$ (n, n), the covariance of the function values of an output a priori: :func:`mean_kernel` of the
-            model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
+        likelihood: one of the above; the function values must be ``features @ readout`` up to the offset.
+        kernel: $K$ (n, n), the covariance of the function values of an output a priori:
+            :func:`~numpyro_wide.mean_kernel` of the model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
         num_classes: number of classes $k$ of a categorical, or of function values of a row of any likelihood that has
             several.
         contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
