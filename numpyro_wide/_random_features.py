@@ -51,7 +51,7 @@ class RandomFeatures:
             mean and variance, (m,) or (m, k) each.
         """
         means, variances = [], []
-        for _, mean, variance in self._moments(self._checked(x_new)):
+        for _, mean, variance in self._moments(self.fit.checked_rows(x_new)):
             center = np.tensordot(self.weights, mean, 1)
             means.append(center)
             variances.append(np.tensordot(self.weights, variance + (mean - center) ** 2, 1))
@@ -65,7 +65,7 @@ class RandomFeatures:
             x_new: new inputs, (m, d_in).
             y_new: their targets, (m,) or (m, k).
         """
-        x_new = self._checked(x_new)
+        x_new = self.fit.checked_rows(x_new)
         check_finite("y_new", y_new)
         targets = np.asarray(y_new, float)
         expected = (len(x_new), *self.fit.targets.shape[1:])
@@ -78,17 +78,6 @@ class RandomFeatures:
             by_row = by_entry.reshape(*by_entry.shape[:2], -1).sum(axis=2)
             found.append(logsumexp(by_row, axis=0, b=self.weights[:, None]))
         return np.concatenate(found)
-
-    def _checked(self, x_new: ArrayLike) -> np.ndarray:
-        check_finite("x_new", x_new)
-        x_new = np.asarray(x_new, float)
-        columns = self.fit.inputs.shape[1]
-        if x_new.ndim != 2 or x_new.shape[1] != columns or not len(x_new):
-            raise ValueError(
-                f"x_new must be a matrix (m, {columns}) of at least one row, with the columns of the fit's inputs, but "
-                f"has shape {x_new.shape}."
-            )
-        return x_new
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Yield blocks of rows, with means and variances of the function by draw, (draws, rows, ...)."""
@@ -204,10 +193,7 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:
-        raise ValueError(
-            "fit must be of fully connected networks, by activation and depth, but is of a network; fit without it, or "
-            "give the network to bnn(block_size=...)."
-        )
+        raise ValueError("fit must be of fully connected networks, by activation and depth, but is of a network.")
     if fit.noise_scale is None:
         raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]

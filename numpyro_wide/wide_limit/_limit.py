@@ -99,7 +99,7 @@ class WideLimitFit:
             ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
                 infinities; for parameters that are missing, or not the likelihood's.
         """
-        x_new = self._checked_rows(x_new)
+        x_new = self.checked_rows(x_new)
         if self.likelihood != "normal":
             return self._expected(x_new, with_noise, known)
         if known:
@@ -164,7 +164,8 @@ class WideLimitFit:
             gram = self._gram()
             return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
 
-    def _checked_rows(self, x_new: ArrayLike) -> np.ndarray:
+    def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
+        """Return new inputs in float64; refuse other columns than the fit's, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.shape[1:] != self.inputs.shape[1:]:
