@@ -89,8 +89,7 @@ def surrogate_targets(
         >>> targets.tolist(), round(float(noise_scale) ** 2)
         ([[-1.0, -1.0, 2.0], [2.0, -1.0, -1.0]], 3)
     """
-    quick: dict[str, Any] = {name: kind.quick for name, kind in LIKELIHOODS.items() if kind.quick}
-    check_one_of("likelihood", likelihood, quick)
+    check_one_of("likelihood", likelihood, ("bernoulli", "categorical", "poisson"))
     if (num_classes is None) == (likelihood == "categorical"):
         raise ValueError(f"num_classes belongs to a categorical likelihood, but is {num_classes!r} for {likelihood!r}.")
     if contrasts and likelihood != "categorical":
@@ -100,21 +99,30 @@ def surrogate_targets(
     parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
-    if likelihood != "categorical":
-        (values,) = as_floats(values)
-    if contrasts and num_classes is not None:
-        parameters["basis"] = class_contrasts(num_classes)
+    # The slope of the log likelihood and the standard deviation by its curvature, at f = 0, of counts at log(y + 1/2).
+    own_scale: Any
+    if num_classes is not None:
+        slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
+        slope = slope @ class_contrasts(num_classes) if contrasts else slope
+        own_scale = num_classes**0.5
+    elif likelihood == "bernoulli":
+        slope, own_scale = as_floats(values)[0] - 0.5, 2.0
+    else:
+        own_scale = (as_floats(values)[0] + 0.5) ** -0.5
+        slope = jnp.full_like(own_scale, -0.5)
     if noise_scale is not None:
         check_no_nan("noise_scale", noise_scale)
         check_positive("noise_scale", noise_scale)
-        shape = values.shape if num_classes is None else (len(values), num_classes - contrasts)
-        given = np.shape(noise_scale)
+        shape, given = slope.shape, np.shape(noise_scale)
         fits = (size in (1, own) for size, own in zip(given[::-1], shape[::-1], strict=False))
         if len(given) > len(shape) or not all(fits):
             raise ValueError(
                 f"noise_scale must be a number or broadcast against the targets, {shape}, but has {given}."
             )
-    return Surrogate(*quick[likelihood](values, noise_scale, **parameters))
+    scale = jnp.asarray(own_scale if noise_scale is None else noise_scale, slope.dtype)
+    if likelihood == "poisson":
+        return Surrogate(own_scale**2 * slope - 2 * jnp.log(own_scale), scale)
+    return Surrogate(scale**2 * slope, scale)
 
 
 def class_contrasts(num_classes: int) -> Array:

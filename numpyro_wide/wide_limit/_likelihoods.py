@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
@@ -43,8 +41,6 @@ class Likelihood(ABC):
     # From means and variances of function values, offset included, and the parameters: probabilities of classes, or
     # mean and variance of an observation.
     predicted: ClassVar[Callable[..., Any]]
-    # From observations, a noise scale or None, and the parameters: quick targets and their noise scale, in JAX.
-    quick: ClassVar[Callable[..., tuple[Array, Array]] | None] = None
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
@@ -326,12 +322,6 @@ class Bernoulli(Logistic):
     def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         return logistic_averages(mean, variance).prob
 
-    @staticmethod
-    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
-        # At f = 0 the slope is y − 1/2, that of the Gaussian t / s², and the curvature 1/4.
-        scale = jnp.asarray(2.0 if noise_scale is None else noise_scale, observed.dtype)
-        return scale**2 * (observed - 0.5), scale
-
     @property
     def total(self) -> np.ndarray:
         return np.ones_like(self.observed)
@@ -414,13 +404,6 @@ class Poisson(OneValue):
     def predicted(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rate = np.exp(mean + variance / 2)
         return rate, rate + rate**2 * np.expm1(variance)
-
-    @staticmethod
-    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
-        # At f = log(y + 1/2), near the mode, the slope is −1/2 and the curvature y + 1/2.
-        log_rate = jnp.log(observed + 0.5)
-        scale = jnp.exp(-0.5 * log_rate)
-        return log_rate - 0.5 * scale**2, scale if noise_scale is None else jnp.asarray(noise_scale, scale.dtype)
 
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)
@@ -522,16 +505,6 @@ class Categorical(Likelihood):
             mend = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
             raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {mend}.")
         super().check_observed(observed, parameters)
-
-    @staticmethod
-    def quick(
-        observed: Array, noise_scale: ArrayLike | None, num_classes: int, basis: Array | None = None
-    ) -> tuple[Array, Array]:
-        # At f = 0, where the classes are alike, the slope is the code less its mean, and the curvature 1/k across them.
-        deviation = jax.nn.one_hot(observed, num_classes) - 1.0 / num_classes
-        deviation = deviation if basis is None else deviation @ basis
-        scale = jnp.asarray(np.sqrt(num_classes) if noise_scale is None else noise_scale, deviation.dtype)
-        return scale**2 * deviation, scale
 
     @property
     def start(self) -> np.ndarray:
