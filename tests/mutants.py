@@ -1324,7 +1324,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "elbo/test_terms_and_certificate.py::test_the_bound_takes_one_scale_at_a_time",
         ),
     ],
-    "wide_limit/_observations.py": [
+    "wide_limit/_surrogates.py": [
         (
             "fitted surrogate: curvature of a distribution's columns added, not averaged",
             ")) / num_columns",

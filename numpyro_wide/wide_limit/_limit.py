@@ -15,7 +15,6 @@ from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
 from numpyro_wide.wide_limit._observations import Observations
-from numpyro_wide.wide_limit._surrogates import fitted_surrogate
 
 _BLOCK = 512  # rows predicted at a time
 _BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
@@ -124,7 +123,7 @@ class WideLimitFit:
             raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")
         with double_precision():
             gram = self._gram()
-        return fitted_surrogate(self.targets, self.likelihood, gram, offset=self.offset, **self.parameters)
+        return Observations.of(self.targets, self.likelihood, self.parameters, self.offset).surrogate(gram)
 
     def _expected(self, x_new: np.ndarray, with_noise: bool, known: dict[str, Any]) -> Any:
         """Return the expected observations of a likelihood that is not normal."""

@@ -1,28 +1,29 @@
 """Gaussian surrogates of other likelihoods, fitted at the wide limit."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
+from jax import Array
 from jax.typing import ArrayLike
-from numpyro.distributions import Distribution
 
 from numpyro_wide._checks import check_finite, check_known
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
-from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._likelihoods import StudentT
-from numpyro_wide.wide_limit._observations import Observations
-from numpyro_wide.wide_limit._variational import VariationalFit
+from numpyro_wide.wide_limit._likelihoods import Averages, Categorical, Derivatives, Likelihood, Nodes
+from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 
-# Of the trace: what rounding leaves in a kernel in single precision.
-_ROUNDING = 1e-5
+_NUM_NORMALS = 128
+_ROUNDING = 1e-5  # of a kernel in single precision, as a share of its trace
 
 
 def fitted_surrogate(
     observations: ArrayLike,
-    likelihood: str | Callable[[Any], Distribution],
+    likelihood: str | Callable[[Any], dist.Distribution],
     kernel: ArrayLike,
     *,
     num_classes: int | None = None,
@@ -109,20 +110,10 @@ def fitted_surrogate(
     check_known("fitted_surrogate fits once, to numbers", observations, kernel, remedy=remedy)
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
     given |= {"df": df, "scale": scale}
-    observed = Observations.of(observations, likelihood, given, offset, contrasts)
+    kind = FunctionObservations if callable(likelihood) else Observations
+    observed = kind.of(observations, likelihood, given, offset, contrasts)
     covariance = _checked_kernel(kernel, len(observed.values))
-    # A sum of w K_ii short of where the map takes the noise for lost in rounding, by the spread of draws of features.
-    most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
-    with double_precision():
-        columns = [
-            replace(column, is_bound=False) if isinstance(column, StudentT) else column for column in observed.columns()
-        ]
-        fits = [VariationalFit(column, covariance).fit(most) for column in columns]
-    targets = np.concatenate([fit.targets for fit in fits], axis=1)
-    scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
-    if "num_classes" not in observed.parameters:
-        targets, scales = (array.reshape(observed.values.shape) for array in (targets, scales))
-    return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
+    return observed.surrogate(covariance)
 
 
 def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
@@ -151,3 +142,154 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
     # Rounding in single precision may leave negative eigenvalues, which large weights would bring out.
     is_single = np.asarray(kernel).dtype.itemsize < 8
     return matrix + is_single * np.finfo(np.float32).eps * np.trace(matrix) * np.eye(num_rows)
+
+
+@dataclass(frozen=True)
+class FunctionLikelihood(Likelihood):
+    """A likelihood that is known by a function alone; JAX must be in double precision.
+
+    Where it is not concave it counts as straight, with a weight of zero.
+    """
+
+    # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
+    log_density: Callable[[Array], Array]
+    shape: tuple[int, int]  # (n, c)
+
+    def __post_init__(self) -> None:
+        """Refuse a log density in which the function values of a row change the slope of another row."""
+        slope = jax.jit(jax.grad(lambda values: jnp.sum(self.log_density(values))))
+        values = jnp.zeros(self.shape)
+        moved = values.at[1::2].add(0.5)
+        before, after = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
+        if not np.allclose(before, after, rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise ValueError(
+                "the likelihood of a row must depend on the function value of that row alone, but that of others "
+                "changes it; say num_classes where each row has several function values, and otherwise let no row "
+                "depend on others."
+            )
+
+    @property
+    def start(self) -> np.ndarray:
+        return np.zeros(self.shape)
+
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        value, slope, weight = map(np.asarray, self._at_nodes(values))
+        return value, slope, np.maximum(weight, 0.0)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
+        return self.averaged(mean, variance, self._nodes)
+
+    @cached_property
+    def _nodes(self) -> Nodes | None:
+        return normal_pairs(_NUM_NORMALS, self.shape) if self.shape[1] > 1 else None
+
+    @cached_property
+    def _at_nodes(self) -> Callable[[np.ndarray], tuple[Array, Array, Array]]:
+        def at_node(values: Array) -> tuple[Array, Array, Array]:
+            slope_at = jax.grad(lambda values: jnp.sum(self.log_density(values)))
+
+            # Rows do not depend on each other, so that the product with a column of ones is that of every row's own
+            # matrix of second derivatives with one coordinate.
+            def second(column: int) -> Array:
+                return jax.jvp(slope_at, (values,), (jnp.zeros_like(values).at[:, column].set(1.0),))[1][:, column]
+
+            num_columns = self.shape[1]
+            weight = -sum((second(column) for column in range(1, num_columns)), start=second(0)) / num_columns
+            return self.log_density(values), slope_at(values), weight
+
+        return jax.jit(jax.vmap(at_node))
+
+
+def normal_pairs(count: int, shape: tuple[int, int]) -> Nodes:
+    """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
+    half = np.random.default_rng(0).normal(size=(-(-count // 2), *shape))
+    half /= np.sqrt(np.mean(half**2, axis=0))
+    return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
+
+
+class FunctionObservations(Observations):
+    """Observations whose likelihood is a function of function values to a NumPyro distribution."""
+
+    @classmethod
+    def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the number of function values of a row, as "num_classes", where there are several."""
+        found = {name: value for name, value in given.items() if value is not None}
+        refuse_foreign(found, ("num_classes",), likelihood)
+        if found:
+            Categorical.check_parameters(found)
+        return found
+
+    @classmethod
+    def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
+        """Accept any numbers: the distribution refuses others than its own."""
+
+    def columns(self) -> list[Likelihood]:
+        """Return the likelihoods that a Gaussian is fitted to one by one."""
+        if "num_classes" in self.parameters:
+            return [_of_rows(self.likelihood, self.values, self.basis, self.offset)]
+        return [_of_column(self.likelihood, self.values, self.offset, place) for place in self.places]
+
+
+def _of_column(
+    distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
+) -> FunctionLikelihood:
+    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each.
+
+    The distribution is over all of them, given function values of their shape.
+    """
+    place, shift = (slice(None), *column), jnp.asarray(offset)
+    values = _checked_values(distribution(shift), observed, observed.shape)
+
+    def log_density(f: Array) -> Array:
+        # The other columns are there for a function that expects the observations' shape.
+        everywhere = jnp.zeros(observed.shape).at[place].set(f[:, 0]) + shift
+        return _elementwise(distribution(everywhere)).log_prob(values)[place]
+
+    return FunctionLikelihood(log_density, (len(observed), 1))
+
+
+def _of_rows(
+    distribution: Callable[[Any], Any], observed: np.ndarray, basis: np.ndarray, offset: np.ndarray
+) -> FunctionLikelihood:
+    """Return the likelihood of n observations with k function values each, given as c coordinates in a basis (k, c)."""
+    across, shift = jnp.asarray(basis.T), jnp.asarray(offset)
+    values = _checked_values(distribution(shift), observed, observed.shape[:1])
+
+    def log_density(f: Array) -> Array:
+        return _elementwise(distribution(f @ across + shift)).log_prob(values)
+
+    return FunctionLikelihood(log_density, (len(observed), basis.shape[1]))
+
+
+def _elementwise(distribution: Any) -> dist.Distribution:
+    """Return the distribution without ``to_event``, which would sum over rows."""
+    while isinstance(distribution, dist.Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
+    """Return the observations in the type that the distribution takes, which must have this batch shape."""
+    if not isinstance(distribution, dist.Distribution):
+        raise ValueError(
+            "likelihood(f) must give a NumPyro distribution, such as dist.Bernoulli(logits=f), but gave a "
+            f"{type(distribution).__name__}."
+        )
+    each = _elementwise(distribution)
+    support: Any = each.support
+    values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)
+    found = jax.eval_shape(each.log_prob, values).shape
+    if found != shape:
+        raise ValueError(
+            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; let it "
+            "give a distribution of as many rows as there are, and say num_classes where each row has several function "
+            "values."
+        )
+    # Masked rows may hold anything.
+    is_masked = isinstance(each, dist.MaskedDistribution)
+    if not is_masked and not (np.array_equal(values, observed) and np.all(support(values))):
+        raise ValueError(
+            f"the observations must be such as the distribution {type(each).__name__} can give, {support}, but they "
+            f"range from {observed.min()} to {observed.max()}; correct them, or the likelihood."
+        )
+    return values

@@ -81,7 +81,7 @@ class VariationalFit(NamedTuple):
                 "give a better one: look at the variances on its diagonal, and pass an offset where function values "
                 "are far from zero.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,  # the caller of fitted_surrogate
             )
         return self.sites(state, total_weight)
 

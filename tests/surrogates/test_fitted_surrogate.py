@@ -14,7 +14,7 @@ from scipy.stats import norm
 from numpyro_wide import fitted_surrogate, wide_limit
 from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit._likelihoods import Categorical
-from numpyro_wide.wide_limit._observations import normal_pairs
+from numpyro_wide.wide_limit._surrogates import normal_pairs
 
 # By name: NumPyro's own, observations of four rows, and what else the fit is told.
 LIKELIHOODS = {
