@@ -332,20 +332,27 @@ def fit_scales(
     log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
     errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
     errors[np.abs(logarithms) > (_BOUND - 1e-6) * spreads] = np.nan
-    row: dict[str, Any] = {"activation": problem.activation, "depth": problem.depth, "log_marginal": log_marginal}
+    extra: dict[str, float] = {}
     if isinstance(objective, Bound) and objective.is_of_classes:
-        logarithms, row["held_out"] = choose_readout(objective[rows], logarithms)
+        logarithms, extra["held_out"] = choose_readout(objective[rows], logarithms)
         errors[problem.place("readout_w_std")] = np.nan
         loss = _value(objective, logarithms)[0]
     scales = {name: value if np.ndim(value) else float(value) for name, value in problem.scales(logarithms).items()}
-    row["log_evidence"] = float(0.5 * np.sum((logarithms / spreads) ** 2) - loss)
-    row["input_scale"] = "input_scale" in scales
     if (noise_scale := scales.pop("noise_scale", None)) is not None:
-        row["noise_scale"] = noise_scale
+        extra["noise_scale"] = noise_scale
+    log_evidence = float(0.5 * np.sum((logarithms / spreads) ** 2) - loss)
+    row = {
+        "activation": problem.activation,
+        "depth": problem.depth,
+        "input_scale": "input_scale" in scales,
+        "log_evidence": log_evidence,
+        "log_marginal": log_marginal,
+        **extra,
+    }
     fields = {
         "activation": problem.activation,
         "depth": problem.depth,
-        "log_evidence": row["log_evidence"],
+        "log_evidence": log_evidence,
         "noise_scale": noise_scale,
         "scales": scales,
         "standard_errors": problem.split(errors),
