@@ -39,9 +39,9 @@ def surrogate_targets(
 ) -> Surrogate:
     r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
 
-    The repriorisation map is a bijection, whatever targets and noise it is built from: the posterior stays exact
-    (Hron 2022, App. F), and a good choice makes $\phi$ close to N(0, I). This one takes the likelihood of the function
-    value $f$ for a Gaussian $N(t; f, s^2)$ with the same first and second derivative:
+    The posterior stays exact whatever targets and noise the map is built from (Hron 2022, App. F), and a good choice
+    makes $\phi$ close to N(0, I). Here the likelihood of the function value $f$ is a Gaussian $N(t; f, s^2)$ with the
+    same first and second derivative:
 
     - "categorical", softmax of $k$ logits, at $f = 0$: $s^2 = k$ and $t = k\,(\text{one-hot} - 1/k)$;
     - "bernoulli", one logit, at $f = 0$: $s^2 = 4$ and $t = 4\,(y - \tfrac12)$;
@@ -49,13 +49,10 @@ def surrogate_targets(
       for each observation, and $t = f - s^2/2$.
 
     :func:`fitted_surrogate`, fitted before the chain to the infinite-width posterior, costs no more in a gradient, and
-    predictions of classifiers mix faster with it. Bare one-hot codes with a small noise treat the labels as far more
-    informative than they are, and can mix more slowly than the plain model.
-
-    Softmax does not change when all logits move together, a direction that a Gaussian for all $k$ of them includes. A
-    model whose readout gives the $k - 1$ coordinates of the logits in the basis of
-    :func:`~numpyro_wide.surrogates.class_contrasts` leaves it out, has the same distribution over class probabilities,
-    and suits the map better: use ``contrasts=True`` for it.
+    predictions of classifiers mix faster with it. Bare one-hot codes with a small noise overstate the labels'
+    information, and can mix more slowly than the plain model. For classes a readout of $k - 1$ columns suits the map
+    better, with logits in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`, which leaves out the shift of
+    all of them: use ``contrasts=True`` for it.
 
     Args:
         observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).

@@ -50,15 +50,13 @@ def fcn_kernel(
 ) -> Kernel:
     r"""Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
-    The network is in the NTK parametrisation (Mathematics, :eq:`layer`), all its weights and biases N(0, 1). With
-    $\kappa^0 = x^\top x' / d_{in}$ the NNGP kernel of layer l + 1 is $K^{l+1} = \sigma_w^2 \kappa^l + \sigma_b^2$,
-    where $\kappa^l = E[\varphi(u) \varphi(v)]$, (u, v) ~ N(0, K^l) (Lee 2018, eq. 5; Matthews 2018), and the tangent
-    kernel is $\Theta^{l+1} = K^{l+1} + \sigma_w^2 E[\varphi'(u) \varphi'(v)] \Theta^l$, Θ¹ = K¹ (Jacot 2018, Theorem 1;
-    Mathematics, :eq:`kernels`). Both are those of one output; several outputs are independent of each other.
+    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of a network in the
+    NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Both are those of one
+    output; several outputs are independent of each other.
 
     For erf and GELU the tangent kernel of two nearly parallel or opposite inputs has a relative error of about 1e-7 v
     in float32, v the variance of their preactivations, ten times that for GELU and opposite inputs: standardise the
-    inputs, or use float64 where v exceeds 1e4. Inputs up to 1e12 are within float32's range.
+    inputs, or use float64 where v exceeds 1e4.
 
     The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
     kernel has a cusp (equal inputs), the derivative is the mean of its two sides.
@@ -74,8 +72,8 @@ def fcn_kernel(
         readout_b_std: standard deviation of the readout's bias.
         input_scale: factor of the inputs, a number or (d_in,), one for each column (automatic relevance determination);
             None for one.
-        block_size: rows of the kernels computed at a time, which bounds the memory beyond the results
-            themselves; None for all at once. A few hundred rows suit many thousands of inputs.
+        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once. A few hundred
+            suit many thousands of inputs.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two
@@ -146,10 +144,10 @@ def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
     r"""Give the kernels of a network as its layers become infinitely wide.
 
-    The same object is finite and infinite: ``nn.bnn`` samples it, and this takes its limit, whatever its ``width``.
-    The NNGP kernel is the limit of the features' inner products, and so of the covariance of an output whose readout
-    weights are N(0, 1); the tangent kernel adds the hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`).
-    Scales may be traced, and the kernels be differentiated with respect to them and to the inputs.
+    ``nn.bnn`` samples the same object; its ``width`` is not used here. The NNGP kernel is the limit of the features'
+    inner products, and so of the covariance of an output whose readout weights are N(0, 1); the tangent kernel adds the
+    hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Scales may be traced, and the kernels be
+    differentiated with respect to them and to the inputs.
 
     Of images, covariances are held for each pixel with itself, (n1, n2, h, w), and for all pairs of pixels where the
     pooling is "mean", which costs h · w times as much. Activations without a closed form ("tanh", functions of

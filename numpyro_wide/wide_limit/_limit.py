@@ -34,8 +34,7 @@ class WideLimitFit:
         scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
             :func:`~numpyro_wide.nn.bnn`.
         standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
-            posterior (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the
-            median.
+            posterior (Laplace); NaN at a bound, four standard deviations of the prior from the median.
         table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
             scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale"
             of a normal likelihood; the largest "log_marginal" first. For classes also "held_out", the mean log
