@@ -28,11 +28,10 @@ class RandomFeatures:
 
     Attributes:
         fit: scales and noise, fitted to some of the rows.
-        predictive: predictions by draw; to be called in double precision.
+        predictive: predictions by draw; call it in double precision.
         log_evidence: log evidence of all rows at each draw, (draws,).
         weights: weights of the draws in the mixture, (draws,).
-        pareto_shape: of the weights that the evidence gives them; above 0.7 a few draws carry these (Vehtari et al.
-            2024).
+        pareto_shape: of the weights by the evidence; above 0.7 a few draws carry them (Vehtari et al. 2024).
     """
 
     fit: WideLimitFit
@@ -50,13 +49,9 @@ class RandomFeatures:
 
         Returns:
             mean and variance, (m,) or (m, k) each.
-
-        Raises:
-            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
-                infinities.
         """
         means, variances = [], []
-        for _, mean, variance in self._moments(self._checked(x_new)):
+        for _, mean, variance in self._moments(self.fit.checked_rows(x_new)):
             center = np.tensordot(self.weights, mean, 1)
             means.append(center)
             variances.append(np.tensordot(self.weights, variance + (mean - center) ** 2, 1))
@@ -69,11 +64,8 @@ class RandomFeatures:
         Args:
             x_new: new inputs, (m, d_in).
             y_new: their targets, (m,) or (m, k).
-
-        Raises:
-            ValueError: as :meth:`predict`; for targets of another shape than the predictions', or that are not finite.
         """
-        x_new = self._checked(x_new)
+        x_new = self.fit.checked_rows(x_new)
         check_finite("y_new", y_new)
         targets = np.asarray(y_new, float)
         expected = (len(x_new), *self.fit.targets.shape[1:])
@@ -86,17 +78,6 @@ class RandomFeatures:
             by_row = by_entry.reshape(*by_entry.shape[:2], -1).sum(axis=2)
             found.append(logsumexp(by_row, axis=0, b=self.weights[:, None]))
         return np.concatenate(found)
-
-    def _checked(self, x_new: ArrayLike) -> np.ndarray:
-        check_finite("x_new", x_new)
-        x_new = np.asarray(x_new, float)
-        columns = self.fit.inputs.shape[1]
-        if x_new.ndim != 2 or x_new.shape[1] != columns or not len(x_new):
-            raise ValueError(
-                f"x_new must be a matrix (m, {columns}) of at least one row, with the columns of the fit's inputs, but "
-                f"has shape {x_new.shape}."
-            )
-        return x_new
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Yield blocks of rows, with means and variances of the function by draw, (draws, rows, ...)."""
@@ -132,18 +113,17 @@ def fit_random_features(
     Scales, noise and architecture are those of most evidence on some of the rows, by :func:`wide_limit.fit
     <numpyro_wide.wide_limit.fit>`. Then hidden weights of a network of finite width are drawn from their prior, and
     given each draw the readout's posterior is exact for *all* rows (Hron 2022, Prop. 2.2; Mathematics,
-    :eq:`posterior`), by sums over blocks of rows. There is no Markov chain; time goes with draws · rows · width², and
-    memory with a block and draws · width². All in double precision, whatever JAX is set to.
+    :eq:`posterior`), by sums over blocks of rows. Time goes with draws · rows · width², and memory with a block and
+    draws · width². All in double precision, whatever JAX is set to.
 
-    The draws have equal weights, as in the wide limit. The evidence of many rows tells finite networks apart by tens
-    of nats, so that weights by it are those of one draw, and intervals are too narrow: ``pareto_shape`` says so.
-
-    Standardise inputs and targets. The noise is the same for all rows.
+    The draws have equal weights, as in the wide limit. Weights by the evidence of many rows are those of one draw, and
+    intervals are too narrow: ``pareto_shape`` says so. Standardise inputs and targets. The noise is the same for all
+    rows.
 
     Args:
         x: inputs, (n, d_in).
         y: targets, (n,), or (n, k) for outputs that share all scales.
-        fit: scales that are known already, of fully connected networks; what follows about the fit is then not used.
+        fit: known scales of fully connected networks; the next four arguments are then not used.
         activation: activation, or several to compare, as in :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
         depth: number of hidden layers, or several to compare.
         input_scale: whether each column has a scale of its own, or both to compare.
@@ -159,9 +139,8 @@ def fit_random_features(
         The posterior, a :class:`RandomFeatures`.
 
     Raises:
-        TypeError: for data that are not real numbers, a ``fit`` of another kind, or under a transformation of JAX.
         ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; a fit of other columns or
-            outputs, or of networks that are not fully connected; numbers that are not positive and whole.
+            outputs, or of networks that are not fully connected.
         FloatingPointError: if the noise is lost in rounding.
 
     Example:
@@ -214,10 +193,7 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:
-        raise ValueError(
-            "fit must be of fully connected networks, by activation and depth, but is of a network; fit without it, or "
-            "give the network to bnn(block_size=...)."
-        )
+        raise ValueError("fit must be of fully connected networks, by activation and depth, but is of a network.")
     if fit.noise_scale is None:
         raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]

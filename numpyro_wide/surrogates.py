@@ -1,9 +1,270 @@
 """Gaussian surrogates of other likelihoods, by which the readout of classes and counts can be repriorised."""
 
-from numpyro_wide.readout._repriorise import Surrogate as Surrogate
-from numpyro_wide.wide_limit._surrogates import class_contrasts as class_contrasts
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.typing import ArrayLike
+
+from numpyro_wide._checks import (
+    as_floats,
+    check_key,
+    check_known,
+    check_names_known,
+    check_no_nan,
+    check_one_of,
+    check_positive,
+    whole_number,
+)
+from numpyro_wide._compile import program_of, split
+from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
+from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
+from numpyro_wide.readout._model import ReadoutModel, normal_parameters
+from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, logit_basis
 from numpyro_wide.wide_limit._surrogates import fitted_surrogate as fitted_surrogate
-from numpyro_wide.wide_limit._surrogates import mean_kernel as mean_kernel
-from numpyro_wide.wide_limit._surrogates import surrogate_targets as surrogate_targets
 
 __all__ = ["class_contrasts", "fitted_surrogate", "mean_kernel", "surrogate_targets"]
+
+
+def surrogate_targets(
+    observations: ArrayLike,
+    likelihood: str,
+    *,
+    num_classes: int | None = None,
+    contrasts: bool = False,
+    noise_scale: ArrayLike | None = None,
+) -> Surrogate:
+    r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
+
+    The posterior stays exact whatever targets and noise the map is built from (Hron 2022, App. F), and a good choice
+    makes $\phi$ close to N(0, I). Here the likelihood of the function value $f$ is a Gaussian $N(t; f, s^2)$ with the
+    same first and second derivative:
+
+    - "categorical", softmax of $k$ logits, at $f = 0$: $s^2 = k$ and $t = k\,(\text{one-hot} - 1/k)$;
+    - "bernoulli", one logit, at $f = 0$: $s^2 = 4$ and $t = 4\,(y - \tfrac12)$;
+    - "poisson", the log of the rate, near its mode at $f = \log(y + \tfrac12)$: $s^2 = 1/(y + \tfrac12)$, one
+      for each observation, and $t = f - s^2/2$.
+
+    :func:`fitted_surrogate`, fitted before the chain to the infinite-width posterior, costs no more in a gradient, and
+    predictions of classifiers mix faster with it. Bare one-hot codes with a small noise overstate the labels'
+    information, and can mix more slowly than the plain model. For classes a readout of $k - 1$ columns suits the map
+    better, with logits in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`, which leaves out the shift of
+    all of them: use ``contrasts=True`` for it.
+
+    Args:
+        observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).
+        likelihood: "categorical", "bernoulli" or "poisson", whose logits or log rates must be ``features @ readout`` up
+            to terms without the readout, which should be subtracted from the targets if they are known.
+        num_classes: number of classes $k$ of a categorical.
+        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
+            :func:`~numpyro_wide.surrogates.class_contrasts`.
+        noise_scale: standard deviation $s$ instead of the above, a number or an array that broadcasts against the
+            targets; those of a categorical or Bernoulli scale with its square.
+
+    Returns:
+        ``(targets, noise_scale)``: targets (n, k) for a categorical, or (n, k - 1) with contrasts, else of the shape of
+        the observations; a number for the noise scale, and for counts one each.
+
+    Raises:
+        ValueError: for observations that the likelihood cannot give, or a noise scale that is not positive.
+
+    Example:
+        >>> from functools import partial
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import repriorise, surrogate_targets
+        >>> def model(x, labels=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50, 3]).to_event(2))
+        ...     numpyro.sample("label", dist.Categorical(logits=features @ w).to_event(1), obs=labels)
+        >>> surrogate = partial(surrogate_targets, likelihood="categorical", num_classes=3)
+        >>> wrapped = repriorise(model, readout="w", features="features", targets="labels", surrogate=surrogate)
+        >>> targets, noise_scale = surrogate_targets(jnp.array([2, 0]), "categorical", num_classes=3)
+        >>> targets.tolist(), round(float(noise_scale) ** 2)
+        ([[-1.0, -1.0, 2.0], [2.0, -1.0, -1.0]], 3)
+    """
+    check_one_of("likelihood", likelihood, ("bernoulli", "categorical", "poisson"))
+    if (num_classes is None) == (likelihood == "categorical"):
+        raise ValueError(f"num_classes belongs to a categorical likelihood, but is {num_classes!r} for {likelihood!r}.")
+    if contrasts and likelihood != "categorical":
+        raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
+    kind, values = LIKELIHOODS[likelihood], jnp.asarray(observations)
+    check_no_nan("observations", values)
+    parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    kind.check_parameters(parameters)
+    kind.check_observed(values, parameters)
+    # The slope of the log likelihood and the standard deviation by its curvature, at f = 0, of counts at log(y + 1/2).
+    own_scale: Any
+    if num_classes is not None:
+        slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
+        slope = slope @ class_contrasts(num_classes) if contrasts else slope
+        own_scale = num_classes**0.5
+    elif likelihood == "bernoulli":
+        slope, own_scale = as_floats(values)[0] - 0.5, 2.0
+    else:
+        own_scale = (as_floats(values)[0] + 0.5) ** -0.5
+        slope = jnp.full_like(own_scale, -0.5)
+    if noise_scale is not None:
+        check_no_nan("noise_scale", noise_scale)
+        check_positive("noise_scale", noise_scale)
+        shape, given = slope.shape, np.shape(noise_scale)
+        fits = (size in (1, own) for size, own in zip(given[::-1], shape[::-1], strict=False))
+        if len(given) > len(shape) or not all(fits):
+            raise ValueError(
+                f"noise_scale must be a number or broadcast against the targets, {shape}, but has {given}."
+            )
+    scale = jnp.asarray(own_scale if noise_scale is None else noise_scale, slope.dtype)
+    if likelihood == "poisson":
+        return Surrogate(own_scale**2 * slope - 2 * jnp.log(own_scale), scale)
+    return Surrogate(scale**2 * slope, scale)
+
+
+def class_contrasts(num_classes: int) -> Array:
+    r"""Return an orthonormal basis of the logits that sum to 0: Helmert's contrasts.
+
+    With a readout of shape (d, k - 1) and its prior N(0, I), ``features @ readout @ class_contrasts(k).T`` are logits
+    that give the same distribution over class probabilities as those of a readout of shape (d, k).
+
+    Args:
+        num_classes: number of classes $k$, at least 2.
+
+    Returns:
+        matrix (k, k - 1), whose columns are orthonormal and each sum to 0.
+
+    Example:
+        >>> from numpyro_wide.surrogates import class_contrasts
+        >>> class_contrasts(2).tolist()
+        [[0.71], [-0.71]]
+    """
+    if num_classes < 2:
+        raise ValueError(f"contrasts need at least two classes, but num_classes is {num_classes}.")
+    return jnp.asarray(logit_basis(num_classes, contrasts=True), jnp.result_type(float))
+
+
+_AT_ONCE = 20  # draws that one program runs, and whose features are held
+
+
+def mean_kernel(
+    rng_key: Array,
+    model: Callable,
+    features: str,
+    *model_args: Any,
+    num_draws: int = 20,
+    readout: str | None = None,
+    samples: Mapping[str, ArrayLike] | None = None,
+    **model_kwargs: Any,
+) -> np.ndarray:
+    r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
+
+    As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
+    kernel of the network's Gaussian process. For a network that ``wide_limit.kernel`` has a rule for, that gives it in
+    closed form.
+
+    Args:
+        rng_key: a PRNG key.
+        model: the model, repriorised or collapsed or neither; traced anew at each call.
+        features: name of the site that holds the features, (n, d).
+        *model_args: arguments of the model; observations do not matter.
+        num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
+            are more.
+        readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
+            not 1. Of variances that differ over outputs the mean is taken.
+        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take instead of the
+            prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
+        **model_kwargs: keyword arguments of the model.
+
+    Returns:
+        kernel (n, n), in double precision, NumPy's.
+
+    Raises:
+        ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
+            not Normal, a plate is subsampled, or the samples do not all have as many draws.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import mean_kernel
+        >>> def model(x, labels=None):
+        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
+        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
+        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([50]).to_event(1))
+        ...     numpyro.sample("label", dist.Bernoulli(logits=features @ w).to_event(1), obs=labels)
+        >>> x = jnp.array([[-1.0], [0.5], [1.0]])
+        >>> mean_kernel(jax.random.key(0), model, "features", x, readout="w").shape
+        (3, 3)
+    """
+    order = "mean_kernel(rng_key, model, features, x)"
+    check_key("rng_key", rng_key, order)
+    check_known("mean_kernel gives numbers")
+    model = model.fn if isinstance(model, ReadoutModel) else model
+    count = whole_number("num_draws", num_draws, order=order)
+    given = {} if samples is None else _chosen(samples, count)
+    count = len(next(iter(given.values()))) if given else count
+    arrays, rebuild = split((model_args, model_kwargs))
+
+    def of_draws(keys: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+        def one(draw: tuple[Array, dict[str, Array]]) -> Array:
+            args, kwargs = rebuild(arrays)
+            sites = run_model(model, args, kwargs, values=draw[1], rng_key=draw[0])
+            return _scaled_features(sites, features, readout)
+
+        return jax.lax.map(one, (keys, values))
+
+    keys = random.split(rng_key, count)
+    kernel: Any = 0.0
+    program: Callable | None = None
+    for start in range(0, count, _AT_ONCE):
+        # The last draws are filled up, so that one program serves for all.
+        rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
+        some = keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays
+        program = program or program_of(of_draws, *some)
+        for psi in np.asarray(program(*some))[: count - start].astype(float):
+            if not np.isfinite(psi).all():
+                raise ValueError(
+                    f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
+                )
+            kernel = kernel + psi @ psi.T / count
+    return kernel
+
+
+def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
+    """Return up to ``count`` draws, evenly spaced."""
+    draws = {name: np.asarray(value) for name, value in samples.items()}
+    lengths = {name: value.shape[:1] for name, value in draws.items()}
+    if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
+        raise ValueError(
+            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
+            f"{lengths}; take mcmc.get_samples()."
+        )
+    (total,) = next(iter(lengths.values()))
+    rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
+    return {name: value[rows] for name, value in draws.items()}
+
+
+def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
+    """Return the features of a run, (n, d), each column times the prior standard deviation of its weight."""
+    check_names_known("features", features, sites)
+    for site in sites.values():
+        if site["type"] == "plate":
+            refuse_subsampled(site, "the kernel is that of all of them")
+    psi = jnp.asarray(sites[features]["value"])
+    if psi.ndim != 2:
+        raise ValueError(f"the features {features!r} must have shape (n, d), but have {psi.shape}.")
+    return psi if readout is None else psi * _prior_scale(sites, readout, psi.shape[1]).astype(psi.dtype)[None]
+
+
+def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
+    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
+    latent = latent_sites(sites)
+    check_names_known("readout", readout, latent, kind="latent site")
+    fn = latent[readout]["fn"]
+    if fn.shape()[:1] != (num_features,):
+        raise ValueError(
+            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
+            f"the shape {fn.shape()}."
+        )
+    _, scale = normal_parameters(readout, "readout", fn)
+    full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
+    return jnp.sqrt(jnp.mean(full**2, axis=1))

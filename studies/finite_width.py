@@ -18,9 +18,10 @@ from numpyro.infer import MCMC
 
 import _chains
 import _common
+from _width_correction import width_correction
 from numpyro_wide import ReadoutPredictive, collapse_readout, datasets, model_evidence
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior, width_correction
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior
 
 SCALES = {"w_std": 3.0, "b_std": 2.0}  # as in studies/marathon.py
 NOISE_SCALE = 0.4

@@ -23,6 +23,7 @@ from flax import linen
 import _common
 import _data
 from _fashion_data import shares_of_largest
+from _kernels_on_disk import kernels_on_disk
 from numpyro_wide import diagnostics, wide_limit
 from numpyro_wide.nn import FCN, NTKConv
 
@@ -30,7 +31,7 @@ FIRST_ROW, TEST_STRIDE, NUM_CLASSES = 5000, 20, 10
 # Of the authors' configuration: variances of a bias, and of a weight at each place of the filter.
 VAR_BIAS, VAR_WEIGHT, SIDE, DEPTH = 7.86, 2.79, 7, 7
 NOISES = np.geomspace(1e-6, 1e-1, 16)  # of the kernel's mean diagonal
-BLOCK = 32
+BLOCK, NUM_ROWS = 32, 256  # of the tiles, and of the rows that are written at a time
 
 
 class ConvNet(linen.Module):
@@ -89,9 +90,9 @@ def load(folder, num_train, num_test):
 def kernels(network, images, folder):
     """Return both kernels of the rows, of test images and rows, and their diagonals at test images."""
     kernel = wide_limit.kernel(network, block_size=BLOCK)
-    cross = kernel.to_disk(folder / "cross", images.x_test, images.x)
+    cross = kernels_on_disk(kernel, folder / "cross", images.x_test, images.x, num_rows=NUM_ROWS)
     own = jax.jit(partial(jax.lax.map, lambda x: jnp.stack(kernel(x[None]))[:, 0, 0]))(jnp.asarray(images.x_test))
-    return kernel.to_disk(folder / "rows", images.x), cross, np.asarray(own).T
+    return kernels_on_disk(kernel, folder / "rows", images.x, num_rows=NUM_ROWS), cross, np.asarray(own).T
 
 
 class Regression(NamedTuple):

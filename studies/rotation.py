@@ -21,9 +21,9 @@ import optax
 from scipy.special import logsumexp
 
 import _common
+import _tangent_training
 from _scaled_relu import ScaledReLU, inverse_time_schedule
 from numpyro_wide import AmortizedForwardKL, natural
-from numpyro_wide.wide_limit import drift_monitor
 
 PERTURBATION_SCALE = 0.5
 SHIFT = 1e-4  # of the natural parameters, which start at zero
@@ -133,7 +133,7 @@ def main(options):
         both[width] = {"network": network, "linearised twin": twin}
         grid = jnp.asarray(circle(32), jnp.float32)
         difference = encoder.apply(network["weights"], grid) - linearised(twin["weights"], grid)
-        drift = float(drift_monitor(encoder.apply, params0, grid)(network["weights"]).sup_norm)
+        drift = float(_tangent_training.drift_monitor(encoder.apply, params0, grid)(network["weights"]).sup_norm)
         row = {"width": width, "network": network["nll"], "twin": twin["nll"]}
         row |= {"final gap": abs(network["nll"] - twin["nll"])}
         row |= {"mean gap": float(np.mean(np.abs(network["held out"] - twin["held out"])))}

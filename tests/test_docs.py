@@ -161,7 +161,7 @@ def test_published_figures_stand_beside_the_rows_that_were_run():
 
 
 def docstrings():
-    for path in (ROOT / "numpyro_wide").rglob("*.py"):
+    for path in [*(ROOT / "numpyro_wide").rglob("*.py"), *(ROOT / "studies").glob("_*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 yield ast.get_docstring(node) or ""

@@ -8,7 +8,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import Predictive
 from scipy import integrate, special, stats
 
-from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior, width_correction
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior
 from studies._linear_networks import (
     NOISE_SCALE,
     LinearLaw,
@@ -17,6 +17,7 @@ from studies._linear_networks import (
     log_scale_density,
     scale_and_slopes,
 )
+from studies._width_correction import width_correction
 
 DATA = draw_data(3, scale=2.5)
 

@@ -18,8 +18,8 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import conjugate_sites, read_run
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
 from numpyro_wide.readout._model import ReadoutModel
+from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
-from numpyro_wide.wide_limit._surrogates import mean_kernel
 
 
 class WidthRow(NamedTuple):

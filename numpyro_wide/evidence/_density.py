@@ -1,13 +1,13 @@
 """Joint density of a model in unconstrained coordinates, as a weight on top of what can be drawn from.
 
 The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
-r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is
-normalised and can be drawn from, whatever the model. What is left, w, is the likelihood; of a collapsed model the
-evidence given the hidden weights.
+r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is normalised and can be
+drawn from, whatever the model. The rest, w, is the likelihood; of a collapsed model the evidence given the hidden
+weights. Models here take no arguments.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,28 +33,23 @@ Position = dict[str, Array]
 
 
 class LogDensity(NamedTuple):
-    """Joint density at a position z, in two parts that keep their digits.
+    """Joint density at a position z, in two parts that keep their digits."""
 
-    Attributes:
-        start: log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension.
-        weight: log w(z), the log joint density less log r(z).
-    """
-
-    start: Array
-    weight: Array
+    start: Array  # log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension
+    weight: Array  # log w(z), the log joint density less log r(z)
 
 
-def draw(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> tuple[Position, Array]:
+def draw(model: Callable, rng_key: Array) -> tuple[Position, Array]:
     """Draw from r, where the path starts, in unconstrained coordinates; return the position and log w there."""
-    sites = run_model(model, args, kwargs, rng_key=rng_key, inside=(StandardNormalBase(),))
+    sites = run_model(model, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
     return position, log_weight(sites)
 
 
-def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[str, Any]) -> LogDensity:
+def log_density(model: Callable, position: Position) -> LogDensity:
     """Return the joint density at a position that has all latent sites; see :class:`LogDensity`."""
     coordinates = _Unconstrained(position)
-    sites = run_model(model, args, kwargs, inside=(coordinates,))
+    sites = run_model(model, inside=(coordinates,))
     bases = base_transforms(sites)
     parts = [
         _relative_prior(site, position[name], coordinates.log_dets[name])
@@ -65,7 +60,7 @@ def log_density(model: Callable, position: Position, args: tuple, kwargs: dict[s
 
 
 class _Unconstrained(Messenger):
-    """Handler that sets latent sites by their unconstrained coordinates, and keeps the logarithms of the Jacobians."""
+    """Handler that sets latent sites by their unconstrained coordinates, and keeps the log determinants."""
 
     def __init__(self, position: Position):
         self.position = position
@@ -92,23 +87,22 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
 
 
-def check_model(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse a model whose joint density is not one that can be integrated from draws of its prior.
+def check_model(model: Callable, rng_key: Array) -> None:
+    """Refuse a model whose joint density is not one that can be integrated from draws of its prior, in abstract runs.
 
-    Runs it abstractly, but not compiled: handlers know the numbers that they check.
+    Its arguments are not traced: handlers know the numbers that they check.
     """
-    if not callable(model):
-        raise TypeError(
-            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, not a kernel "
-            "or an MCMC, in the order model_evidence(rng_key, model, x, y)."
-        )
 
     def run(key: Array) -> None:
-        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
+        sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
         _check_sites(sites)
-        names = {name: jnp.zeros(_coordinate_shape(site)) for name, site in latent_sites(sites).items()}
+        shapes = {
+            name: biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
+            for name, site in latent_sites(sites).items()
+        }
+        names = {name: jnp.zeros(shape) for name, shape in shapes.items()}
         coordinates = _Unconstrained(names)
-        run_model(model, args, kwargs, inside=(coordinates,))
+        run_model(model, inside=(coordinates,))
         unseen = [name for name in names if name not in coordinates.log_dets]
         if unseen:
             raise ValueError(
@@ -119,12 +113,8 @@ def check_model(model: Callable, rng_key: Array, args: tuple, kwargs: dict[str, 
     jax.eval_shape(run, rng_key)
 
 
-def _coordinate_shape(site: dict) -> tuple[int, ...]:
-    return biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-
-
 class _RefusesImproper(Messenger):
-    """Handler that refuses sites that cannot be drawn, before NumPyro does so without a word on what to do."""
+    """Handler that refuses latent sites that are discrete or cannot be drawn."""
 
     def process_message(self, msg: dict) -> None:
         if msg["type"] != "sample" or msg["value"] is not None:
@@ -143,6 +133,7 @@ class _RefusesImproper(Messenger):
 
 
 def _check_sites(sites: Sites) -> None:
+    """Refuse a run without observations or latent sites, and sites whose priors are not whole densities."""
     samples, latent = sample_sites(sites), latent_sites(sites)
     refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:

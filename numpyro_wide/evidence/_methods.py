@@ -18,30 +18,20 @@ from numpyro_wide.mcmc._kernel import KernelState
 
 
 class Bridge(NamedTuple):
-    r"""Log ratio of two normalisers, as :func:`bridge` finds it.
-
-    Attributes:
-        log_ratio: $\log Z_1 - \log Z_0$.
-        overlap: overlap $\int p_0 p_1 / (s_0 p_0 + s_1 p_1)$ of the two densities, 1 where they are the same.
-        lower: influence of each draw of $p_0$, of the shape of the draws: an estimate's error is the mean of these,
-            less that of ``upper``.
-        upper: influence of each draw of $p_1$.
-    """
+    """Log ratio log Z₁ − log Z₀ of two normalisers, as :func:`bridge` finds it."""
 
     log_ratio: float
-    overlap: float
+    overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁) of the two densities, 1 where they are the same
+    # Influence of each draw, of their shape: the estimate's error is the mean of the first, less that of the second.
     lower: np.ndarray
     upper: np.ndarray
 
 
 def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | None = None) -> Bridge:
-    r"""Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`).
+    """Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`).
 
-    Args:
-        lower: $\log q_1 - \log q_0$, the logarithms of both densities without their normalisers, at draws of $p_0$, of
-            any shape; minus infinity is allowed.
-        upper: $\log q_1 - \log q_0$ at draws of $p_1$.
-        sizes: effective numbers of draws of both, if not those of the arrays; right whatever they are, best if true.
+    ``lower`` and ``upper`` are log q₁ − log q₀, the densities without their normalisers, at draws of p₀ and of p₁, of
+    any shape; minus infinity is allowed. ``sizes`` are effective numbers of draws: any are right, the true ones best.
     """
     num_lower, num_upper = sizes or (lower.size, upper.size)
     share = num_upper / (num_lower + num_upper)
@@ -63,17 +53,14 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
 
 
 def effective_share(log_weights: np.ndarray) -> float:
-    """Return what weighted draws are worth as a share of their number, 1 / (mean square of weights of mean 1)."""
+    """Return the effective share of weighted draws, 1 / (mean square of weights of mean 1)."""
     return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
 
 
 def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    r"""Choose the inverse temperature at which draws of this one are worth a share of their number (:eq:`ladder`).
+    """Choose the inverse temperature at which draws of this one, below 1, have an effective share (:eq:`ladder`).
 
-    Args:
-        beta: inverse temperature of the draws, below 1.
-        log_weights: $\log w$ at the draws; minus infinity is allowed.
-        share: the share, in (0, 1), as :func:`effective_share` gives it.
+    ``log_weights`` are log w at the draws; minus infinity is allowed.
     """
     finite = log_weights[np.isfinite(log_weights)]
     if effective_share((1 - beta) * finite) >= share:
@@ -105,26 +92,19 @@ def squared_error(terms: np.ndarray) -> tuple[float, float]:
     return float(np.var(terms, ddof=1) / size), size
 
 
-# Draws of one temperature that are worth this share at the next: densities that differ by a standard deviation of
-# log w of 1.2, where a bridge, which looks from both sides, still finds most of its draws of use.
+# Effective share of draws of one temperature at the next: log w then differs by a standard deviation of 1.2, and most
+# draws are of use for a bridge, which looks from both sides.
 _SHARE = 0.25
 _MAX_TEMPERATURES = 400
 
 
 class Sizes(NamedTuple):
-    """Numbers of what is to be run.
+    """Numbers of chains and their steps."""
 
-    Attributes:
-        num_chains: number of chains at each temperature.
-        num_warmup: number of steps of each chain that adapt.
-        num_samples: number of steps of each chain that count.
-        batch_size: number of temperatures that run together.
-    """
-
-    num_chains: int
-    num_warmup: int
-    num_samples: int
-    batch_size: int
+    num_chains: int  # at each temperature
+    num_warmup: int  # steps of each chain that adapt
+    num_samples: int  # steps of each chain that count
+    batch_size: int  # temperatures that run together
 
     @property
     def num_independent(self) -> int:
@@ -133,12 +113,12 @@ class Sizes(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and by what to trust both.
+    r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and quality checks of both.
 
     Attributes:
         log_evidence: $\log \int p(D, \theta)\, d\theta$ in nats.
         standard_error: its Monte Carlo standard error in nats, autocorrelation of the draws included.
-        method: the way that it was found: "bridge" or "stepping-stone".
+        method: "bridge" or "stepping-stone".
         overlap: overlap of the two densities that the draws bridge, from 0 to 1, where they are the same
             (:eq:`bridge`); the smallest, where there are several bridges.
         effective_size: effective number of draws of all chains of a temperature together; the smallest.
@@ -168,23 +148,14 @@ class Evidence(NamedTuple):
         )
 
 
-class First(NamedTuple):
-    """First temperature on the way from the prior, chosen by draws of the prior that no estimate uses.
-
-    Attributes:
-        beta: inverse temperature; 1 where draws of the prior reach the posterior.
-        positions: draws of the prior, chosen by their weight at that temperature, (1, chain, ...).
-    """
-
-    beta: float
-    positions: Position
+# An inverse temperature, and draws of the prior chosen by their weight there, (1, chain, ...), by which chains start.
+First = tuple[float, Position]
 
 
 def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0, and where chains start there.
+    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses.
 
-    Raises:
-        ValueError: if the likelihood is finite at no draw of the prior.
+    It is 1 where draws of the prior reach the posterior.
     """
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
@@ -196,7 +167,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
         )
     beta = next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
-    return First(beta, _chains.prior_positions(target, keys[chosen]))
+    return beta, _chains.prior_positions(target, keys[chosen])
 
 
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
@@ -204,10 +175,10 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
     key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
-    positions = first.positions
+    _, positions = first
     state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
     state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
-    upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian).recorded[0]
+    upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian)[2][0]
     lower = _chains.gaussian_draws(target, key_gaussian, gaussian, positions, sizes.num_chains * half, sizes.num_chains)
     if not np.isfinite(lower).any():  # nothing in common
         return Evidence(np.nan, np.inf, "bridge", 0.0, 0.0, np.inf, np.ones(1))
@@ -226,10 +197,10 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
     bar.set_description("draws")
     for begin in range(0, len(betas), sizes.batch_size):
         group = slice(begin, begin + sizes.batch_size)
-        # As many as before, so that nothing is compiled again; what is too much is dropped.
+        # As many as before, so that nothing is compiled again; the surplus is dropped.
         indices = [min(i, len(betas) - 1) for i in range(begin, begin + sizes.batch_size)]
-        state = _stack([states[i] for i in indices])
-        recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar).recorded
+        state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(states[i] for i in indices))
+        recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar)[2]
         log_weights.extend(recorded[: len(betas[group])])
     return _sum_of_bridges(np.asarray([0.0, *betas]), log_weights)
 
@@ -239,8 +210,8 @@ def _ladder(
 ) -> tuple[list[float], list[KernelState]]:
     """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each.
 
-    They are chosen by draws that no estimate uses. A chain starts where chains of the temperature before are, chosen by
-    their weight there.
+    They are chosen by draws that no estimate uses. Chains start at positions of the temperature before, resampled by
+    their weight.
     """
     beta, positions = first
     betas: list[float] = []
@@ -249,10 +220,10 @@ def _ladder(
         key_start, key_choice, rng_key = random.split(rng_key, 3)
         bar.set_description(f"temperature 1/{1 / beta:.3g}")
         state = _chains.start(target, key_start, [beta], positions, sizes.num_warmup)
-        state = _chains.warm_up(target, state, [beta], sizes.num_warmup, bar)
-        pilot = _chains.advance(target, state, [beta], max(25, sizes.num_samples // 4), bar)
+        state, *_ = _chains.advance(target, state, [beta], sizes.num_warmup, bar, phase=_chains.WARM)
+        state, _, log_weights = _chains.advance(target, state, [beta], max(25, sizes.num_samples // 4), bar)
         betas.append(beta)
-        states.append(pilot.state)
+        states.append(state)
         if beta == 1:
             return betas, states
         if len(betas) == _MAX_TEMPERATURES:
@@ -261,16 +232,11 @@ def _ladder(
                 "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
                 "or raise num_warmup."
             )
-        following = next_temperature(beta, pilot.recorded[0].ravel(), _SHARE)
-        last = (following - beta) * pilot.recorded[0, :, -1]
+        following = next_temperature(beta, log_weights[0].ravel(), _SHARE)
+        last = (following - beta) * log_weights[0, :, -1]
         chosen = _chains.resample(key_choice, last, sizes.num_chains)
-        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], pilot.state.z)
+        positions = jax.tree.map(lambda leaf, chosen=chosen: leaf[:, chosen], state.z)
         beta = following
-
-
-def _stack(states: list[KernelState]) -> KernelState:
-    """Join states of single temperatures to one of several."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:

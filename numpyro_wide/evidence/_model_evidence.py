@@ -3,13 +3,13 @@
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jax import Array, random
 from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_key, check_one_of, is_tracing, whole_number
-from numpyro_wide._compile import partition
+from numpyro_wide._checks import check_key, check_one_of, is_tracing, kind_of, whole_number
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import check_model
 from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, first_temperature
@@ -34,10 +34,10 @@ def model_evidence(
     r"""Estimate the log evidence of a model, $\log \int p(D, \theta)\, d\theta$ over all latent sites, with its error.
 
     For models that are collapsed, repriorised, with any likelihood, or neither; the better the coordinates, the less it
-    takes. In every one the joint density is $r(z)\, w(z)$: r, the prior of the latent sites and N(0, I)
-    for the base site of a repriorised readout, can be drawn from and integrates to one; the weight w is the likelihood,
-    which for a collapsed model is the evidence given the hidden weights and in the wide limit a constant. Chains of
-    :class:`~numpyro_wide.mcmc.SplitHMC` draw from what cannot be drawn from directly.
+    takes. The joint density is $r(z)\, w(z)$: r, the prior of the latent sites and N(0, I) for the base site of a
+    repriorised readout, can be drawn from and integrates to one; the weight w is the likelihood, of a collapsed model
+    the evidence given the hidden weights, in the wide limit a constant. Chains of
+    :class:`~numpyro_wide.mcmc.SplitHMC` draw from the densities between.
 
     "bridge"
         The optimal bridge of Meng and Wong (1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the second
@@ -50,13 +50,13 @@ def model_evidence(
         likelihood is, whatever the tails of the prior; in wide coordinates the prior *is* N(0, I).
 
     "auto" takes the second where draws of r alone reach the posterior, as near the wide limit: it has one temperature
-    then, and sees all modes. Elsewhere it takes the first if that is to be trusted: if its overlap is at least 0.1,
-    R-hat at most 1.1 and the effective number of draws at least 100; and the second if it is not. Of a part of the
-    posterior that no chain has found the bridge knows nothing, nor does its error. In a funnel, where the scale of some
-    sites is the value of another one, chains rarely reach either end, and the error that is told is too small, by a
-    factor of two or three in Neal's: give such sites ``LocScaleReparam(0)``, by which it is right.
+    then, and sees all modes. Elsewhere it takes the first if its overlap is at least 0.1, R-hat at most 1.1 and the
+    effective number of draws at least 100, else the second. Neither the bridge nor its error knows a part of the
+    posterior that no chain has found. In a funnel, where the scale of some sites is the value of another one, chains
+    rarely reach either end, and the error is too small, by a factor of two or three in Neal's: give such sites
+    ``LocScaleReparam(0)``.
 
-    The model is read anew at each call; where it computes the same, of data of the same shapes, a second call
+    The model is traced anew at each call; where it computes the same, of data of the same shapes, a second call
     compiles nothing. Not to be called under ``jit``: it decides by numbers how to continue.
 
     Args:
@@ -64,7 +64,7 @@ def model_evidence(
         model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`, or any model whose
             latent sites are continuous, with priors that can be drawn from.
         *model_args: positional arguments of the model, observations included.
-        method: the way to the evidence: "auto", "bridge" or "stepping-stone".
+        method: "auto", "bridge" or "stepping-stone".
         num_chains: number of chains at each temperature, at least 2; they run together.
         num_warmup: number of steps by which each chain adapts, at each temperature.
         num_samples: number of draws of each chain after that, at least 400 in all chains together and 40 in each.
@@ -74,13 +74,12 @@ def model_evidence(
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        The log evidence in nats, its standard error, the method, and by what to trust them.
+        The log evidence in nats, its standard error, the method, and quality checks.
 
     Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, the model not callable, or a number not a number.
-        ValueError: for an unknown method, too few draws or chains; if the model observes nothing, has no latent site,
-            or one that is discrete, improper, scaled, masked, or inside of a scan; if a plate is subsampled, or the
-            density is nowhere finite.
+        ValueError: for too few draws or chains; if the model observes nothing, has no latent site, or one that is
+            discrete, improper, scaled, masked, or inside of a scan; if a plate is subsampled, or the density is nowhere
+            finite.
 
     Warns:
         RuntimeWarning: if the result does not fulfil the conditions above.
@@ -103,14 +102,18 @@ def model_evidence(
             "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad; call it "
             "outside of them."
         )
-    check_model(model, rng_key, model_args, model_kwargs)
-    data, rest = partition((model_args, model_kwargs))
-    target = Target(model, rest, data)
+    if not callable(model):
+        raise TypeError(
+            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, not a kernel or an "
+            f"MCMC, in the order {_ORDER}."
+        )
+    check_model(partial(model, *model_args, **model_kwargs), rng_key)
+    target = Target(model, model_args, model_kwargs)
     key_first, key_bridge, key_stones = random.split(rng_key, 3)
     is_silent = not progress_bar or "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
     with quietly(), tqdm(disable=is_silent) as bar:  # overlap, R-hat and effective size judge the chains below
         found, first = None, first_temperature(target, key_first, sizes)
-        if method == "bridge" or (method == "auto" and first.beta < 1):
+        if method == "bridge" or (method == "auto" and first[0] < 1):
             found = by_bridge(target, key_bridge, sizes, first, bar)
         if found is None or (method == "auto" and not found.is_trusted):
             found = by_stepping_stones(target, key_stones, sizes, first, bar)

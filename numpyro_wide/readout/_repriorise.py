@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from numpyro_wide._checks import check_names_known, check_no_nan, listing, refus
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.readout._model import (
     Draws,
     Model,
@@ -234,19 +235,6 @@ class ReprioriseReadout(Reparam):
             infer={"block_plates": [plate.name for plate in plates]},
         )
         return None, transform(phi)
-
-
-class Surrogate(NamedTuple):
-    """Targets and noise scale of the Gaussian likelihood that stands in for another one.
-
-    Attributes:
-        targets: values that the Gaussian takes for observed, (n,) or (n, k).
-        noise_scale: standard deviation of the Gaussian: a scalar, of the shape of ``targets``, or (n, 1) where a row's
-            outputs share it.
-    """
-
-    targets: Array
-    noise_scale: Array
 
 
 SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]

@@ -4,9 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from numpyro_wide.wide_limit._empirical import empirical_ntk as empirical_ntk
-from numpyro_wide.wide_limit._empirical import gradient_flow as gradient_flow
 from numpyro_wide.wide_limit._empirical import linearize as linearize
-from numpyro_wide.wide_limit._empirical import ntk_ensemble as ntk_ensemble
 from numpyro_wide.wide_limit._fit import fit as fit
 from numpyro_wide.wide_limit._gp import gp_log_evidence as gp_log_evidence
 from numpyro_wide.wide_limit._gp import gp_posterior as gp_posterior
@@ -17,28 +15,20 @@ from numpyro_wide.wide_limit._layer_kernels import Inputs as Inputs
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels as LayerKernels
 from numpyro_wide.wide_limit._layer_kernels import register_kernel as register_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit as WideLimitFit
-from numpyro_wide.wide_limit.drift import KernelDrift as KernelDrift
-from numpyro_wide.wide_limit.drift import drift_monitor as drift_monitor
-from numpyro_wide.wide_limit.width_correction import WidthCorrection as WidthCorrection
-from numpyro_wide.wide_limit.width_correction import width_correction as width_correction
 
 __all__ = [
-    "drift_monitor",
     "empirical_ntk",
     "fcn_kernel",
     "fit",
     "fit_random_features",
     "gp_log_evidence",
     "gp_posterior",
-    "gradient_flow",
     "kernel",
     "linearize",
-    "ntk_ensemble",
     "register_kernel",
-    "width_correction",
 ]
 
-# Names of a module above this one, looked up when they are asked for.
+# Names of a module above this one, looked up at their first use.
 _ABOVE = ("RandomFeatures", "fit_random_features")
 
 

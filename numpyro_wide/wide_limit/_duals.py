@@ -57,29 +57,20 @@ Dual = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
 class Moments(NamedTuple):
-    """Moments of a layer's units at single inputs.
+    """Moments of a layer's units at single inputs, (n, ...)."""
 
-    Attributes:
-        variance: variance of the preactivations u, (n, ...).
-        product: E[φ(u)²], (n, ...).
-        slope: E[φ'(u)²], (n, ...).
-        error: largest share of a moment that a series leaves out, a number.
-    """
-
-    variance: Array
-    product: Array
-    slope: Array
-    error: Array
+    variance: Array  # of the preactivations u
+    product: Array  # E[φ(u)²]
+    slope: Array  # E[φ'(u)²]
+    error: Array  # largest share of a moment that a series leaves out, a number
+    coefficients: Any = None  # of a series, α_k by degree, (terms, n, ...)
+    slope_at_zero: Any = None  # of a series, φ'(0)
 
 
 class ClosedForm(NamedTuple):
-    """Activation whose expectations are known.
+    """Activation with closed-form expectations."""
 
-    Attributes:
-        dual: one of the functions below.
-    """
-
-    dual: Dual
+    dual: Dual  # one of the functions below
 
     def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
@@ -94,8 +85,8 @@ class ClosedForm(NamedTuple):
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
     """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
 
-    It equals w² (pq − r²) + w β (p + q − 2r) over the same: of a, b and c themselves, float32 has lost the bias where
-    the inputs are large, and with it what tells opposite inputs from dependent ones.
+    It equals w² (pq − r²) + w β (p + q − 2r) over the same: in a, b and c themselves float32 has lost the bias where
+    the inputs are large, which tells opposite inputs from dependent ones.
     """
     # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
     # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
@@ -155,10 +146,7 @@ def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def _unit(a: Array, b: Array) -> Array:
-    """Return what determinants are divided by, for products of two variances overflow in float32 from 1.8e19 on.
-
-    No result depends on it.
-    """
+    """Return the divisor of determinants, for products of two variances overflow in float32 from 1.8e19 on."""
     return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
 
 
@@ -179,36 +167,13 @@ _DEGREES, _NODES = 128, 256
 _CHUNK = 16  # terms of the series that one step of the loop adds, and that a gradient computes once more
 
 
-class SeriesMoments(NamedTuple):
-    """Moments of a layer's units at single inputs, with the coefficients of the series.
-
-    Attributes:
-        variance: variance of the preactivations u, (n, ...).
-        product: E[φ(u)²], (n, ...).
-        slope: E[φ'(u)²], (n, ...).
-        error: largest share of a moment that the series leaves out, a number.
-        coefficients: α_k by degree, (terms, n, ...).
-        slope_at_zero: φ'(0), (n, ...).
-    """
-
-    variance: Array
-    product: Array
-    slope: Array
-    error: Array
-    coefficients: Array
-    slope_at_zero: Array
-
-
 class HermiteSeries:
     r"""Dual of an activation φ, as ``ClosedForm`` is of one whose expectations are known.
 
     With $\alpha_k(a) = E[\varphi(\sqrt a z) he_k(z)] / \sqrt{k!}$, z ~ N(0, 1), by Gauss-Hermite quadrature, and
     $\rho = c / \sqrt{ab}$ (Mathematics, :eq:`mehler`), $E[\varphi(u) \varphi(v)] = \sum_k \alpha_k(a) \alpha_k(b)
-    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. What the first 128 degrees leave out
-    is largest at ρ = 1, where Parseval's identity tells it; at u = v the quadrature alone gives both.
-
-    Args:
-        function: function of arrays, elementwise.
+    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. The truncation error of the first 128
+    degrees is largest at ρ = 1, where Parseval's identity gives it; at u = v the quadrature alone gives both.
     """
 
     def __init__(self, function: Callable[[Array], Array]):
@@ -216,7 +181,7 @@ class HermiteSeries:
         # Odd and even functions have every other term alone.
         self._first, self._stride = _parity(function)
 
-    def moments(self, variance: Array) -> SeriesMoments:
+    def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
         nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
         basis = basis[self._first :: self._stride]
@@ -236,9 +201,9 @@ class HermiteSeries:
         slope_left_out = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
         error = jnp.maximum(_share(left_out, product), _share(slope_left_out, variance * slope))
         slopes_at_zero = jnp.broadcast_to(slope_at_zero, root.shape)
-        return SeriesMoments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
+        return Moments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
 
-    def pairs(self, one: SeriesMoments, other: SeriesMoments, covariance: Array, _: Array) -> tuple[Array, Array]:
+    def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
         """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
         alive = (one.variance > 0) & (other.variance > 0)
         root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
@@ -257,7 +222,7 @@ class HermiteSeries:
         values, slopes = jax.jvp(self._function, (u,), (jnp.ones_like(u),))
         return values.astype(u.dtype), slopes.astype(u.dtype)
 
-    def _mean_slope(self, moments: SeriesMoments) -> Array:
+    def _mean_slope(self, moments: Moments) -> Array:
         """Return E[φ'(u)], which is the coefficient of degree 1 over √a, for pairs with a variance of 0."""
         alive = moments.variance > 0
         of_degree_1 = jnp.zeros_like(moments.variance)
@@ -318,16 +283,14 @@ def _share(part: Array, whole: Array) -> Array:
 
 Activation = str | Callable[[Array], Array]
 
-# From here on the truncation of a series is told.
+# Share of a moment that a series may leave out without a warning.
 _TOLERANCE = 1e-5
 
 
 def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
-    """Return the expectations of an activation, by its name or as a function of arrays.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
+    """Return the expectations of an activation, by its name or as a function of arrays."""
+    if isinstance(activation, str) and activation in DUALS:
+        return ClosedForm(DUALS[activation])
     from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
 
     function = activation_function(activation)
@@ -343,12 +306,7 @@ def activation_name(activation: Activation) -> str:
 
 
 def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
-    """Warn of a series that leaves out more than a hundred-thousandth, where that is known.
-
-    Args:
-        error: the largest share of a moment that is left out.
-        stacklevel: of ``warnings.warn``, as seen from the caller.
-    """
+    """Warn of a series that leaves out more than a hundred-thousandth, where that is known."""
     if not is_known(error) or not np.max(error) > _TOLERANCE:
         return
     warnings.warn(

@@ -1,17 +1,15 @@
 """Kernels of whole networks."""
 
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import ArrayLike
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
@@ -19,15 +17,12 @@ from numpyro_wide._checks import (
     as_floats,
     as_not_negative,
     check_finite,
-    check_known,
-    check_no_nan,
     check_not_negative,
     is_known,
     is_tracing,
     whole_number,
 )
-from numpyro_wide._compile import TracedProgram, digest, program_digest, run_compiled
-from numpyro_wide._resume import read, refuse_another_run, save, versions
+from numpyro_wide._compile import program_of
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, warn_of_truncation
 from numpyro_wide.wide_limit._layer_kernels import (
     AllPairsNeededError,
@@ -39,6 +34,7 @@ from numpyro_wide.wide_limit._layer_kernels import (
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
+Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share that a series leaves out
 
 
 def fcn_kernel(
@@ -54,19 +50,13 @@ def fcn_kernel(
 ) -> Kernel:
     r"""Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
-    The network is in the NTK parametrisation (Mathematics, :eq:`layer`), all its weights and biases
-    N(0, 1): a layer with m inputs h maps them to ``w_std`` / √m · W h + ``b_std`` · b, the readout does so
-    with its own two scales. With $\kappa^0 = x^\top x' / d_{in}$ the NNGP kernel of layer l + 1 is
-    $K^{l+1} = \sigma_w^2 \kappa^l + \sigma_b^2$ where $\kappa^l = E[\varphi(u) \varphi(v)]$,
-    (u, v) ~ N(0, K^l) (Lee 2018, eq. 5; Matthews 2018), and the tangent kernel is
-    $\Theta^{l+1} = K^{l+1} + \sigma_w^2 E[\varphi'(u) \varphi'(v)] \Theta^l$, Θ¹ = K¹
-    (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`). Both are those of one output; several outputs are
-    independent of each other.
+    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of a network in the
+    NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Both are those of one
+    output; several outputs are independent of each other.
 
-    For erf and GELU, whose kernels are not homogeneous, rounding in the inner product of two different inputs that
-    are nearly parallel or opposite is magnified by the variance v of their preactivations: the tangent kernel of such
-    a pair has a relative error of about 1e-7 v in float32, ten times that for GELU and opposite inputs. Standardise
-    the inputs, or use float64 where v exceeds 1e4. Inputs up to 1e12 are within float32's range.
+    For erf and GELU the tangent kernel of two nearly parallel or opposite inputs has a relative error of about 1e-7 v
+    in float32, v the variance of their preactivations, ten times that for GELU and opposite inputs: standardise the
+    inputs, or use float64 where v exceeds 1e4.
 
     The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
     kernel has a cusp (equal inputs), the derivative is the mean of its two sides.
@@ -82,17 +72,13 @@ def fcn_kernel(
         readout_b_std: standard deviation of the readout's bias.
         input_scale: factor of the inputs, a number or (d_in,), one for each column (automatic relevance determination);
             None for one.
-        block_size: rows of the kernels computed at a time, which bounds the memory beyond the results
-            themselves; None for all at once. A few hundred rows suit many thousands of inputs.
+        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once. A few hundred
+            suit many thousands of inputs.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two
         (n1, n2) matrices in the dtype of the inputs, at least single precision. With ``x2=None`` the diagonal is free
         of the rounding that the inner products of equal vectors otherwise have.
-
-    Raises:
-        ValueError: for an unknown activation, a negative depth or scale, a scale of another shape, a bad
-            ``block_size``; from the kernel, for inputs that are not matrices of the same width, or hold NaN.
 
     Warns:
         UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth, where numbers are known.
@@ -107,32 +93,29 @@ def fcn_kernel(
     depth = whole_number("depth", depth, 0)
     activation_dual(activation)  # refuses an unknown one now
     block_size = None if block_size is None else whole_number("block_size", block_size)
-    hidden = {"w_std": w_std, "b_std": b_std}
-    readout = {"readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
-    _check_scales(depth, hidden, readout)
+    given = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
+    for name, scale in given.items():
+        _check_scale(name, scale, None if name.startswith("readout") else depth)
     if input_scale is not None:
-        _check_numbers("input_scale", input_scale)
+        check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
-        inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
-        _check_inputs(*inputs)
+        inputs = _checked(x1, x2, check_matrix)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
         inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
-        scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in (hidden | readout).items()]
+        scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in given.items()]
         scales[:2] = [jnp.broadcast_to(scale, (depth,)) for scale in scales[:2]]
-        if isinstance(activation, str):
-            nngp, ntk, error = _compiled_kernels(activation, block_size, inputs, scales)
-        else:  # of a function of the user's, by what it computes at this call
-            nngp, ntk, error = run_compiled(_kernels, activation, block_size, inputs, scales)
+        nngp, ntk, error = _fcn_kernels(activation, block_size, inputs, scales)
         warn_of_truncation(error)
         return nngp, ntk
 
     return kernel
 
 
-def _kernels(
+@partial(jax.jit, static_argnums=(0, 1))
+def _fcn_kernels(
     activation: Activation, block_size: int | None, inputs: tuple[Array, ...], scales: list[Array]
 ) -> tuple[Array, Array, Array]:
     """Compute both kernels of ``inputs``, (x1,) or (x1, x2), and by row the share that a series leaves out."""
@@ -149,248 +132,22 @@ def _kernels(
     return in_row_blocks(rows, x1.shape[0], block_size)
 
 
-_compiled_kernels = jax.jit(_kernels, static_argnums=(0, 1))
-
-
-def _check_scales(depth: int, hidden: dict[str, ArrayLike], readout: dict[str, ArrayLike]) -> None:
-    for name, scale in {**hidden, **readout}.items():
-        shape = np.shape(scale)
-        if shape != () and (name in readout or shape != (depth,)):
-            layers = "" if name in readout else f" or an array of shape (depth,) = {(depth,)}"
-            raise ValueError(f"{name} must be a number{layers}, but got an array of shape {shape}.")
-        _check_numbers(name, scale)
-
-
-def _check_numbers(name: str, scale: ArrayLike) -> None:
-    """Refuse a scale that is no real number, negative, NaN or infinite, where its numbers are known already."""
-    try:
-        as_floats(scale)
-    except TypeError as error:
-        raise TypeError(f"{name} must be a number or an array of real numbers, but got {scale!r}.") from error
+def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
+    """Refuse a scale that is negative or infinite, or neither a number nor, where layers differ, (depth,)."""
+    if np.shape(scale) not in ((), () if depth is None else (depth,)):
+        layers = "" if depth is None else f" or an array of shape (depth,) = {(depth,)}"
+        raise ValueError(f"{name} must be a number{layers}, but got an array of shape {np.shape(scale)}.")
     check_not_negative(name, scale)
-    if is_known(scale) and not np.all(np.isfinite(scale)):
-        raise ValueError(f"{name} must be finite, but got {scale}.")
+    check_finite(name, scale)
 
 
-def _check_inputs(x1: Array, x2: Array | None = None) -> None:
-    for name, x in {"x1": x1, "x2": x1 if x2 is None else x2}.items():
-        check_matrix(name, x)
-        check_no_nan(name, x)
-    if x2 is not None and x1.shape[1] != x2.shape[1]:
-        raise ValueError(
-            f"x1 and x2 must have the same number of columns d_in, but got shapes {x1.shape} and {x2.shape}."
-        )
-
-
-_PATIENCE = 10  # seconds of work before a progress bar shows
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Division of a matrix into tiles of one size, the last of a row or column shifted back to fit in.
-
-    Attributes:
-        row_starts: first rows.
-        column_starts: first columns.
-        size: number of rows and columns of a tile at most; None for all.
-        is_symmetric: whether tiles below the diagonal are those above it.
-    """
-
-    row_starts: tuple[int, ...]
-    column_starts: tuple[int, ...]
-    size: int | None
-    is_symmetric: bool
-
-    @classmethod
-    def of(cls, inputs: Sequence[Array], size: int | None) -> "Tiles":
-        """Divide the kernel of inputs (x1,) or (x1, x2)."""
-        return cls(_starts(len(inputs[0]), size), _starts(len(inputs[-1]), size), size, len(inputs) == 1)
-
-    @property
-    def is_one(self) -> bool:
-        """Whether the matrix is one tile."""
-        return len(self.row_starts) == len(self.column_starts) == 1
-
-    def arguments(self, inputs: Sequence[Array], row: int, column: int) -> tuple[Array, Array, Array, Array]:
-        """Return the inputs of a tile and their places, by the indices of the tile."""
-        x1, x2 = inputs[0], inputs[-1]
-        rows = _places(self.row_starts[row], len(x1), self.size)
-        columns = _places(self.column_starts[column], len(x2), self.size)
-        return x1[rows], x2[columns], jnp.arange(rows.start, rows.stop), jnp.arange(columns.start, columns.stop)
-
-    def rows(self, first: int, progress_bar: bool) -> Iterator[int]:
-        """Yield the indices of rows of tiles from ``first`` on, with a bar if that takes long."""
-        from tqdm.auto import tqdm  # shows nothing of short work
-
-        is_off = not progress_bar or "CI" in os.environ
-        indices = range(first, len(self.row_starts))
-        yield from tqdm(indices, "rows of blocks", len(self.row_starts), initial=first, delay=_PATIENCE, disable=is_off)
-
-    def fill_row(
-        self,
-        program: Callable,
-        inputs: Sequence[Array],
-        row: int,
-        matrices: Sequence[np.ndarray],
-        devices: Sequence = (),
-    ) -> float:
-        """Compute a row of tiles, write it, and return the largest error.
-
-        Args:
-            program: function from the arguments of a tile to its numbers and their error.
-            inputs: (x1,) or (x1, x2).
-            row: index of the row of tiles.
-            matrices: where the numbers go.
-            devices: devices that take a tile each, again and again; none for JAX's default.
-        """
-        error = 0.0
-        columns, at_once = range(row if self.is_symmetric else 0, len(self.column_starts)), max(1, len(devices))
-        for start in range(0, len(columns), at_once):
-            arguments = [self.arguments(inputs, row, column) for column in columns[start : start + at_once]]
-            # All are started before the first is waited for; more than one a device would take the memory of them all.
-            placed = list(map(jax.device_put, arguments, devices)) if devices else arguments
-            found = [program(*values) for values in placed]
-            for (_, _, *places), (*parts, share) in zip(arguments, found, strict=True):
-                self._write([slice(int(at[0]), int(at[-1]) + 1) for at in places], parts, matrices)
-                error = max(error, float(share))
-        return error
-
-    def _write(self, place: list[slice], parts: Sequence[Array], matrices: Sequence[np.ndarray]) -> None:
-        """Write a tile, and its mirror image."""
-        rows, columns = place
-        for matrix, part in zip(matrices, parts, strict=True):
-            matrix[rows, columns] = part
-            if self.is_symmetric:
-                matrix[columns, rows] = np.asarray(part).T
-
-
-class MatrixFiles:
-    """Two matrices in files, and how many rows of tiles they hold so far.
-
-    Args:
-        path: folder.
-        shape: of each matrix.
-        dtype: of their numbers.
-
-    Raises:
-        ValueError: if the path is a file.
-    """
-
-    def __init__(self, path: Any, shape: tuple[int, int], dtype: Any):
-        self.folder = Path(path)
-        if self.folder.is_file():
-            raise ValueError(f"the path of a folder is needed, but {self.folder} is a file.")
-        self.matrices: list[np.ndarray] = []
-        self._shape, self._dtype, self._identity = shape, np.dtype(dtype), ""
-        self._checksums: list[list[int]] = []
-
-    def begin(self, tiles: Tiles, identity: dict[str, Any]) -> int:
-        """Open the files, and return the first row of tiles that is missing.
-
-        Raises:
-            ValueError: if the folder holds other kernels.
-        """
-        # In the order of blame: the size of the blocks is in the program, too.
-        self._identity, self._tiles = json.dumps({"block size": repr(tiles)} | identity), tiles
-        first, sums = 0, None
-        if self._progress.exists():
-            stored = read(self._progress)
-            own = self._identity
-            refuse_another_run(
-                f"the folder {self.folder}", str(stored["['run']"]), own, kind="folder", programs=["network"]
-            )
-            first, sums = int(stored["['num_rows']"]), stored["['checksums']"]
-        mode = "w+" if sums is None else "r+"
-        for path in self._paths:
-            if sums is not None:
-                self._refuse_other_file(path)
-            shape = self._shape if sums is None else None
-            self.matrices.append(np.lib.format.open_memmap(path, mode, dtype=self._dtype, shape=shape))
-        if sums is not None:
-            self._checksums = sums.tolist()
-            if self._checksums != [self._checksum(row) for row in range(first)]:
-                self._refuse("the numbers in its files are not those that were written")
-        return first
-
-    def finish(self, row: int) -> None:
-        """Note that a row of tiles is in the files."""
-        for matrix in self.matrices:
-            matrix.flush()  # type: ignore[attr-defined]
-        # The last tiles are shifted back, over rows of those before.
-        again = max(0, row - 1)
-        self._checksums[again:] = [self._checksum(index) for index in range(again, row + 1)]
-        done = {"num_rows": np.array(row + 1), "checksums": np.array(self._checksums, np.int64)}
-        save(self._progress, {"run": self._identity, **done})
-
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Map both matrices, read-only."""
-        first, second = (np.load(path, mmap_mode="r") for path in self._paths)
-        return first, second
-
-    def _refuse_other_file(self, path: Path) -> None:
-        """Refuse a file that is not of the matrix' shape and type, or not as long."""
-        try:
-            matrix = np.load(path, mmap_mode="r")
-        except (OSError, ValueError, EOFError) as error:
-            self._refuse(f"{path.name} cannot be read", error)
-        if matrix.shape != self._shape or matrix.dtype != self._dtype:
-            self._refuse(f"{path.name} holds {matrix.dtype} {matrix.shape}, not {self._dtype} {self._shape}")
-
-    def _refuse(self, what: str, error: Exception | None = None) -> NoReturn:
-        remedy = "remove the folder, and run again"
-        raise ValueError(f"the folder {self.folder} is damaged: {what}; {remedy}.") from error
-
-    def _checksum(self, index: int) -> list[int]:
-        """Return a checksum of a row of tiles, and of the column that mirrors it, of each matrix."""
-        size = self._tiles.size or max(self._shape)
-        rows = slice(index * size, (index + 1) * size)
-        found = []
-        for matrix in self.matrices:
-            is_mirrored = self._tiles.is_symmetric
-            parts = (matrix[rows, rows.start :], matrix[rows.start :, rows].T) if is_mirrored else (matrix[rows],)
-            checksum = 0
-            for part in parts:
-                checksum = zlib.crc32(np.ascontiguousarray(part).tobytes(), checksum)
-            found.append(checksum)
-        return found
-
-    @property
-    def _progress(self) -> Path:
-        return self.folder / "progress.npz"
-
-    @property
-    def _paths(self) -> list[Path]:
-        return [self.folder / "nngp.npy", self.folder / "ntk.npy"]
-
-
-def identity_of_run(tile: Callable, arguments: Sequence[Array], inputs: Sequence[Array]) -> dict[str, Any]:
-    """Return what tells one run from another: the inputs, and what the network computes of them."""
-    network = program_digest(tile, *arguments)
-    return {"set of inputs": digest(*map(np.asarray, inputs)), "network": network, "versions": versions()}
-
-
-def _starts(num: int, size: int | None) -> tuple[int, ...]:
-    if size is None or size >= num:
-        return (0,)
-    return tuple(min(start, num - size) for start in range(0, num, size))
-
-
-def _places(start: int, num: int, size: int | None) -> slice:
-    return slice(start, num if size is None else min(start + size, num))
-
-
-Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share that a series leaves out
-
-
-def kernel(
-    network: Any, *, block_size: int | None = None, devices: Sequence[jax.Device] | None = None
-) -> "NetworkKernel":
+def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
     r"""Give the kernels of a network as its layers become infinitely wide.
 
-    The same object is finite and infinite: what ``nn.bnn`` samples is what this takes, ``width`` left out of account.
-    The NNGP kernel is the limit of the features' inner products, and so of the covariance of an output whose readout
-    weights are N(0, 1); the tangent kernel adds the hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`).
-    Scales may be traced, and the kernels be differentiated with respect to them and to the inputs.
+    ``nn.bnn`` samples the same object; its ``width`` is not used here. The NNGP kernel is the limit of the features'
+    inner products, and so of the covariance of an output whose readout weights are N(0, 1); the tangent kernel adds the
+    hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Scales may be traced, and the kernels be
+    differentiated with respect to them and to the inputs.
 
     Of images, covariances are held for each pixel with itself, (n1, n2, h, w), and for all pairs of pixels where the
     pooling is "mean", which costs h · w times as much. Activations without a closed form ("tanh", functions of
@@ -403,16 +160,12 @@ def kernel(
         block_size: number of rows and of columns of the kernels computed at a time; None for all at once. With
             ``x2=None`` blocks below the diagonal are those above it. Work of more than ten seconds shows a progress
             bar.
-        devices: devices that take the blocks in turn, such as ``jax.devices()``, outside of ``jax.jit``; None for JAX's
-            default.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, a :class:`~numpyro_wide.wide_limit.NetworkKernel`.
 
     Raises:
         TypeError: for a module without a rule.
-        ValueError: for a bad ``block_size``, or devices without one; from the kernel, for inputs that are not of the
-            network's shape, or hold NaN or infinities, and for what the network refuses when it is run.
 
     Example:
         >>> import jax.numpy as jnp
@@ -423,13 +176,7 @@ def kernel(
         ((3, 4), (3, 4))
     """
     rule_of(network)
-    if devices is not None and (block_size is None or not len(devices)):
-        raise ValueError(
-            "devices need blocks to share: give block_size, the number of rows and columns of one, and at least one "
-            "device; devices=None computes on JAX's default."
-        )
-    size = None if block_size is None else whole_number("block_size", block_size)
-    return NetworkKernel(network, size, tuple(devices or ()))
+    return NetworkKernel(network, None if block_size is None else whole_number("block_size", block_size))
 
 
 class NetworkKernel:
@@ -438,11 +185,10 @@ class NetworkKernel:
     Args:
         network: module that has a rule.
         block_size: number of rows and of columns computed at a time, or None.
-        devices: devices that take blocks in turn; none for JAX's default.
     """
 
-    def __init__(self, network: Any, block_size: int | None, devices: tuple[jax.Device, ...] = ()):
-        self.network, self.block_size, self.devices = network, block_size, devices
+    def __init__(self, network: Any, block_size: int | None):
+        self.network, self.block_size = network, block_size
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each.
@@ -461,66 +207,38 @@ class NetworkKernel:
         """
         return self._compute(_checked(x1, x2))[2]
 
-    def to_disk(
-        self, path: Any, x1: ArrayLike, x2: ArrayLike | None = None, *, progress_bar: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Write both kernels to a folder, a row of blocks at a time, and continue where an earlier call was cut off.
-
-        Args:
-            path: folder, made if it is missing; its files are ``nngp.npy``, ``ntk.npy`` and ``progress.npz``.
-            x1: inputs, (n1, ...).
-            x2: inputs, (n2, ...), or None for x1.
-            progress_bar: whether work of more than ten seconds shows a bar.
-
-        Returns:
-            both kernels, (n1, n2) each, mapped from their files, read-only.
-
-        Raises:
-            TypeError: under a transformation of JAX, where numbers are not known.
-            ValueError: if the folder holds the kernels of other inputs, another network or block size, or files that
-                were cut short or changed; if the path is a file.
-            RuntimeError: if another process writes to the folder.
-        """
-        from numpyro_wide.runs._pieces import sole_use  # a room that few need together with this one
-
-        inputs = _checked(x1, x2)
-        check_known("to_disk writes numbers", *inputs)
-        tiles, program = Tiles.of(inputs, self.block_size), self._program(inputs)
-        files = MatrixFiles(path, (len(inputs[0]), len(inputs[-1])), inputs[0].dtype)
-        with sole_use(files.folder):
-            first = files.begin(tiles, identity_of_run(self._tile(inputs), tiles.arguments(inputs, 0, 0), inputs))
-            error = 0.0
-            for row in tiles.rows(first, progress_bar):
-                error = max(error, tiles.fill_row(program, inputs, row, files.matrices, self.devices))
-                files.finish(row)
-        warn_of_truncation(np.asarray(error))
-        return files.read()
-
     def _compute(self, inputs: tuple[Array, ...]) -> Tile:
-        """Return both kernels and the error."""
-        tiles = Tiles.of(inputs, self.block_size)
+        """Return both kernels of (x1,) or (x1, x2), and the error."""
         if is_tracing() or not all(map(is_known, inputs)):
-            return self._traced(inputs, tiles.size)
-        program = self._program(inputs)
-        if tiles.is_one:
-            return program(*tiles.arguments(inputs, 0, 0))
-        if not all(map(is_known, program.constants)):
-            return self._traced(inputs, tiles.size)
-        matrices = [np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2)]
-        rows = tiles.rows(0, True)
-        error = max(tiles.fill_row(program, inputs, row, matrices, self.devices) for row in rows)
-        return jnp.asarray(matrices[0]), jnp.asarray(matrices[1]), jnp.asarray(error, inputs[0].dtype)
+            return self._traced(inputs)
+        rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
+        first = _arguments(inputs, rows[0], columns[0])
+        traced = jax.make_jaxpr(self._tile(len(inputs) == 1))(*first)
+        if not all(map(is_known, traced.consts)):  # scales of the network that are being differentiated
+            return self._traced(inputs)
 
-    def _program(self, inputs: tuple[Array, ...]) -> TracedProgram:
-        """Return the program of a tile; that of another kernel of the same text is not compiled again."""
-        return TracedProgram(self._tile(inputs), *Tiles.of(inputs, self.block_size).arguments(inputs, 0, 0))
+        def tile(scales: list[Array], *args: Array) -> Tile:
+            nngp, ntk, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
+            return nngp, ntk, error
 
-    def _tile(self, inputs: tuple[Array, ...]) -> Any:
-        """Return the function of some rows of both inputs, and of their places, that gives their part of the kernels.
+        program = program_of(tile, traced.consts, *first)
+        if len(rows) == len(columns) == 1:
+            return program(traced.consts, *first)
+        nngp, ntk = (np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2))
+        error = 0.0
+        for i, above in enumerate(_with_bar(rows)):
+            for left in columns[i:] if len(inputs) == 1 else columns:
+                *parts, share = program(traced.consts, *_arguments(inputs, above, left))
+                for matrix, part in zip((nngp, ntk), parts, strict=True):
+                    matrix[above, left] = part
+                    if len(inputs) == 1:
+                        matrix[left, above] = np.asarray(part).T
+                error = max(error, float(share))
+        return jnp.asarray(nngp), jnp.asarray(ntk), jnp.asarray(error, inputs[0].dtype)
 
-        Places are compared only where there is one set of inputs.
-        """
-        rule, network, is_one_set = rule_of(self.network), self.network, len(inputs) == 1
+    def _tile(self, is_one_set: bool) -> Callable[[Array, Array, Array, Array], Tile]:
+        """Return the function from rows of both inputs, and their places, to their part of the kernels."""
+        rule, network = rule_of(self.network), self.network
 
         def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
             same = places1[:, None] == places2[None, :] if is_one_set else None
@@ -532,9 +250,9 @@ class NetworkKernel:
 
         return tile
 
-    def _traced(self, inputs: tuple[Array, ...], size: int | None) -> Tile:
+    def _traced(self, inputs: tuple[Array, ...]) -> Tile:
         """Compute the kernels where numbers are not known: blocks in a loop of the program."""
-        tile, x1, x2 = self._tile(inputs), inputs[0], inputs[-1]
+        tile, x1, x2 = self._tile(len(inputs) == 1), inputs[0], inputs[-1]
         places = jnp.arange(max(len(x1), len(x2)))
 
         def rows(start: Array | int, num_rows: int) -> Tile:
@@ -544,22 +262,52 @@ class NetworkKernel:
                 nngp, ntk, error = tile(*some, *at)
                 return nngp.T, ntk.T, jnp.broadcast_to(error, (num_columns,))
 
-            nngp, ntk, error = in_row_blocks(columns, len(x2), size)
+            nngp, ntk, error = in_row_blocks(columns, len(x2), self.block_size)
             return nngp.T, ntk.T, jnp.broadcast_to(jnp.max(error), (num_rows,))
 
-        nngp, ntk, error = jax.jit(lambda: in_row_blocks(rows, len(x1), size))()
+        nngp, ntk, error = jax.jit(lambda: in_row_blocks(rows, len(x1), self.block_size))()
         return nngp, ntk, jnp.max(error)
 
 
-def _checked(x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, ...]:
+_PATIENCE = 10  # seconds of work before a progress bar shows
+
+
+def _with_bar(rows: Sequence[slice]) -> Any:
+    """Return an iterator over rows of blocks, with a progress bar if they take long."""
+    from tqdm.auto import tqdm
+
+    return tqdm(rows, "rows of blocks", delay=_PATIENCE, disable="CI" in os.environ)
+
+
+def _blocks(num: int, size: int | None) -> list[slice]:
+    """Divide rows into blocks of one size, the last shifted back to fit in."""
+    if size is None or size >= num:
+        return [slice(0, num)]
+    starts = (min(start, num - size) for start in range(0, num, size))
+    return [slice(start, start + size) for start in starts]
+
+
+def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Array, Array, Array, Array]:
+    """Return the inputs of a tile and their places."""
+    at_rows, at_columns = (jnp.arange(block.start, block.stop) for block in (rows, columns))
+    return inputs[0][rows], inputs[-1][columns], at_rows, at_columns
+
+
+def _check_images_or_rows(name: str, x: Array) -> None:
+    if x.ndim < 2 or 0 in x.shape:
+        raise ValueError(
+            f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
+            f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
+        )
+
+
+def _checked(
+    x1: ArrayLike, x2: ArrayLike | None, check: Callable[[str, Array], None] = _check_images_or_rows
+) -> tuple[Array, ...]:
     """Return the inputs as floats of one type, (x1,) or (x1, x2)."""
     inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
     for name, x in zip(("x1", "x2"), inputs, strict=False):
-        if x.ndim < 2 or 0 in x.shape:
-            raise ValueError(
-                f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
-                f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
-            )
+        check(name, x)
         check_finite(name, x)
     if inputs[0].shape[1:] != inputs[-1].shape[1:]:
         raise ValueError(f"x1 and x2 must have rows of one shape, but got {inputs[0].shape} and {inputs[-1].shape}.")

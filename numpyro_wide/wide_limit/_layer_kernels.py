@@ -23,19 +23,19 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
 
-# Of the largest entry: rounding in single precision leaves less between a kernel and its transpose, a mistake more.
+# Largest asymmetry as a share of the largest entry: rounding in single precision leaves less, a mistake more.
 _SYMMETRY = 1e-4
 
 
 def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
-    """Raise ``ValueError`` unless ``array`` has the shape ``expected``, called ``meaning`` in the message."""
+    """Refuse an array of another shape than ``expected``, called ``meaning`` in the message."""
     if array.shape != expected:
         hint = " Transpose it." if array.shape == expected[::-1] else ""
         raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
 
 
 def check_symmetric(name: str, kernel: Array) -> int:
-    """Return the number of rows of the symmetric matrix ``kernel``; raise ``ValueError`` for anything else."""
+    """Return the number of rows of a kernel, which must be a symmetric matrix."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(
             f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
@@ -46,14 +46,13 @@ def check_symmetric(name: str, kernel: Array) -> int:
         if asymmetry > _SYMMETRY * np.abs(values).max():
             raise ValueError(
                 f"{name} must be symmetric, the kernel of the inputs with themselves, but differs from its transpose "
-                f"by up to {asymmetry:.3g}, its largest entry being {np.abs(values).max():.3g}; a kernel of training "
-                "and test inputs goes elsewhere."
+                f"by up to {asymmetry:.3g}, its largest entry being {np.abs(values).max():.3g}."
             )
     return kernel.shape[0]
 
 
 def check_matrix(name: str, x: Array | np.ndarray) -> None:
-    """Raise ``ValueError`` unless ``x`` is a matrix with rows and columns."""
+    """Refuse inputs that are no matrix with rows and columns."""
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(
             f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}. Flatten "
@@ -61,8 +60,8 @@ def check_matrix(name: str, x: Array | np.ndarray) -> None:
         )
 
 
-def check_targets(targets: Array, num_train: int) -> None:
-    """Raise ``ValueError`` unless ``targets`` is (num_train,) or (num_train, k), without NaN."""
+def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
+    """Refuse targets that are not (num_train,) or (num_train, k), or hold NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(
             f"targets must have shape (n_train,) or (n_train, k) with n_train = {num_train}, "
@@ -76,17 +75,8 @@ def mean_over_filter(
 ) -> Array:
     """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ.
 
-    Height and width are averaged over one after the other. Zeros beyond the border count, as in "SAME".
-
-    Args:
-        covariances: (..., h, w), or (..., h, w, h, w) for all pairs of pixels.
-        kernel_size: height and width of the filter.
-        strides: steps along height and width.
-        padding: "CIRCULAR", "SAME" or "VALID", as in :class:`~numpyro_wide.nn.NTKConv`.
-        num_pixels: 1 where the covariances are those of a pixel with itself, 2 for all pairs.
-
-    Returns:
-        means, (..., h', w') or (..., h', w', h', w').
+    Covariances are (..., h, w), of one pixel, or (..., h, w, h, w), of two. Height and width are averaged over one
+    after the other. Zeros beyond the border count, as in "SAME".
     """
     from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
 
@@ -110,11 +100,11 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
     if num_steps < 1:
         raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
     if len(axes) == 1:
-        # A compiler computes slices' operands anew for each of them, all layers before included.
+        # A compiler would compute the operands of slices anew for each, all layers before included.
         shape, strides = ([1] * covariances.ndim for _ in range(2))
         shape[axes[0]], strides[axes[0]] = size, stride
         zero = np.zeros((), covariances.dtype)
-        # The tangent kernel of the inputs is a constant, whose sums a compiler would take, for seconds.
+        # The tangent kernel of the inputs is a constant: a compiler would fold its sums, for seconds.
         covariances = jax.lax.optimization_barrier(covariances)
         return jax.lax.reduce_window(covariances, zero, jax.lax.add, shape, strides, "VALID") / size
     terms = []
@@ -138,7 +128,7 @@ def _steps(length: int, size: int, stride: int, padding: str) -> tuple[tuple[int
 
 
 class AllPairsNeededError(Exception):
-    """A mean over pixels was asked of covariances of each pixel with itself alone."""
+    """A mean over pixels needs the covariances of all pairs of pixels."""
 
 
 @jax.tree_util.register_dataclass
@@ -146,9 +136,9 @@ class AllPairsNeededError(Exception):
 class LayerKernels:
     r"""Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
 
-    Units are independent, identically distributed over channels, so a covariance of one channel is that of all. Of
-    images, a covariance is one of two pixels: of each pixel with the same of the other image, (n1, n2, h, w), which is
-    all that a network needs up to "flatten"; or of all pairs, (n1, n2, h, w, h, w), for a mean over pixels. A rule of
+    Units are independent, identically distributed over channels, so a covariance of one channel is that of all. For
+    images it is that of each pixel with the same of the other image, (n1, n2, h, w), enough for a network up to
+    "flatten"; or of all pairs of pixels, (n1, n2, h, w, h, w), for a mean over pixels. A rule of
     :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`, and every method returns new ones.
 
     Attributes:
@@ -172,17 +162,13 @@ class LayerKernels:
 
     @property
     def num_pixels(self) -> int:
-        """Number of pixels that a covariance is about: 0, 1 or 2."""
+        """Number of pixel axes of a covariance: 0, 1 or 2."""
         return (self.product.ndim - 2) // 2
 
     def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
         r"""Return the kernels after an affine layer, or a 1 × 1 convolution: $K = \sigma_w^2 \kappa + \sigma_b^2$.
 
         The tangent is $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`).
-
-        Args:
-            w_std: standard deviation $\sigma_w$ of the weights.
-            b_std: standard deviation $\sigma_b$ of the biases.
         """
         units = self.settled()
         w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
@@ -200,12 +186,8 @@ class LayerKernels:
     ) -> "LayerKernels":
         r"""Return the kernels after a convolution: a mean over the filter, then a dense layer (:eq:`convolution`).
 
-        Args:
-            w_std: standard deviation $\sigma_w$ of the weights, all of a filter's together.
-            b_std: standard deviation $\sigma_b$ of the biases.
-            kernel_size: height and width of the filter.
-            strides: steps along height and width.
-            padding: "CIRCULAR", "SAME" or "VALID", as in :class:`~numpyro_wide.nn.NTKConv`.
+        ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID", as in
+        :class:`~numpyro_wide.nn.NTKConv`.
         """
         units = self.settled()
         if not units.num_pixels:
@@ -220,11 +202,7 @@ class LayerKernels:
         ).dense(w_std, b_std)
 
     def activate(self, activation: Activation) -> "LayerKernels":
-        r"""Return the kernels of activated units: $E[\varphi(u) \varphi(v)]$ and $E[\varphi'(u) \varphi'(v)] \Theta$.
-
-        Args:
-            activation: name of an activation, or a function of arrays.
-        """
+        r"""Return those of activated units: $E[\varphi(u) \varphi(v)]$ and $E[\varphi'(u) \varphi'(v)] \Theta$."""
         dual: Any = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
         one, other = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
@@ -257,12 +235,9 @@ class LayerKernels:
         )
 
     def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
-        """Return the kernels of a weighted sum of these units and others, whose last weights are their own.
+        """Return the kernels of a weighted sum of these units and others with last weights of their own.
 
-        Args:
-            other: kernels of the other units, such as those of a residual branch.
-            weight: factor of these units.
-            other_weight: factor of the others.
+        The others may be those of a residual branch.
         """
         one, two = self.settled(), other.settled()
         if one.product.shape != two.product.shape:
@@ -291,12 +266,8 @@ class LayerKernels:
     def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
         """Return the kernels of the features that the readout's N(0, 1) weights multiply, with which a rule ends.
 
-        Mathematics, :eq:`pooling`.
-
-        Args:
-            pooling: "flatten", for the units of all pixels, or "mean", for their average over pixels.
-            w_std: standard deviation of the readout's weights.
-            b_std: standard deviation of the readout's bias.
+        ``pooling`` is "flatten", for the units of all pixels, or "mean", for their average over pixels (Mathematics,
+        :eq:`pooling`); the standard deviations are those of the readout's weights and bias.
         """
         units = self.settled()
         if pooling == "flatten" or not units.num_pixels:
@@ -328,7 +299,7 @@ class LayerKernels:
         return as_not_negative(name, value, dtype=self.product.dtype)
 
     def _of_rows(self, values: Array) -> Array:
-        """Return what single inputs of the first set have, (..., n1, h, w), to broadcast against the covariances."""
+        """Return values at single inputs of the first set, (..., n1, h, w), to broadcast against the covariances."""
         if not values.ndim:
             return values
         return jnp.expand_dims(values, ((-1,), (-3,), (-5, -2, -1))[self.num_pixels])
@@ -339,7 +310,7 @@ class LayerKernels:
         return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
 
     def _same_unit(self, same: Array) -> Array:
-        """Return which covariances are those of one pixel of one image with itself, as a shape that broadcasts."""
+        """Tell which covariances are those of one pixel of one image with itself, in a shape that broadcasts."""
         same = jnp.expand_dims(same, range(2, self.product.ndim))
         if self.num_pixels < 2:
             return same
@@ -354,7 +325,7 @@ class Inputs:
     Attributes:
         x1: inputs, (n1, ...).
         x2: inputs, (n2, ...).
-        same: which pairs are one and the same input, (n1, n2), or None if none is.
+        same: which pairs are one and the same input, (n1, n2), or None.
         all_pairs: whether images begin with the covariances of all pairs of pixels, as a mean over pixels needs.
     """
 
@@ -364,11 +335,7 @@ class Inputs:
     all_pairs: bool = False
 
     def vectors(self, input_scale: ArrayLike | None = None) -> LayerKernels:
-        """Return the kernels of inputs as vectors, flattened if they are images.
-
-        Args:
-            input_scale: factor of the inputs, a number or one for each column, or None.
-        """
+        """Return the kernels of inputs as vectors, images flattened, times ``input_scale``, a number or (d_in,)."""
         x1, x2 = (scaled_inputs(x.reshape(x.shape[0], -1), input_scale) for x in (self.x1, self.x2))
         product = jnp.matmul(x1, x2.T, precision="highest") / x1.shape[1]
         return self._begin(x1, x2, product)
@@ -399,8 +366,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Any, Inputs], LayerKernels]
 
-# Layers that are compiled one after the other, as is quicker to run; beyond, the time to compile would grow with the
-# depth.
+# Layers compiled one after the other, which run quicker; beyond, the time to compile would grow with the depth.
 _MAX_UNROLLED = 3
 
 _RULES: dict[type, Rule] = {}
@@ -418,9 +384,6 @@ def register_kernel(module_type: type, rule: Rule) -> None:
         module_type: the class of the network.
         rule: function of the network and its :class:`~numpyro_wide.wide_limit.Inputs` that returns
             :class:`~numpyro_wide.wide_limit.LayerKernels`.
-
-    Raises:
-        TypeError: for what is no class, or a rule that is no function.
 
     Example:
         >>> import jax.numpy as jnp
@@ -449,16 +412,8 @@ def register_kernel(module_type: type, rule: Rule) -> None:
 
 
 def rule_of(network: Any) -> Rule:
-    """Return the rule of a network.
-
-    Raises:
-        TypeError: for one that has none.
-    """
-    from numpyro_wide.nn._networks import (
-        CNN,
-        FCN,
-        WideResNet,  # with flax, which is not loaded with the package
-    )
+    """Return the rule of a network; refuse one that has none."""
+    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, which is not loaded with the package
 
     rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, **_RULES}
     for module_type in type(network).__mro__:
@@ -564,11 +519,11 @@ def _readout(network: "CNN | WideResNet", hidden: LayerKernels) -> LayerKernels:
 def _through_layers(
     layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
 ) -> LayerKernels:
-    """Carry the kernels through layers that leave their shapes alone, whose scales lie along leading axes."""
+    """Carry the kernels through layers that keep their shapes, with scales along leading axes."""
     if num_layers <= _MAX_UNROLLED:
         for i in range(num_layers):
             units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))
         return units
-    # For gradients a layer's temporaries are computed once more, and not held for all layers.
+    # Gradients compute a layer's temporaries once more instead of holding those of all layers.
     through = jax.checkpoint(lambda units, numbers: (layer(units, numbers), None))
     return jax.lax.scan(through, units, scales, unroll=2)[0]

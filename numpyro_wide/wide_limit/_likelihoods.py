@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
@@ -18,63 +16,57 @@ from numpyro_wide._checks import check_no_nan, check_not_negative, check_positiv
 
 # Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
-Nodes = tuple[np.ndarray, np.ndarray]  # standard normals and their weights
-NUM_QUADRATURE = 32
+Nodes = tuple[np.ndarray, np.ndarray]  # standard normals, (q, n, c) or (q, 1, 1), and weights (q,) that sum to one
+_NUM_QUADRATURE = 32
 _BATCH = 2**21  # function values at a time: bounds the memory of many nodes times many rows
 
 
-def quadrature(num_nodes: int) -> Nodes:
-    """Return the nodes and weights of Gauss and Hermite, (q, 1, 1) and (q,)."""
-    nodes, shares = np.polynomial.hermite_e.hermegauss(num_nodes)
-    return nodes[:, None, None], shares / np.sum(shares)
-
-
 class Averages(NamedTuple):
-    """Mean log likelihood and derivatives over normal function values.
+    """Mean log likelihood and derivatives over normal function values."""
 
-    Attributes:
-        value: mean log density, (n,).
-        slope: mean slope, (n, c).
-        weight: mean weight, (n,).
-        matrices: minus the mean second derivatives, (n, c, c); None where the weight is all that is known.
-    """
-
-    value: np.ndarray
-    slope: np.ndarray
-    weight: np.ndarray
-    matrices: np.ndarray | None = None
+    value: np.ndarray  # mean log density, (n,)
+    slope: np.ndarray  # mean slope, (n, c)
+    weight: np.ndarray  # mean weight, (n,)
+    matrices: np.ndarray | None = None  # minus the mean second derivatives, (n, c, c), where they are known
 
 
 class Likelihood(ABC):
     """A likelihood of n rows, given c function values each, in float64.
 
-    A likelihood with a name is one class, listed in ``LIKELIHOODS`` of :mod:`_likelihoods`. It says which
-    ``parameters`` it has, and refuses those and the observations that cannot be; it implements ``start`` and
-    ``derivatives``, usually by ``OneValue``; and it may have ``quick`` targets.
-
-    Attributes:
-        parameters: names of what has to be known besides the observations, keywords of ``fitted_surrogate``.
-        predicted: function of means and variances of function values, offset included, and the parameters, to what
-            one expects of observations: probabilities of classes, or mean and variance.
-        quick: function ``(observed, noise_scale, **parameters)`` to quick targets and their noise scale, the
-            likelihood's own where that is None; in JAX, so that it can be traced. None where there is none.
+    A likelihood with a name is one class, listed in ``LIKELIHOODS``; most derive from ``OneValue``.
     """
 
-    parameters: ClassVar[tuple[str, ...]] = ()
+    name: ClassVar[str]
+    parameters: ClassVar[tuple[str, ...]] = ()  # known besides the observations: keywords of ``fitted_surrogate``
+    # From means and variances of function values, offset included, and the parameters: probabilities of classes, or
+    # mean and variance of an observation.
     predicted: ClassVar[Callable[..., Any]]
-    quick: ClassVar[Callable[..., tuple[Array, Array]] | None] = None
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
-        """Refuse parameters that the likelihood cannot have: those that are not positive, unless it says otherwise."""
+        """Refuse parameters that are not positive."""
         for name, value in given.items():
             check_no_nan(name, value)
             check_positive(name, value)
 
     @classmethod
-    @abstractmethod
+    def largest(cls, parameters: dict[str, Any]) -> ArrayLike | None:
+        """Return the largest observation, of those that are whole numbers from 0; None for any real numbers."""
+        return np.inf
+
+    @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         """Refuse observations that the likelihood cannot give, where their numbers are known already."""
+        largest = cls.largest(parameters)
+        if largest is None or not is_known(observed):
+            return
+        array = np.asarray(observed)
+        if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
+            most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
+            raise ValueError(
+                f"observations of a {cls.name} likelihood must be whole numbers from 0 to {most}, but they range from "
+                f"{array.min()} to {array.max()}, or are not whole."
+            )
 
     @property
     @abstractmethod
@@ -88,25 +80,25 @@ class Likelihood(ABC):
 
     @abstractmethod
     def derivatives(self, values: np.ndarray) -> Derivatives:
-        """Return log density, slope and weight at function values (q, n, c).
+        """Return log density, less its ``constant``, slope and weight at function values (q, n, c).
 
-        The ``constant`` is left out of the first. The weight is minus the second derivative, the mean
-        over the c function values of a row, or something positive in its place where that may be negative.
+        The weight is minus the second derivative, the mean over the c function values of a row, or something positive
+        in its place where that may be negative.
         """
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
-        """Average log density (n,), slope (n, c) and weight (n,) over independent normals.
+    @abstractmethod
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
+        """Average over independent normals of means (n, c) and variances (n,), which those of a row share."""
 
-        Args:
-            mean: means of the function values, (n, c).
-            variance: their variances, (n,), which those of a row share.
-            nodes: standard normals, (q, n, c), or (q, 1, 1) for the same in all rows, and their weights, (q,), which
-                sum to one; None for what the likelihood averages best by: a closed form, else Gauss and Hermite's.
-        """
-        normals, shares = quadrature(NUM_QUADRATURE) if nodes is None else nodes
+    def averaged(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None = None) -> Averages:
+        """Average as ``expected`` does by a sum over nodes; None for Gauss and Hermite's."""
+        if nodes is None:
+            normals, shares = np.polynomial.hermite_e.hermegauss(_NUM_QUADRATURE)
+            nodes = normals[:, None, None], shares / np.sum(shares)
+        normals, shares = nodes
         scale = np.sqrt(variance)[:, None]
-        size = max(1, _BATCH // mean.size)
         totals: list[Any] = [0.0, 0.0, 0.0]
+        size = max(1, _BATCH // mean.size)
         for start in range(0, len(normals), size):
             some = slice(start, start + size)
             found = self.derivatives(mean + scale * normals[some])
@@ -116,15 +108,10 @@ class Likelihood(ABC):
 
 @dataclass(frozen=True)
 class OneValue(Likelihood):
-    """A likelihood of observations that have one function value each.
+    """A likelihood of observations that have one function value each."""
 
-    Attributes:
-        observed: observations, (n,).
-        offset: what the function values have besides ``features @ readout``, (n,).
-    """
-
-    observed: np.ndarray
-    offset: np.ndarray
+    observed: np.ndarray  # (n,)
+    offset: np.ndarray  # the part of the function values besides ``features @ readout``, (n,)
 
     @property
     def start(self) -> np.ndarray:
@@ -143,56 +130,24 @@ class OneValue(Likelihood):
         """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""
 
 
-def check_whole(observed: Array | np.ndarray, likelihood: str, largest: ArrayLike) -> None:
-    """Refuse observations that are not whole numbers from 0 to the largest, where they are known already.
-
-    Args:
-        observed: observations, of any shape.
-        likelihood: its name, for the message.
-        largest: a number, or one for each observation: the number of trials.
-
-    Raises:
-        ValueError: for anything else.
-    """
-    if not is_known(observed):
-        return
-    array = np.asarray(observed)
-    if not np.all((array >= 0) & (array <= largest) & (array == np.round(array))):
-        most = largest if np.ndim(largest) == 0 else f"total_count, at most {np.max(largest)}"
-        raise ValueError(
-            f"observations of a {likelihood} likelihood must be whole numbers from 0 to {most}, but they range from "
-            f"{array.min()} to {array.max()}, or are not whole."
-        )
-
-
 _NARROW = 0.5  # standard deviation of a logit below which the sum is over its normal, else over a logistic variable
 _NUM_NODES = 24
 _LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
 
 
 class LogisticAverages(NamedTuple):
-    """Mean values over normal logits f, in the shape of their means.
+    """Mean values over normal logits f, (n,)."""
 
-    Attributes:
-        log_normaliser: mean of log(1 + exp f).
-        prob: mean of 1 / (1 + exp(-f)), the probability of 1.
-        curvature: mean of its derivative, prob · (1 − prob) at f.
-    """
-
-    log_normaliser: np.ndarray
-    prob: np.ndarray
-    curvature: np.ndarray
+    log_normaliser: np.ndarray  # mean of log(1 + exp f)
+    prob: np.ndarray  # mean of 1 / (1 + exp(-f)), the probability of 1
+    curvature: np.ndarray  # mean of its derivative
 
 
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
-    """Average the logistic function and its integral over normal logits.
+    """Average the logistic function, its integral and its derivative over normal logits, means and variances (n,).
 
-    The logistic function is a distribution function, of a logistic variable u: its mean is that of P(u < f) over u,
-    whose terms are smooth however large the variance of f is.
-
-    Args:
-        mean: means of the logits, (n,).
-        variance: their variances, (n,).
+    The logistic function is the distribution function of a logistic variable u: its mean is that of P(u < f) over u,
+    a sum of smooth terms however large the variance of f is.
     """
     scale = np.sqrt(variance)
     found = np.empty((3, len(mean)))
@@ -214,12 +169,8 @@ def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverage
 
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
-_LOWEST, _STRAIGHT, _HIGHEST, _SPACING = (
-    -7.0,
-    12.0,
-    56.0,
-    0.1,
-)  # of the table; from the second on F's logarithm is straight
+# Of the table of log(−log F), which is straight from the second place on.
+_LOWEST, _STRAIGHT, _HIGHEST, _SPACING = -7.0, 12.0, 56.0, 0.1
 _NUM_SHAPES = 41  # inverse standard deviations of a sum in the table, from 0, the normal's, to Gumbel's
 _FIRST, _STRIDE, _NUM_PLACES = 5, 3, 72  # of the integral, above the largest mean, in cells of the table
 _FARTHEST = 40.0  # standard deviations below the largest mean, from which on a class has no chance
@@ -227,26 +178,15 @@ _SOFTMAX_BATCH = 2**14  # numbers at a time, that fit a processor's cache
 
 
 class SoftmaxAverages(NamedTuple):
-    """Mean values over normal logits, by row.
+    """Mean values over normal logits, by row."""
 
-    Attributes:
-        log_normaliser: mean logarithm of the sum of exponentials, (n,).
-        probs: mean probabilities, (n, k).
-        curvature: mean of diag p − p pᵀ, (n, k, k), with p for the probabilities.
-    """
-
-    log_normaliser: np.ndarray
-    probs: np.ndarray
-    curvature: np.ndarray
+    log_normaliser: np.ndarray  # mean logarithm of the sum of exponentials, (n,)
+    probs: np.ndarray  # mean probabilities p, (n, k)
+    curvature: np.ndarray  # mean of diag p − p pᵀ, (n, k, k)
 
 
 def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
-    """Average a softmax and its logarithm over independent normal logits.
-
-    Args:
-        mean: means of the logits, (n, k).
-        variance: their variances, (n,), which those of a row share.
-    """
+    """Average a softmax and its logarithm over independent normal logits, means (n, k), variances (n,) by row."""
     size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
     parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
     return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
@@ -273,9 +213,8 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return −log F and the derivative of log F along the integral, (n, k, places).
 
-    Args:
-        below: how far means are below the largest, in standard deviations, (n, k).
-        shapes: inverse standard deviations of the sums, (n,).
+    ``below`` is how far means are below the largest, in standard deviations, (n, k); ``shapes`` are the inverse
+    standard deviations of the sums, (n,).
     """
     values, slopes = (_by_row(table, shapes) for table in _tables())
     cells = below / _SPACING
@@ -362,9 +301,7 @@ class Logistic(OneValue):
         slope = self.observed - self.total * expit(centred)
         return log_density, slope, self.total * expit(centred) * expit(-centred)
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
-        if nodes is not None:
-            return super().expected(mean, variance, nodes)
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
         f = mean[:, 0] + self.offset
         found = logistic_averages(f - self.shift, variance)
         value = self.observed * f - self.total * found.log_normaliser
@@ -375,19 +312,15 @@ class Logistic(OneValue):
 class Bernoulli(Logistic):
     """Outcomes 0 or 1, by their logit."""
 
+    name = "bernoulli"
+
+    @classmethod
+    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+        return 1
+
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         return logistic_averages(mean, variance).prob
-
-    @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        check_whole(observed, "bernoulli", 1)
-
-    @staticmethod
-    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
-        # At f = 0 the slope is y − 1/2, that of the Gaussian t / s², and the curvature 1/4.
-        scale = jnp.asarray(2.0 if noise_scale is None else noise_scale, observed.dtype)
-        return scale**2 * (observed - 0.5), scale
 
     @property
     def total(self) -> np.ndarray:
@@ -396,21 +329,11 @@ class Bernoulli(Logistic):
 
 @dataclass(frozen=True)
 class Binomial(Logistic):
-    """Successes among a number of trials, which may be zero, by the logit of one.
+    """Successes among a number of trials, which may be zero, by the logit of one."""
 
-    Attributes:
-        total_count: number of trials, (n,).
-    """
-
+    name = "binomial"
     parameters = ("total_count",)
-    total_count: np.ndarray
-
-    @staticmethod
-    def predicted(mean: np.ndarray, variance: np.ndarray, total_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        _, prob, curvature = logistic_averages(mean, variance)
-        # The variance of a probability p is the mean of p less that of p (1 − p), less its squared mean.
-        between = np.maximum(prob - curvature - prob**2, 0.0)
-        return total_count * prob, total_count * curvature + total_count**2 * between
+    total_count: np.ndarray  # number of trials, (n,)
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
@@ -421,14 +344,20 @@ class Binomial(Logistic):
             raise ValueError(f"total_count must hold whole numbers, but got {count}.")
 
     @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        check_whole(observed, "binomial", parameters["total_count"])
+    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+        return parameters["total_count"]
+
+    @staticmethod
+    def predicted(mean: np.ndarray, variance: np.ndarray, total_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        _, prob, curvature = logistic_averages(mean, variance)
+        # The variance of a probability p is the mean of p less that of p (1 − p), less its squared mean.
+        between = np.maximum(prob - curvature - prob**2, 0.0)
+        return total_count * prob, total_count * curvature + total_count**2 * between
 
     @property
     def constant(self) -> np.ndarray:
-        return (
-            gammaln(self.total_count + 1) - gammaln(self.observed + 1) - gammaln(self.total_count - self.observed + 1)
-        )
+        failures = self.total_count - self.observed
+        return gammaln(self.total_count + 1) - gammaln(self.observed + 1) - gammaln(failures + 1)
 
     @property
     def total(self) -> np.ndarray:
@@ -437,23 +366,16 @@ class Binomial(Logistic):
 
 @dataclass(frozen=True)
 class NegativeBinomial(Logistic):
-    """Counts, by the logarithm of their mean.
+    """Counts, by the logarithm of their mean."""
 
-    Attributes:
-        concentration: r, of which the variance is mean + mean² / r, (n,).
-    """
-
+    name = "negative_binomial"
     parameters = ("concentration",)
-    concentration: np.ndarray
+    concentration: np.ndarray  # r, (n,): the variance is mean + mean² / r
 
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray, concentration: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rate = np.exp(mean + variance / 2)
         return rate, rate + rate**2 * (np.expm1(variance) + np.exp(variance) / concentration)
-
-    @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        check_whole(observed, "negative_binomial", np.inf)
 
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)
@@ -476,21 +398,12 @@ class NegativeBinomial(Logistic):
 class Poisson(OneValue):
     """Counts, by the logarithm of their rate."""
 
+    name = "poisson"
+
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rate = np.exp(mean + variance / 2)
         return rate, rate + rate**2 * np.expm1(variance)
-
-    @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        check_whole(observed, "poisson", np.inf)
-
-    @staticmethod
-    def quick(observed: Array, noise_scale: ArrayLike | None) -> tuple[Array, Array]:
-        # At f = log(y + 1/2), near the mode, the slope is −1/2 and the curvature y + 1/2.
-        log_rate = jnp.log(observed + 0.5)
-        scale = jnp.exp(-0.5 * log_rate)
-        return log_rate - 0.5 * scale**2, scale if noise_scale is None else jnp.asarray(noise_scale, scale.dtype)
 
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)
@@ -503,9 +416,7 @@ class Poisson(OneValue):
     def constant(self) -> np.ndarray:
         return -gammaln(self.observed + 1)
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
-        if nodes is not None:
-            return super().expected(mean, variance, nodes)
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
         f = mean[:, 0] + self.offset
         rate = np.exp(f + variance / 2)
         return Averages(self.observed * f - rate, (self.observed - rate)[:, None], rate)
@@ -517,15 +428,17 @@ class StudentT(OneValue):
 
     It is not log-concave. The weight is that of the normal whose log density touches this one's from below (that of the
     E-step for t as a scale mixture): positive, small for outliers, whose targets it keeps near what was observed.
-
-    Attributes:
-        df: degrees of freedom, (n,).
-        scale: scale, (n,).
     """
 
+    name = "student_t"
     parameters = ("df", "scale")
-    df: np.ndarray
-    scale: np.ndarray
+    df: np.ndarray  # degrees of freedom, (n,)
+    scale: np.ndarray  # (n,)
+    is_bound: bool = True  # whether averages are those of a bound with the mixture's precision as a second factor
+
+    @classmethod
+    def largest(cls, parameters: dict[str, Any]) -> None:
+        return None
 
     @staticmethod
     def predicted(
@@ -534,10 +447,6 @@ class StudentT(OneValue):
         with np.errstate(divide="ignore"):
             of_noise = np.where(df > 2, scale**2 * df / np.maximum(df - 2, 0.0), np.inf)
         return mean, variance + of_noise
-
-    @classmethod
-    def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        """Accept any number."""
 
     def guess(self) -> np.ndarray:
         return self.observed
@@ -552,10 +461,10 @@ class StudentT(OneValue):
         half = self.df / 2
         return gammaln(half + 0.5) - gammaln(half) - 0.5 * np.log(self.df * np.pi * self.scale**2)
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
-        if nodes is not None:
-            return super().expected(mean, variance, nodes)
-        # Of the bound with the precision of the scale mixture as a second factor: its weights are its derivatives, too.
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
+        if not self.is_bound:
+            return self.averaged(mean, variance)
+        # The bound's derivatives have the weights of the mixture, too.
         residual = self.observed - self.offset - mean[:, 0]
         square = residual**2 + variance
         weight = (self.df + 1) / (self.df * self.scale**2 + square)
@@ -565,19 +474,15 @@ class StudentT(OneValue):
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """Class labels, by the softmax of k logits, all with one weight a row.
+    """Class labels, by the softmax of k logits, all with one weight a row."""
 
-    Attributes:
-        labels: classes from 0, (n,).
-        basis: orthonormal columns that span the logits up to a shift of all, (k, c): the function values are the logits
-            in that basis, less the offset.
-        offset: what the logits have besides, (n, k).
-    """
-
+    name = "categorical"
     parameters = ("num_classes",)
-    labels: np.ndarray
+    labels: np.ndarray  # classes from 0, (n,)
+    # Orthonormal columns that span the logits up to a shift of all, (k, c): the function values are the logits in that
+    # basis, less the offset.
     basis: np.ndarray
-    offset: np.ndarray
+    offset: np.ndarray  # of the logits, (n, k)
 
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -589,60 +494,50 @@ class Categorical(Likelihood):
         whole_number("num_classes", given["num_classes"], 2)
 
     @classmethod
+    def largest(cls, parameters: dict[str, Any]) -> ArrayLike:
+        return parameters["num_classes"] - 1
+
+    @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         if observed.ndim != 1:
             # The argmax of a column would make every label 0.
             is_column = observed.ndim == 2 and observed.shape[1] == 1
             mend = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
             raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {mend}.")
-        check_whole(observed, "categorical", parameters["num_classes"] - 1)
-
-    @staticmethod
-    def quick(
-        observed: Array, noise_scale: ArrayLike | None, num_classes: int, basis: Array | None = None
-    ) -> tuple[Array, Array]:
-        # At f = 0, where the classes are alike, the slope is the code less its mean, and the curvature 1/k across them.
-        deviation = jax.nn.one_hot(observed, num_classes) - 1.0 / num_classes
-        deviation = deviation if basis is None else deviation @ basis
-        scale = jnp.asarray(np.sqrt(num_classes) if noise_scale is None else noise_scale, deviation.dtype)
-        return scale**2 * deviation, scale
+        super().check_observed(observed, parameters)
 
     @property
     def start(self) -> np.ndarray:
         return np.zeros((len(self.labels), self.basis.shape[1]))
 
+    @property
+    def codes(self) -> np.ndarray:
+        """One-hot codes of the labels, (n, k)."""
+        return np.eye(len(self.basis))[self.labels]
+
     def derivatives(self, values: np.ndarray) -> Derivatives:
-        codes = np.eye(len(self.basis))[self.labels]
         logits = values @ self.basis.T + self.offset
         logits -= logits.max(axis=-1, keepdims=True)
         probs = np.exp(logits)
         total = probs.sum(axis=-1, keepdims=True)
         probs /= total
-        log_density = np.sum(codes * logits, axis=-1) - np.log(total[..., 0])
+        log_density = np.sum(self.codes * logits, axis=-1) - np.log(total[..., 0])
         # The trace of diag p − p pᵀ, which the basis leaves as it is.
         weight = (1 - np.sum(probs**2, axis=-1)) / self.basis.shape[1]
-        return log_density, (codes - probs) @ self.basis, weight
+        return log_density, (self.codes - probs) @ self.basis, weight
 
-    def expected(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None) -> Averages:
-        if nodes is not None:
-            return super().expected(mean, variance, nodes)
-        # Logits in the basis of contrasts differ from independent ones by what moves all of them together.
-        logits, codes = mean @ self.basis.T + self.offset, np.eye(len(self.basis))[self.labels]
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
+        # Logits in the basis of contrasts differ from independent ones by a shift of all of them together.
+        logits = mean @ self.basis.T + self.offset
         found = softmax_averages(logits, variance)
         matrices = self.basis.T @ found.curvature @ self.basis
         weight = np.trace(found.curvature, axis1=1, axis2=2) / self.basis.shape[1]
-        return Averages(
-            np.sum(codes * logits, axis=1) - found.log_normaliser, (codes - found.probs) @ self.basis, weight, matrices
-        )
+        value = np.sum(self.codes * logits, axis=1) - found.log_normaliser
+        return Averages(value, (self.codes - found.probs) @ self.basis, weight, matrices)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    "bernoulli": Bernoulli,
-    "binomial": Binomial,
-    "categorical": Categorical,
-    "negative_binomial": NegativeBinomial,
-    "poisson": Poisson,
-    "student_t": StudentT,
+    kind.name: kind for kind in (Bernoulli, Binomial, Categorical, NegativeBinomial, Poisson, StudentT)
 }
 
 

@@ -1,21 +1,20 @@
 """The infinite network that was fitted, and its predictions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax.scipy.linalg import cho_factor, cho_solve
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, listing
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision
-from numpyro_wide.readout._repriorise import Surrogate
 from numpyro_wide.wide_limit._duals import Activation, activation_name
+from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
 from numpyro_wide.wide_limit._observations import Observations
-from numpyro_wide.wide_limit._surrogates import fitted_surrogate
-from numpyro_wide.wide_limit._variational import GaussianLikelihood
 
 _BLOCK = 512  # rows predicted at a time
 _BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
@@ -35,8 +34,7 @@ class WideLimitFit:
         scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
             :func:`~numpyro_wide.nn.bnn`.
         standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
-            posterior (Laplace); NaN of one that stands at its bound, four standard deviations of its prior from the
-            median.
+            posterior (Laplace); NaN at a bound, four standard deviations of the prior from the median.
         table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
             scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale"
             of a normal likelihood; the largest "log_marginal" first. For classes also "held_out", the mean log
@@ -46,7 +44,7 @@ class WideLimitFit:
         network: network of the fit with the fitted scales in place, where one was given.
         likelihood: name of the likelihood.
         parameters: parameters of the likelihood, by name.
-        offset: what the function values have besides the network's.
+        offset: part of the function values besides the network's.
     """
 
     activation: Activation
@@ -64,7 +62,7 @@ class WideLimitFit:
     offset: Any = 0.0
 
     def __post_init__(self) -> None:
-        # Arrays of whoever calls may change in place; predictions are those of the rows that were given.
+        # The caller's arrays may change in place.
         for name in ("inputs", "targets"):
             object.__setattr__(self, name, np.array(getattr(self, name), float))
 
@@ -96,19 +94,19 @@ class WideLimitFit:
             the shape of the targets. Mean and variance of an observation, each in the shape of the targets, of others.
 
         Raises:
-            TypeError: for inputs that are not real numbers.
             ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
                 infinities; for parameters that are missing, or not the likelihood's.
         """
-        x_new = self._checked_rows(x_new)
+        x_new = self.checked_rows(x_new)
         if self.likelihood != "normal":
             return self._expected(x_new, with_noise, known)
         if known:
             raise ValueError(f"{listing(known)} must not be given where the likelihood is 'normal'; drop it.")
         noise_variance = float(self.noise_scale or 0.0) ** 2
         columns = self.targets.reshape(len(self.targets), -1)
-        sites = GaussianLikelihood(columns, np.full(len(columns), 1 / noise_variance))
-        ((mean, variance),) = self._moments(x_new, [sites])
+        with double_precision():
+            process = Conditioned(self._gram(), columns, noise_variance)
+        ((mean, variance),) = self._moments(x_new, [process])
         return mean.reshape(len(x_new), *self.targets.shape[1:]), variance + (noise_variance if with_noise else 0.0)
 
     def surrogate(self) -> Surrogate:
@@ -123,57 +121,56 @@ class WideLimitFit:
         if self.likelihood == "normal":
             raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")
         with double_precision():
-            gram = np.array(self._kernel()(self.inputs)[0])
-        return fitted_surrogate(self.targets, self.likelihood, gram, offset=self.offset, **self.parameters)
+            gram = self._gram()
+        return Observations.of(self.targets, self.likelihood, self.parameters, self.offset).surrogate(gram)
 
     def _expected(self, x_new: np.ndarray, with_noise: bool, known: dict[str, Any]) -> Any:
-        """Return what is expected of new observations of a likelihood that is not normal."""
+        """Return the expected observations of a likelihood that is not normal."""
         if with_noise:
             raise ValueError(f"with_noise belongs to the likelihood 'normal', but it is {self.likelihood!r}; drop it.")
-        if foreign := [name for name in known if name not in (*self.parameters, "offset")]:
-            raise ValueError(f"{listing(foreign)} must not be given where the likelihood is {self.likelihood!r}.")
         given = {**self.parameters, "offset": self.offset}
+        if foreign := [name for name in known if name not in given]:
+            raise ValueError(f"{listing(foreign)} must not be given where the likelihood is {self.likelihood!r}.")
         rowwise = [
             n for n, v in given.items() if n not in known and np.ndim(v) and np.shape(v)[0] == len(self.inputs) > 1
         ]
         if rowwise:
             raise ValueError(f"{listing(rowwise)} differ by row in the fit; give those of the new rows to predict.")
-        new = Observations.new((len(x_new), *self.targets.shape[1:]), self.likelihood, {**given, **known})
-        return new.predicted(self._moments(x_new, self._sites))
+        given |= known
+        offset, unknown = given.pop("offset"), np.zeros((len(x_new), *self.targets.shape[1:]))
+        new = Observations.of(unknown, self.likelihood, given, offset)
+        return new.predicted(self._moments(x_new, self._processes))
 
-    def _moments(self, x_new: np.ndarray, sites: list[GaussianLikelihood]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return mean, (m, c), and variance, (m,), of function values under each Gaussian likelihood."""
-        own_kernel, parts = self._kernel(), []
+    def _moments(self, x_new: np.ndarray, processes: Sequence[Conditioned]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return mean, (m, c), and variance, (m,), of the function values of each process."""
+        of, parts = self._kernel(), []
         with double_precision():
-            conditions = [site.condition(np.array(own_kernel(self.inputs)[0])) for site in sites]
             for start in range(0, len(x_new), _BLOCK):
                 rows = x_new[start : start + _BLOCK]
-                cross, prior = (
-                    np.asarray(own_kernel(rows, self.inputs)[0]),
-                    np.diagonal(np.asarray(own_kernel(rows)[0])),
-                )
-                parts.append([condition(cross, prior) for condition in conditions])
+                cross, prior = np.asarray(of(rows, self.inputs)[0]), np.diagonal(np.asarray(of(rows)[0]))
+                parts.append([process.moments(cross, prior) for process in processes])
         return [
-            (np.concatenate(means), np.concatenate(spreads))
-            for means, spreads in (zip(*blocks, strict=True) for blocks in zip(*parts, strict=True))
+            (np.concatenate(means), np.concatenate(variances))
+            for means, variances in (zip(*blocks, strict=True) for blocks in zip(*parts, strict=True))
         ]
 
     @cached_property
-    def _sites(self) -> list[GaussianLikelihood]:
-        """The Gaussian likelihoods that stand for the fit's own at the fitted scales."""
+    def _processes(self) -> list[Conditioned]:
+        """The processes given the Gaussian likelihoods that stand for the fit's own at the fitted scales."""
         observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
         with double_precision():
-            return observations.fitted(np.array(self._kernel()(self.inputs)[0]))
+            gram = self._gram()
+            return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
 
-    def _checked_rows(self, x_new: ArrayLike) -> np.ndarray:
+    def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
+        """Return new inputs in float64; refuse other columns than the fit's, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.shape[1:] != self.inputs.shape[1:]:
             expected = (
                 f"the {self.inputs.shape[1]} columns" if self.inputs.ndim == 2 else f"rows {self.inputs.shape[1:]}"
             )
-            kind = "a matrix" if self.inputs.ndim == 2 else "an array"
-            raise ValueError(f"x_new must be {kind} with {expected} of the fit's, but has {x_new.shape}.")
+            raise ValueError(f"x_new must have {expected} of the fit's inputs, but has shape {x_new.shape}.")
         if not len(x_new):
             raise ValueError("there are no rows to predict for: x_new is empty.")
         return x_new
@@ -183,13 +180,6 @@ class WideLimitFit:
             return fcn_kernel(self.depth, self.activation, **self.scales)
         return kernel(self.network)
 
-    def _factor(self) -> tuple[Any, bool]:
-        """Return the Cholesky factor of the targets' covariance, as ``cho_solve`` takes it."""
-        gram = np.array(self._kernel()(self.inputs)[0])
-        gram[np.diag_indices_from(gram)] += self.noise_scale**2
-        return cho_factor(gram, lower=True)
-
-    def left_out(self) -> np.ndarray:
-        """Return the residuals of all rows, (n, k), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
-        inverse = np.asarray(cho_solve(self._factor(), np.eye(len(self.inputs))))
-        return inverse @ self.targets.reshape(len(self.inputs), -1) / np.diagonal(inverse)[:, None]
+    def _gram(self) -> np.ndarray:
+        """Return the kernel of the fit's inputs with themselves, (n, n), in the precision that JAX is set to."""
+        return np.array(self._kernel()(self.inputs)[0])

@@ -1,174 +1,29 @@
-"""Gaussian surrogates of other likelihoods, by which the readout of classes and counts can be repriorised."""
+"""Gaussian surrogates of other likelihoods, fitted at the wide limit."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+import numpyro.distributions as dist
+from jax import Array
 from jax.typing import ArrayLike
-from numpyro.distributions import Distribution
 
-from numpyro_wide._checks import (
-    as_floats,
-    check_key,
-    check_known,
-    check_names_known,
-    check_no_nan,
-    check_one_of,
-    check_positive,
-    whole_number,
-)
-from numpyro_wide._compile import TracedProgram, combine, partition
-from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
-from numpyro_wide.machine import double_precision
-from numpyro_wide.readout._model import ReadoutModel, normal_parameters
-from numpyro_wide.readout._repriorise import Surrogate
-from numpyro_wide.wide_limit._likelihoods import (
-    LIKELIHOODS,
-    NUM_QUADRATURE,
-    Likelihood,
-    Nodes,
-    StudentT,
-    logit_basis,
-    quadrature,
-)
-from numpyro_wide.wide_limit._observations import FunctionLikelihood, Observations, checked_kernel
-from numpyro_wide.wide_limit._variational import VariationalFit
-
-
-def surrogate_targets(
-    observations: ArrayLike,
-    likelihood: Literal["categorical", "bernoulli", "poisson"],
-    *,
-    num_classes: int | None = None,
-    contrasts: bool = False,
-    noise_scale: ArrayLike | None = None,
-) -> Surrogate:
-    r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
-
-    The repriorisation map is a bijection, whatever targets and noise it is built from: the posterior stays exact
-    (Hron 2022, App. F), and a good choice makes $\phi$ close to N(0, I). This one takes the likelihood of the function
-    value $f$ for a Gaussian $N(t; f, s^2)$ with the same first and second derivative:
-
-    - "categorical", softmax of $k$ logits, at $f = 0$, where the classes are alike: $s^2 = k$ and
-      $t = k\,(\text{one-hot} - 1/k)$, the one-hot code minus its mean, in units of the logits;
-    - "bernoulli", one logit, at $f = 0$: $s^2 = 4$ and $t = 4\,(y - \tfrac12)$;
-    - "poisson", the log of the rate, near its mode at $f = \log(y + \tfrac12)$: $s^2 = 1/(y + \tfrac12)$, one
-      for each observation, and $t = f - s^2/2$.
-
-    It needs the observations alone. :func:`fitted_surrogate`, fitted before the chain to the infinite-width posterior,
-    costs no more in a gradient, and predictions of classifiers mix faster with it.
-
-    A bare one-hot code minus its mean with a small noise treats the labels as far more informative than they are, and
-    can mix more slowly than the plain model.
-
-    Softmax does not change when all logits move together, which a Gaussian for all $k$ of them does not know. A model
-    whose readout gives the $k - 1$ coordinates of the logits in the basis of
-    :func:`~numpyro_wide.surrogates.class_contrasts` leaves that direction out, has the same distribution over class
-    probabilities, and suits the map better: use ``contrasts=True`` for it.
-
-    Args:
-        observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).
-        likelihood: name of the likelihood, whose logits or log rates must be ``features @ readout`` up to terms without
-            the readout, which should be subtracted from the targets if they are known.
-        num_classes: number of classes $k$ of a categorical.
-        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
-            :func:`~numpyro_wide.surrogates.class_contrasts`.
-        noise_scale: standard deviation $s$ instead of the above, a number or an array that broadcasts against the
-            targets; those of a categorical or Bernoulli scale with its square.
-
-    Returns:
-        ``(targets, noise_scale)``: targets (n, k) for a categorical, or (n, k - 1) with contrasts, else of the shape of
-        the observations; a number for the noise scale, and for counts one each.
-
-    Raises:
-        TypeError: for observations or a noise scale that are not real numbers.
-        ValueError: for an unknown likelihood, without ``num_classes`` where it is needed, for observations that the
-            likelihood cannot give, or a noise scale that is not positive or does not fit.
-
-    Example:
-        >>> from functools import partial
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide import repriorise, surrogate_targets
-        >>> def model(x, labels=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50, 3]).to_event(2))
-        ...     numpyro.sample("label", dist.Categorical(logits=features @ w).to_event(1), obs=labels)
-        >>> surrogate = partial(surrogate_targets, likelihood="categorical", num_classes=3)
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="labels", surrogate=surrogate)
-        >>> targets, noise_scale = surrogate_targets(jnp.array([2, 0]), "categorical", num_classes=3)
-        >>> targets.tolist(), round(float(noise_scale) ** 2)
-        ([[-1.0, -1.0, 2.0], [2.0, -1.0, -1.0]], 3)
-    """
-    quick: dict[str, Any] = {name: kind.quick for name, kind in LIKELIHOODS.items() if kind.quick}
-    check_one_of("likelihood", likelihood, quick)
-    if (num_classes is None) == (likelihood == "categorical"):
-        raise ValueError(f"num_classes belongs to a categorical likelihood, but is {num_classes!r} for {likelihood!r}.")
-    if contrasts and likelihood != "categorical":
-        raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
-    kind, values = LIKELIHOODS[likelihood], jnp.asarray(observations)
-    check_no_nan("observations", values)
-    parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
-    kind.check_parameters(parameters)
-    kind.check_observed(values, parameters)
-    if likelihood != "categorical":
-        (values,) = as_floats(values)
-    if contrasts and num_classes is not None:
-        parameters["basis"] = class_contrasts(num_classes)
-    if noise_scale is not None:
-        check_no_nan("noise_scale", noise_scale)
-        check_positive("noise_scale", noise_scale)
-        shape = values.shape if num_classes is None else (len(values), num_classes - contrasts)
-        _check_fits(np.shape(noise_scale), shape)
-    return Surrogate(*quick[likelihood](values, noise_scale, **parameters))
-
-
-def _check_fits(given: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Refuse a noise scale that does not broadcast against the targets, or has more entries than these."""
-    try:
-        fits = np.broadcast_shapes(given, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"noise_scale must be a number or broadcast against the targets, {shape}, but has {given}.")
-
-
-def class_contrasts(num_classes: int) -> Array:
-    r"""Return an orthonormal basis of the logits that sum to 0: Helmert's contrasts.
-
-    With a readout of shape (d, k - 1) and its prior N(0, I), ``features @ readout @ class_contrasts(k).T`` are logits
-    that give the same distribution over class probabilities as those of a readout of shape (d, k).
-
-    Args:
-        num_classes: number of classes $k$, at least 2.
-
-    Returns:
-        matrix (k, k - 1), whose columns are orthonormal and each sum to 0.
-
-    Raises:
-        ValueError: if there are fewer than two classes.
-
-    Example:
-        >>> from numpyro_wide.wide_limit._surrogates import class_contrasts
-        >>> class_contrasts(2).tolist()
-        [[0.71], [-0.71]]
-    """
-    if num_classes < 2:
-        raise ValueError(f"contrasts need at least two classes, but num_classes is {num_classes}.")
-    return jnp.asarray(logit_basis(num_classes, contrasts=True), jnp.result_type(float))
-
-
-Name = Literal["bernoulli", "binomial", "categorical", "negative_binomial", "poisson", "student_t"]
+from numpyro_wide._checks import check_finite, check_known
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
+from numpyro_wide.wide_limit._likelihoods import Averages, Categorical, Derivatives, Likelihood, Nodes
+from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 
 _NUM_NORMALS = 128
+_ROUNDING = 1e-5  # of a kernel in single precision, as a share of its trace
 
 
 def fitted_surrogate(
     observations: ArrayLike,
-    likelihood: Name | Callable[[Any], Distribution] | Callable[[Any, Any], Any],
+    likelihood: str | Callable[[Any], dist.Distribution],
     kernel: ArrayLike,
     *,
     num_classes: int | None = None,
@@ -178,45 +33,38 @@ def fitted_surrogate(
     df: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     offset: ArrayLike = 0.0,
-    num_nodes: int | None = None,
-    seed: int = 0,
 ) -> Surrogate:
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
     Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
-    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The map by which it
-    repriorises a readout is a bijection, so the posterior stays exact, and a gradient costs what it costs with
-    :func:`surrogate_targets`; but this surrogate knows where the data take the function, and $\phi$ is closer to
-    N(0, I).
+    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The posterior of the
+    repriorised model stays exact, a gradient costs as much as with :func:`~numpyro_wide.surrogate_targets`, and $\phi$
+    is closer to N(0, I).
 
     - "bernoulli" and "binomial": $f$ is the logit;
     - "poisson": $f$ is the log of the rate;
     - "negative_binomial": $f$ is the log of the mean, as NumPyro's ``NegativeBinomial2(exp(f), concentration)``;
-    - "student_t": $f$ is the location. Its log density is not concave, so that mean curvatures may be negative: the
-      weight is the mean of $(\nu + 1) / (\nu s^2 + (y - f)^2)$, the precision of its scale mixture given $f$, which is
-      positive and discounts outliers;
+    - "student_t": $f$ is the location. Its log density is not concave: the weight is the mean of
+      $(\nu + 1) / (\nu s^2 + (y - f)^2)$, the precision of its scale mixture given $f$, which discounts outliers;
     - "categorical": softmax of $k$ logits, all with one weight a row, so that they share a factorisation;
-    - what the model holds: a function of function values, of the shape of the observations, to a NumPyro distribution,
-      such as ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
+    - a function of function values, of the shape of the observations, to a NumPyro distribution, such as
+      ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
       function values a row, (n, k), such as logits, and each row has one weight. Where the log density is not concave
-      its curvature counts as zero; what a ``mask`` hides has no weight;
-    - a function $\log p(y \mid f)$ of one observation and its function value, with derivatives by JAX too.
+      its curvature counts as zero; what a ``mask`` hides has no weight.
 
     A latent dispersion, scale or degrees of freedom must be given as a number: for example its mean in a pilot run. A
-    surrogate that is stale, since the chain moves that number or the scales of the network, is never wrong, but slower:
-    fit it again with the pilot's numbers and :func:`mean_kernel` of its draws.
+    surrogate for other values of it, or of the network's scales, than the chain's is never wrong, but slower: fit it
+    again with the pilot's numbers and :func:`~numpyro_wide.mean_kernel` of its draws.
 
     Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
-    to where the float type that the chain runs in can tell the surrogate from no noise at all, as counts in the
-    thousands would have it in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use
-    float64.
+    to where the float type that the chain runs in can tell the surrogate from no noise at all, which counts in the
+    thousands exceed in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use float64.
 
     Args:
         observations: class labels (n,), from 0; otherwise (n,), or (n, k) for as many independent outputs.
-        likelihood: likelihood of the observations, by name or as a function; the function values must be ``features @
-            readout`` up to the offset.
-        kernel: $K$ (n, n), the covariance of the function values of an output a priori: :func:`mean_kernel` of the
-            model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
+        likelihood: one of the above; the function values must be ``features @ readout`` up to the offset.
+        kernel: $K$ (n, n), the covariance of the function values of an output a priori:
+            :func:`~numpyro_wide.mean_kernel` of the model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
         num_classes: number of classes $k$ of a categorical, or of function values of a row of any likelihood that has
             several.
         contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
@@ -226,22 +74,18 @@ def fitted_surrogate(
         concentration: concentration $r$ of a negative binomial: its variance is $\mu + \mu^2 / r$ for a mean of $\mu$.
         df: degrees of freedom $\nu$ of Student's t.
         scale: scale $s$ of Student's t.
-        offset: what the function values have besides ``features @ readout``, such as the log of an exposure; broadcasts
+        offset: part of the function values besides ``features @ readout``, such as the log of an exposure; broadcasts
             against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
             to ``features @ readout``, not here.
-        num_nodes: number of nodes of a quadrature where a row has one function value, and of normal draws where it has
-            several. None for 32 nodes or 128 draws of a likelihood given as a function, 32 of Student's t, and
-            closed forms and single integrals of the others.
-        seed: seed of the normal draws.
 
     Returns:
         ``(targets, noise_scale)``, for ``repriorise(..., surrogate=...)``: of the shape of the observations; for a
         categorical (n, k), or (n, k - 1) with contrasts, and (n, 1).
 
     Raises:
-        TypeError: under jit, grad or vmap, where numbers are not known, or for what does not hold real numbers.
-        ValueError: for an unknown likelihood, a parameter that it lacks or does not have, observations that it cannot
-            give, a function that is no likelihood of each row by itself, or a kernel that is not a symmetric, positive
+        TypeError: under jit, grad or vmap, where numbers are not known.
+        ValueError: for a parameter that the likelihood lacks or does not have, observations that it cannot give, a
+            function that is no likelihood of each row by itself, or a kernel that is not a symmetric, positive
             semidefinite (n, n) matrix.
 
     Warns:
@@ -266,159 +110,186 @@ def fitted_surrogate(
     check_known("fitted_surrogate fits once, to numbers", observations, kernel, remedy=remedy)
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
     given |= {"df": df, "scale": scale}
-    observed = Observations.of(observations, likelihood, given, offset, contrasts)
-    covariance = checked_kernel(kernel, len(observed.values))
-    # A sum of w K_ii short of where the map takes the noise for lost in rounding, by what draws of features vary.
-    most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
-    with double_precision():
-        fits = [
-            VariationalFit(column, covariance, _nodes(column, num_nodes, seed)).fit(most)
-            for column in observed.columns()
-        ]
-    targets = np.concatenate([fit.targets for fit in fits], axis=1)
-    scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
-    if "num_classes" not in observed.parameters:
-        targets, scales = (array.reshape(observed.values.shape) for array in (targets, scales))
-    return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
+    kind = FunctionObservations if callable(likelihood) else Observations
+    observed = kind.of(observations, likelihood, given, offset, contrasts)
+    covariance = _checked_kernel(kernel, len(observed.values))
+    return observed.surrogate(covariance)
 
 
-def _nodes(likelihood: Likelihood, num_nodes: int | None, seed: int) -> Nodes | None:
-    """Return standard normals and their weights: Gauss-Hermite's for one function value a row, else draws.
+def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
+    """Return the kernel in float64, exactly symmetric; refuse one that is not (n, n) and positive semidefinite."""
+    check_finite("kernel", kernel)
+    matrix = np.asarray(kernel, float)
+    if matrix.shape != (num_rows, num_rows):
+        raise ValueError(
+            f"kernel must have shape {(num_rows, num_rows)}, a row and a column for each of the observations, but got "
+            f"{matrix.shape}; take it at the inputs of the observations."
+        )
+    size = np.max(np.abs(matrix))
+    if not size > 0:
+        raise ValueError("kernel must not be zero everywhere; its diagonal holds the variances of function values.")
+    asymmetry = np.max(np.abs(matrix - matrix.T))
+    if asymmetry > _ROUNDING * size:
+        raise ValueError(f"kernel must be symmetric, but differs from its transpose by up to {asymmetry:.3g}.")
+    matrix = (matrix + matrix.T) / 2
+    try:
+        np.linalg.cholesky(matrix + _ROUNDING * np.trace(matrix) * np.eye(num_rows))
+    except np.linalg.LinAlgError as error:
+        raise ValueError(
+            "kernel must be positive semidefinite, a matrix of covariances, but has clearly negative eigenvalues; take "
+            "mean_kernel, or the first result of wide_limit.fcn_kernel(...)(x)."
+        ) from error
+    # Rounding in single precision may leave negative eigenvalues, which large weights would bring out.
+    is_single = np.asarray(kernel).dtype.itemsize < 8
+    return matrix + is_single * np.finfo(np.float32).eps * np.trace(matrix) * np.eye(num_rows)
 
-    None for a likelihood that does better without, unless their number is given.
+
+@dataclass(frozen=True)
+class FunctionLikelihood(Likelihood):
+    """A likelihood that is known by a function alone; JAX must be in double precision.
+
+    Where it is not concave it counts as straight, with a weight of zero.
     """
-    shape = likelihood.start.shape
-    if num_nodes is not None:
-        whole_number("num_nodes", num_nodes, 2)
-    elif not isinstance(likelihood, FunctionLikelihood | StudentT):
-        return None
-    if shape[1] > 1:
-        return _normals(num_nodes, shape, seed)
-    return quadrature(NUM_QUADRATURE if num_nodes is None else num_nodes)
+
+    # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
+    log_density: Callable[[Array], Array]
+    shape: tuple[int, int]  # (n, c)
+
+    def __post_init__(self) -> None:
+        """Refuse a log density in which the function values of a row change the slope of another row."""
+        slope = jax.jit(jax.grad(lambda values: jnp.sum(self.log_density(values))))
+        values = jnp.zeros(self.shape)
+        moved = values.at[1::2].add(0.5)
+        before, after = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
+        if not np.allclose(before, after, rtol=1e-6, atol=1e-9, equal_nan=True):
+            raise ValueError(
+                "the likelihood of a row must depend on the function value of that row alone, but that of others "
+                "changes it; say num_classes where each row has several function values, and otherwise let no row "
+                "depend on others."
+            )
+
+    @property
+    def start(self) -> np.ndarray:
+        return np.zeros(self.shape)
+
+    def derivatives(self, values: np.ndarray) -> Derivatives:
+        value, slope, weight = map(np.asarray, self._at_nodes(values))
+        return value, slope, np.maximum(weight, 0.0)
+
+    def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
+        return self.averaged(mean, variance, self._nodes)
+
+    @cached_property
+    def _nodes(self) -> Nodes | None:
+        return normal_pairs(_NUM_NORMALS, self.shape) if self.shape[1] > 1 else None
+
+    @cached_property
+    def _at_nodes(self) -> Callable[[np.ndarray], tuple[Array, Array, Array]]:
+        def at_node(values: Array) -> tuple[Array, Array, Array]:
+            slope_at = jax.grad(lambda values: jnp.sum(self.log_density(values)))
+
+            # Rows do not depend on each other, so that the product with a column of ones is that of every row's own
+            # matrix of second derivatives with one coordinate.
+            def second(column: int) -> Array:
+                return jax.jvp(slope_at, (values,), (jnp.zeros_like(values).at[:, column].set(1.0),))[1][:, column]
+
+            num_columns = self.shape[1]
+            weight = -sum((second(column) for column in range(1, num_columns)), start=second(0)) / num_columns
+            return self.log_density(values), slope_at(values), weight
+
+        return jax.jit(jax.vmap(at_node))
 
 
-def _normals(num_nodes: int | None, shape: tuple[int, int], seed: int) -> Nodes:
+def normal_pairs(count: int, shape: tuple[int, int]) -> Nodes:
     """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
-    count = _NUM_NORMALS if num_nodes is None else num_nodes
-    half = np.random.default_rng(seed).normal(size=(-(-count // 2), *shape))
+    half = np.random.default_rng(0).normal(size=(-(-count // 2), *shape))
     half /= np.sqrt(np.mean(half**2, axis=0))
     return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
 
 
-def mean_kernel(
-    rng_key: Array,
-    model: Callable,
-    features: str,
-    *model_args: Any,
-    num_draws: int = 20,
-    readout: str | None = None,
-    samples: Mapping[str, ArrayLike] | None = None,
-    **model_kwargs: Any,
-) -> np.ndarray:
-    r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
+class FunctionObservations(Observations):
+    """Observations whose likelihood is a function of function values to a NumPyro distribution."""
 
-    As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
-    kernel of the network's Gaussian process. Any model of any architecture will do here; for a fully connected network
-    ``wide_limit.fcn_kernel(...)(x)[0]`` has the kernel in closed form.
+    @classmethod
+    def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the number of function values of a row, as "num_classes", where there are several."""
+        found = {name: value for name, value in given.items() if value is not None}
+        refuse_foreign(found, ("num_classes",), likelihood)
+        if found:
+            Categorical.check_parameters(found)
+        return found
 
-    Args:
-        rng_key: a PRNG key.
-        model: the model, repriorised or collapsed or neither, as it is now: what it takes from outside, such as a
-            global, may change between calls.
-        features: name of the site that holds what the readout multiplies, (n, d).
-        *model_args: arguments of the model; observations do not matter.
-        num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
-            are more.
-        readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
-            not 1. Of variances that differ over outputs the mean is taken.
-        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take instead of the
-            prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
-        **model_kwargs: keyword arguments of the model.
+    @classmethod
+    def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
+        """Accept any numbers: the distribution refuses others than its own."""
 
-    Returns:
-        kernel (n, n), in double precision, NumPy's.
+    def columns(self) -> list[Likelihood]:
+        """Return the likelihoods that a Gaussian is fitted to one by one."""
+        if "num_classes" in self.parameters:
+            return [_of_rows(self.likelihood, self.values, self.basis, self.offset)]
+        return [_of_column(self.likelihood, self.values, self.offset, place) for place in self.places]
 
-    Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, or under jit, where numbers are not known.
-        ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
-            not Normal, a plate is subsampled, or the samples do not all have as many draws.
 
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide import mean_kernel
-        >>> def model(x, labels=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([50]).to_event(1))
-        ...     numpyro.sample("label", dist.Bernoulli(logits=features @ w).to_event(1), obs=labels)
-        >>> x = jnp.array([[-1.0], [0.5], [1.0]])
-        >>> mean_kernel(jax.random.key(0), model, "features", x, readout="w").shape
-        (3, 3)
+def _of_column(
+    distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
+) -> FunctionLikelihood:
+    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each.
+
+    The distribution is over all of them, given function values of their shape.
     """
-    order = "mean_kernel(rng_key, model, features, x)"
-    check_key("rng_key", rng_key, order)
-    check_known("mean_kernel gives numbers")
-    model = model.fn if isinstance(model, ReadoutModel) else model
-    count = whole_number("num_draws", num_draws, order=order)
-    given = {} if samples is None else _chosen(samples, count)
-    count = len(next(iter(given.values()))) if given else count
-    arrays, rest = partition((model_args, model_kwargs))
-    of_draw = partial(_scaled_features, model, (features, readout, rest))
-    # Traced once for all draws of this call, and anew by the next: the model may have changed by then.
-    program = TracedProgram(of_draw, rng_key, {name: draws[0] for name, draws in given.items()}, arrays)
-    kernel: Any = 0.0
-    for i, key in enumerate(random.split(rng_key, count)):
-        values = {name: draws[i] for name, draws in given.items()}
-        psi = np.asarray(program(key, values, arrays), float)
-        if not np.isfinite(psi).all():
-            raise ValueError(
-                f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
-            )
-        kernel = kernel + psi @ psi.T / count
-    return kernel
+    place, shift = (slice(None), *column), jnp.asarray(offset)
+    values = _checked_values(distribution(shift), observed, observed.shape)
+
+    def log_density(f: Array) -> Array:
+        # The other columns are there for a function that expects the observations' shape.
+        everywhere = jnp.zeros(observed.shape).at[place].set(f[:, 0]) + shift
+        return _elementwise(distribution(everywhere)).log_prob(values)[place]
+
+    return FunctionLikelihood(log_density, (len(observed), 1))
 
 
-def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
-    """Return up to ``count`` draws, evenly spaced."""
-    draws = {name: np.asarray(value) for name, value in samples.items()}
-    lengths = {name: value.shape[:1] for name, value in draws.items()}
-    if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
+def _of_rows(
+    distribution: Callable[[Any], Any], observed: np.ndarray, basis: np.ndarray, offset: np.ndarray
+) -> FunctionLikelihood:
+    """Return the likelihood of n observations with k function values each, given as c coordinates in a basis (k, c)."""
+    across, shift = jnp.asarray(basis.T), jnp.asarray(offset)
+    values = _checked_values(distribution(shift), observed, observed.shape[:1])
+
+    def log_density(f: Array) -> Array:
+        return _elementwise(distribution(f @ across + shift)).log_prob(values)
+
+    return FunctionLikelihood(log_density, (len(observed), basis.shape[1]))
+
+
+def _elementwise(distribution: Any) -> dist.Distribution:
+    """Return the distribution without ``to_event``, which would sum over rows."""
+    while isinstance(distribution, dist.Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
+    """Return the observations in the type that the distribution takes, which must have this batch shape."""
+    if not isinstance(distribution, dist.Distribution):
         raise ValueError(
-            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
-            f"{lengths}; take mcmc.get_samples()."
+            "likelihood(f) must give a NumPyro distribution, such as dist.Bernoulli(logits=f), but gave a "
+            f"{type(distribution).__name__}."
         )
-    (total,) = next(iter(lengths.values()))
-    rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
-    return {name: value[rows] for name, value in draws.items()}
-
-
-def _scaled_features(
-    model: Callable, static: tuple[str, str | None, Any], key: Array, values: dict[str, Array], arrays: list[Array]
-) -> Array:
-    """Return the features of one draw, each column times the prior standard deviation of its weight."""
-    features, readout, rest = static
-    args, kwargs = combine(arrays, rest)
-    sites = run_model(model, args, kwargs, values=values, rng_key=key)
-    check_names_known("features", features, sites)
-    for site in sites.values():
-        if site["type"] == "plate":
-            refuse_subsampled(site, "the kernel is that of all of them")
-    psi = jnp.asarray(sites[features]["value"])
-    if psi.ndim != 2:
-        raise ValueError(f"the features {features!r} must have shape (n, d), but have {psi.shape}.")
-    return psi if readout is None else psi * _prior_scale(sites, readout, psi.shape[1]).astype(psi.dtype)[None]
-
-
-def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
-    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
-    latent = latent_sites(sites)
-    check_names_known("readout", readout, latent, kind="latent site")
-    fn = latent[readout]["fn"]
-    if fn.shape()[:1] != (num_features,):
+    each = _elementwise(distribution)
+    support: Any = each.support
+    values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)
+    found = jax.eval_shape(each.log_prob, values).shape
+    if found != shape:
         raise ValueError(
-            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
-            f"the shape {fn.shape()}."
+            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; let it "
+            "give a distribution of as many rows as there are, and say num_classes where each row has several function "
+            "values."
         )
-    _, scale = normal_parameters(readout, "readout", fn)
-    full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
-    return jnp.sqrt(jnp.mean(full**2, axis=1))
+    # Masked rows may hold anything.
+    is_masked = isinstance(each, dist.MaskedDistribution)
+    if not is_masked and not (np.array_equal(values, observed) and np.all(support(values))):
+        raise ValueError(
+            f"the observations must be such as the distribution {type(each).__name__} can give, {support}, but they "
+            f"range from {observed.min()} to {observed.max()}; correct them, or the likelihood."
+        )
+    return values

@@ -1,105 +1,61 @@
 """Variational fit of a surrogate to a likelihood under a Gaussian process prior, in NumPy's float64."""
 
 import warnings
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, cholesky
-from scipy.linalg.lapack import dpotri, dtrtri
+from scipy.linalg import LinAlgError, cho_solve, cholesky
+from scipy.linalg.lapack import dtrtri
 
 from numpyro_wide.machine import set_blas_threads
-from numpyro_wide.wide_limit._likelihoods import Likelihood, Nodes
+from numpyro_wide.wide_limit._gp import inverse_of
+from numpyro_wide.wide_limit._likelihoods import Likelihood
 
 _MAX_STEPS = 300
+_ROW_STEPS = 20
+_SHARE, _MAX_SOLVE = 0.1, 30  # of a solution by conjugate gradients: its error as a share, and steps
 _SMALLEST_STEP = 2.0**-30
 _TOLERANCE = 3e-4  # of means, in posterior standard deviations, and of the logarithms of weights
-# How much the bound may fall, as a share of it: nodes that are drawn are not those of one exact bound, and a step that
-# overshoots loses far more.
+# Largest fall of the bound in a step, as a share of it: averages over drawn nodes are not those of one exact bound, and
+# a step that overshoots loses far more.
 _ALLOWANCE = 1e-3
-# Of the precision of a function value a priori: the least that an observation adds to it. It moves no sampler, and can
-# be divided by where the likelihood's own weight underflows, or is negative.
+# Smallest weight, as a share of a function value's prior precision: it moves no sampler, and replaces a likelihood's
+# own weight that underflows, or is negative.
 _LEAST_WEIGHT = 1e-3
 
 
 class GaussianLikelihood(NamedTuple):
-    """A Gaussian likelihood N(targets; f, 1 / weights) of function values f, (n, c).
+    """A Gaussian likelihood N(targets; f, 1 / weights) of function values f, (n, c)."""
 
-    Attributes:
-        targets: values that it takes for observed, (n, c).
-        weights: precisions, (n,), which the function values of a row share.
-    """
-
-    targets: np.ndarray
-    weights: np.ndarray
-
-    def condition(self, kernel: np.ndarray) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Condition a Gaussian process of zero mean on the targets.
-
-        Args:
-            kernel: K, the prior covariance of a function value between rows, (n, n).
-
-        Returns:
-            Function of covariances of other rows with these, (m, n), and of the prior variances of those, (m,), to
-            their means, (m, c), and variances, (m,).
-        """
-        factor = cho_factor(kernel + np.diag(1 / self.weights), lower=True)
-        solved = cho_solve(factor, self.targets)
-
-        def moments(cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            explained = np.sum(cross * cho_solve(factor, cross.T).T, axis=1)
-            return cross @ solved, np.maximum(prior - explained, 0.0)
-
-        return moments
+    targets: np.ndarray  # (n, c)
+    weights: np.ndarray  # precisions, (n,), which the function values of a row share
 
 
 class State(NamedTuple):
-    """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column.
+    """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column."""
 
-    Attributes:
-        alpha: α, (n, c).
-        weights: w, (n,).
-        mean: K α, (n, c).
-        variance: marginal variances, (n,).
-        slope: mean slope of the log likelihood, (n, c).
-        curvature: mean weight of the log likelihood, (n,).
-        matrices: minus its mean second derivatives, (n, c, c), where the likelihood gives them.
-        factor: Cholesky factor of B = I + √w K √w.
-        bound: the ELBO; minus infinity where something is not finite.
-    """
-
-    alpha: np.ndarray
-    weights: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    slope: np.ndarray
-    curvature: np.ndarray
-    matrices: np.ndarray | None
-    factor: np.ndarray
-    bound: float
+    alpha: np.ndarray  # α, (n, c)
+    weights: np.ndarray  # w, (n,)
+    mean: np.ndarray  # K α, (n, c)
+    variance: np.ndarray  # marginal variances, (n,)
+    slope: np.ndarray  # mean slope of the log likelihood, (n, c)
+    curvature: np.ndarray  # mean weight of the log likelihood, (n,)
+    matrices: np.ndarray | None  # minus its mean second derivatives, (n, c, c), where the likelihood gives them
+    factor: np.ndarray  # Cholesky factor of B = I + √w K √w
+    bound: float  # the ELBO; minus infinity where something is not finite
 
 
 class VariationalFit(NamedTuple):
-    r"""The problem of which Gaussian likelihood gives the best Gaussian posterior (Mathematics, :eq:`sites`).
+    r"""The search for the Gaussian likelihood that gives the best Gaussian posterior (Mathematics, :eq:`sites`)."""
 
-    Attributes:
-        likelihood: likelihood of n rows with c function values each.
-        kernel: K, the prior covariance in each column, (n, n).
-        nodes: standard normals, (q, n, c) or (q, 1, 1), and their weights, (q,), which sum to one; None for what
-            the likelihood averages best by.
-    """
-
-    likelihood: Likelihood
-    kernel: np.ndarray
-    nodes: Nodes | None
+    likelihood: Likelihood  # of n rows with c function values each
+    kernel: np.ndarray  # K, the prior covariance in each column, (n, n)
 
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Maximise the bound, without a word if the maximum is not quite reached.
+        """Maximise the bound, from the Gaussian likelihood of a state of another kernel if one is given.
 
-        Args:
-            start: state of another kernel or likelihood of as many rows, whose Gaussian likelihood is begun with.
-            tolerance: how far means and weights may still move, in posterior standard deviations and as a share of the
-                information that the posterior holds.
+        The tolerance is how far means may still move, in posterior standard deviations, and weights, as a share of the
+        information that the posterior holds. There is no warning if that is not quite reached.
         """
         with set_blas_threads(1):
             return self._climb(None if start is None else self._from(start), tolerance)[0]
@@ -107,22 +63,14 @@ class VariationalFit(NamedTuple):
     def kernel_slope(self, state: State) -> np.ndarray:
         r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`).
 
-        There the Gaussian is stationary, and the kernel moves the bound through its prior alone.
-
-        Args:
-            state: state at the largest bound.
+        At the largest bound the Gaussian is stationary, and the kernel moves the bound through its prior alone.
         """
         root = np.sqrt(state.weights)
-        inverse, _ = dpotri(state.factor, lower=1)
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
     def fit(self, total_weight: float) -> GaussianLikelihood:
-        """Take natural-gradient steps until means and weights stand still.
-
-        Args:
-            total_weight: most that the sum of w K_ii may come to in the end, about.
-        """
+        """Maximise the bound, with a warning if it does not settle; Σ w K_ii is at most about ``total_weight``."""
         # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
         with set_blas_threads(1):
             state, moved = self._climb(None, _TOLERANCE)
@@ -133,17 +81,12 @@ class VariationalFit(NamedTuple):
                 "give a better one: look at the variances on its diagonal, and pass an offset where function values "
                 "are far from zero.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,  # the caller of fitted_surrogate
             )
         return self.sites(state, total_weight)
 
     def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
-        """Return the Gaussian likelihood of a state.
-
-        Args:
-            state: state at the largest bound.
-            total_weight: most that the sum of w K_ii may come to, about.
-        """
+        """Return the Gaussian likelihood of a state at the largest bound; Σ w K_ii is at most ``total_weight``."""
         weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
         # The slope at the mean is the likelihood's, whatever the limits of the weight.
         return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
@@ -155,6 +98,7 @@ class VariationalFit(NamedTuple):
         return np.maximum(variances, 1e-6 * np.max(variances))
 
     def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
+        """Take natural-gradient steps until means and weights stand still; return how far the last one moved them."""
         state, step, moved = self._start() if start is None else start, 1.0, np.inf
         for _ in range(_MAX_STEPS):
             new = self._towards(state, step)
@@ -194,14 +138,11 @@ class VariationalFit(NamedTuple):
         return state if np.isfinite(state.bound) else None
 
     def _row_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return about the mode of every row by itself, and slope and weight there, by Newton's steps.
-
-        A step is one prior standard deviation at most.
-        """
+        """Return about the mode of every row by itself, and slope and weight there, by cut Newton steps."""
         values, prior = self.likelihood.start, self._prior[:, None]
         for _ in range(_ROW_STEPS):
             with np.errstate(all="ignore"):
-                _, slope, weight, _ = self.likelihood.expected(values, np.zeros(len(values)), _AT_THE_MEAN)
+                _, slope, weight = (part[0] for part in self.likelihood.derivatives(values[None]))
             if not (np.isfinite(slope).all() and np.isfinite(weight).all()):
                 raise ValueError(
                     "the derivatives of the log likelihood must be finite at the function values that the kernel lets "
@@ -222,7 +163,7 @@ class VariationalFit(NamedTuple):
         log_det = 2 * np.sum(np.log(np.diagonal(factor)))
         divergence = 0.5 * (mean.shape[1] * (log_det + np.sum(explained) - len(mean)) + np.sum(alpha * mean))
         with np.errstate(all="ignore"):
-            value, slope, weight, matrices = self.likelihood.expected(mean, variance, self.nodes)
+            value, slope, weight, matrices = self.likelihood.expected(mean, variance)
             bound = float(np.sum(value) - divergence)
         is_finite = np.isfinite(bound) and np.isfinite(slope).all() and np.isfinite(weight).all()
         curvature = self._kept_up(weight) if is_finite else weights
@@ -237,10 +178,10 @@ class VariationalFit(NamedTuple):
         return self._at(state.alpha + step * self._newton(state), weights)
 
     def _newton(self, state: State) -> np.ndarray:
-        """Return Newton's step of α for weights that stay, (I + H K)⁻¹ (s − α), with −H the mean second derivatives.
+        """Return Newton's step of α for fixed weights, (I + H K)⁻¹ (s − α), with −H the mean second derivatives.
 
-        Where rows have matrices of these, by conjugate gradients in the inner product of K, in which both I + H K and
-        its stand-in with the weights are symmetric.
+        Where these are matrices, by conjugate gradients in the inner product of K, in which I + H K and its
+        preconditioner with the weights are symmetric.
         """
         residual = state.slope - state.alpha
         step = self._alpha(state.factor, state.weights, residual)
@@ -268,11 +209,6 @@ class VariationalFit(NamedTuple):
 
     def _kept_up(self, weight: np.ndarray) -> np.ndarray:
         return np.maximum(weight, _LEAST_WEIGHT / self._prior)
-
-
-_ROW_STEPS = 20
-_SHARE, _MAX_SOLVE = 0.1, 30  # of a solution by conjugate gradients: its error as a share, and steps
-_AT_THE_MEAN = (np.zeros((1, 1, 1)), np.ones(1))
 
 
 def _factor(kernel: np.ndarray, weights: np.ndarray) -> np.ndarray:

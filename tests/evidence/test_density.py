@@ -88,9 +88,9 @@ def test_both_parts_make_the_potential_energy(name):
 
     @jax.jit
     def compare(key):
-        z, log_weight = draw(model, key, args, {})
+        z, log_weight = draw(partial(model, *args), key)
         z = jax.tree.map(lambda leaf: leaf + 0.1, z)  # where no draw is
-        found = log_density(model, z, args, {})
+        found = log_density(partial(model, *args), z)
         standard = sum(jnp.sum(dist.Normal(0, 1).log_prob(leaf)) for leaf in jax.tree.leaves(z))
         return -(found.start + standard + found.weight), potential_energy(model, args, {}, z), log_weight
 
@@ -103,10 +103,10 @@ def test_both_parts_make_the_potential_energy(name):
 def test_draws_are_of_the_prior_and_weights_are_the_likelihood():
     model, args = MODELS["constrained"]
     keys = jax.random.split(KEY, 2000)
-    z, log_weights = jax.jit(jax.vmap(lambda key: draw(model, key, args, {})))(keys)
+    z, log_weights = jax.jit(jax.vmap(lambda key: draw(partial(model, *args), key)))(keys)
     assert stats.kstest(z["scale"], lambda v: stats.halfcauchy.cdf(np.exp(v))).pvalue > 1e-3
     assert stats.kstest(z["pair"][:, 0], stats.norm(1, 1).cdf).pvalue > 1e-3
-    again = jax.jit(jax.vmap(lambda z: log_density(model, z, args, {}).weight))(z)
+    again = jax.jit(jax.vmap(lambda z: log_density(partial(model, *args), z).weight))(z)
     usual = np.isfinite(log_weights) & (np.abs(log_weights) < 1e3)
     assert usual.mean() > 0.5
     np.testing.assert_allclose(again[usual], log_weights[usual], rtol=1e-3, atol=1e-3)
@@ -119,15 +119,15 @@ def test_nothing_is_rounded_off_where_priors_are_standard_normal():
         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([50, 2000]).to_event(2))
         numpyro.sample("y", dist.Normal(jnp.mean(hidden[0]), 1.0), obs=y)
 
-    z, log_weight = draw(wide, KEY, (0.5,), {})
-    found = log_density(wide, z, (0.5,), {})
+    z, log_weight = draw(partial(wide, 0.5), KEY)
+    found = log_density(partial(wide, 0.5), z)
     assert abs(found.start) < 1e-6
     np.testing.assert_allclose(found.weight, log_weight, rtol=1e-6)
 
 
 def test_conditioned_sites_are_no_longer_integrated():
     fixed = collapse_readout(condition(network, {"sigma": 0.3}), **READOUT, observed="y")
-    z, log_weight = jax.jit(lambda: draw(fixed, KEY, (X, Y), {}))()
+    z, log_weight = jax.jit(lambda: draw(partial(fixed, X, Y), KEY))()
     assert list(z) == ["hidden"]
     expected = jax.jit(lambda z: potential_energy(fixed, (X, Y), {}, z))(z)
     standard = jnp.sum(dist.Normal(0, 1).log_prob(z["hidden"]))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide import collapse_readout, model_evidence, nn
-from numpyro_wide._compile import Recent, is_one_by_one, over_chains
-from numpyro_wide.evidence import _chains
+from numpyro_wide._compile import is_one_by_one, over_chains
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.runs import init_to_optimum
 from tests.mcmc.cases import KERNELS, chain, regression, regression_data, set_in_turns
@@ -67,7 +66,6 @@ def test_an_evidence_is_the_same(monkeypatch, method):
 
     in_turns = found()
     set_in_turns(monkeypatch, False)
-    monkeypatch.setattr(_chains, "_TRACED", Recent(4))  # the programs in turns
     other = found()
     assert in_turns.log_evidence == pytest.approx(other.log_evidence, rel=1e-6)
     assert in_turns.standard_error == pytest.approx(other.standard_error, rel=1e-4)

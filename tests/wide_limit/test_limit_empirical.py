@@ -7,13 +7,8 @@ import pytest
 from flax import linen, nnx
 from jax.flatten_util import ravel_pytree
 
-from numpyro_wide.wide_limit import (
-    drift_monitor,
-    empirical_ntk,
-    fcn_kernel,
-    linearize,
-)
-from numpyro_wide.wide_limit.drift import kernel_drift, smallest_eigenvalue
+from numpyro_wide.wide_limit import empirical_ntk, fcn_kernel, linearize
+from studies._tangent_training import drift_monitor
 
 WIDTHS = (16, 64, 256)
 NUM_SEEDS = 48
@@ -178,28 +173,11 @@ def test_the_monitor_reports_drift_and_smallest_eigenvalue(x64, make_network):
     )
 
 
-def test_kernel_drift_without_outputs_and_at_no_change(x64):
-    kernel0 = jnp.array([[2.0, 1.0], [1.0, 3.0]])
-    assert kernel_drift(kernel0 - jnp.array([[0.0, 5.0], [1.0, 1.0]]), kernel0) == 5.0
-    blocks = jnp.einsum("ij,kl->ijkl", kernel0, jnp.eye(2))
-    np.testing.assert_array_equal(jax.grad(kernel_drift)(blocks, blocks), jnp.zeros((2, 2, 2, 2)))
-    expected = np.linalg.eigvalsh(kernel0)[0]
-    np.testing.assert_allclose([smallest_eigenvalue(kernel0), smallest_eigenvalue(blocks)], expected, rtol=1e-12)
-
-
 @pytest.mark.parametrize("integer", [np.int64, jnp.int32])
 def test_integers_of_any_kind_count_rows(integer):
     network, params, x = lambda w, x: jnp.tanh(x @ w), jnp.ones(3), jnp.eye(3)
     expected = empirical_ntk(network, params, x, block_size=2)
     np.testing.assert_array_equal(empirical_ntk(network, params, x, block_size=integer(2)), expected)
-
-
-@pytest.mark.parametrize("outputs", [(), (1, 1)])
-def test_drift_to_nan_is_nan(outputs):
-    with jax.debug_nans(False):
-        assert jnp.isnan(kernel_drift(jnp.full((2, 2, *outputs), jnp.nan), jnp.ones((2, 2, *outputs))))
-        monitor = drift_monitor(lambda w, x: (x @ w).reshape(-1, *outputs[1:]) ** 2, jnp.ones(2), jnp.eye(2))
-        assert jnp.isnan(monitor(jnp.full(2, jnp.nan)).sup_norm)
 
 
 def test_a_wider_network_drifts_less(make_network):

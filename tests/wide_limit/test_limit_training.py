@@ -1,4 +1,4 @@
-"""Gradient flow of linearised networks and of their infinite ensemble, against dense matrix exponentials."""
+"""A study's gradient flow of linearised networks, against dense matrix exponentials."""
 
 import jax
 import jax.numpy as jnp
@@ -7,23 +7,17 @@ import pytest
 import scipy.linalg
 from jax.flatten_util import ravel_pytree
 
-from numpyro_wide.wide_limit import (
-    empirical_ntk,
-    fcn_kernel,
-    gp_posterior,
-    gradient_flow,
-    linearize,
-    ntk_ensemble,
-)
-from numpyro_wide.wide_limit._flow_operator import flow_operator
+from numpyro_wide.wide_limit import empirical_ntk, fcn_kernel, gp_posterior, linearize
+from studies._tangent_training import flow_operator, gradient_flow
 
 TIMES = (0.0, 1e-6, 0.3, 5.0, 200.0)
 
 
-def pairs(num_train=6, num_test=3, activation="erf"):
+def kernels(num_train=6, num_test=3):
+    """Both kernels of training inputs, and of test with training inputs, with those of the test inputs; targets."""
     rng = np.random.default_rng(1)
     x, x_test = rng.normal(size=(num_train, 2)), rng.normal(size=(num_test, 2))
-    kernel = fcn_kernel(2, activation, w_std=1.4, b_std=0.3)
+    kernel = fcn_kernel(2, "erf", w_std=1.4, b_std=0.3)
     return (kernel(x), kernel(x_test, x), kernel(x_test)), 1.5 + rng.normal(size=num_train)
 
 
@@ -34,41 +28,35 @@ def dense_smoother(ntk_train, ntk_cross, time):
 
 
 @pytest.mark.parametrize("time", TIMES)
-def test_the_ensemble_is_a_linear_map_of_its_prior(x64, time):
-    (train, cross, test), targets = pairs()
-    smoother = dense_smoother(train[1], cross[1], time)
-    prior = np.block([[np.asarray(train[0]), np.asarray(cross[0]).T], [np.asarray(cross[0]), np.asarray(test[0])]])
-    push = np.hstack([-smoother, np.eye(3)])  # f_t(x) = f₀(x) + A (Y − f₀(X))
-    mean, covariance = ntk_ensemble(train, cross, test, targets, time)
-    np.testing.assert_allclose(mean, smoother @ targets, rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(covariance, push @ prior @ push.T, rtol=1e-7, atol=1e-10)
-    np.testing.assert_array_equal(covariance, covariance.T)
+def test_the_flow_is_a_linear_map_of_the_targets(x64, time):
+    (train, cross, _), targets = kernels()
+    start, test_start = 0.3 * targets, np.arange(3.0)
+    expected = test_start + dense_smoother(train[1], cross[1], time) @ (targets - start)
+    found = gradient_flow(train[1], cross[1], targets, time, initial_train=start, initial_test=test_start)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
 def test_at_infinite_time_the_data_are_interpolated(x64):
-    (train, cross, test), targets = pairs()
-    mean, covariance = ntk_ensemble(train, train, train, targets)
-    np.testing.assert_allclose(mean, targets, rtol=1e-8)
-    np.testing.assert_allclose(covariance, np.zeros((6, 6)), atol=1e-9)
+    (train, cross, _), targets = kernels()
+    np.testing.assert_allclose(gradient_flow(train[1], train[1], targets), targets, rtol=1e-8)
     expected = dense_smoother(train[1], cross[1], 1e6) @ targets
-    np.testing.assert_allclose(ntk_ensemble(train, cross, test, targets)[0], expected, rtol=1e-8)
+    np.testing.assert_allclose(gradient_flow(train[1], cross[1], targets), expected, rtol=1e-8)
 
 
-def test_training_the_readout_alone_samples_the_posterior(x64):
-    """With the NNGP kernel as its tangent kernel, the ensemble is the posterior without noise."""
-    (train, cross, test), targets = pairs()
-    readout_alone = [(nngp, nngp) for nngp, _ in (train, cross, test)]
-    expected = gp_posterior(train[0], cross[0], test[0], targets, 0.0)
-    for actual, oracle in zip(ntk_ensemble(*readout_alone, targets), expected, strict=True):
-        np.testing.assert_allclose(actual, oracle, rtol=1e-6, atol=1e-9)
+def test_training_the_readout_alone_gives_the_posterior_mean(x64):
+    """With the NNGP kernel as its tangent kernel, the flow from zero is the posterior mean without noise."""
+    (train, cross, test), targets = kernels()
+    expected, _ = gp_posterior(train[0], cross[0], test[0], targets, 0.0)
+    np.testing.assert_allclose(gradient_flow(train[0], cross[0], targets), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_several_outputs_are_trained_side_by_side(x64):
-    kernels, targets = pairs()
+    (train, cross, _), targets = kernels()
     both = jnp.stack([targets, -2 * targets + 1], axis=1)
-    mean, _ = ntk_ensemble(*kernels, both, 2.0)
+    found = gradient_flow(train[1], cross[1], both, 2.0)
     for column in range(2):
-        np.testing.assert_allclose(mean[:, column], ntk_ensemble(*kernels, both[:, column], 2.0)[0], rtol=1e-10)
+        alone = gradient_flow(train[1], cross[1], both[:, column], 2.0)
+        np.testing.assert_allclose(found[:, column], alone, rtol=1e-10)
 
 
 def test_a_linearised_network_follows_the_closed_form(x64, make_network):
@@ -124,7 +112,7 @@ def test_derivatives_where_eigenvalues_repeat(x64):
             np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-10 * np.max(np.abs(expected)))
 
 
-def test_gradients_of_the_ensemble_are_right(x64):
+def test_gradients_of_the_flow_are_right(x64):
     rng = np.random.default_rng(4)
     corners = jnp.eye(4)  # equidistant inputs: eigenvalues repeat
     x_test, targets = rng.normal(size=(2, 4)), rng.normal(size=4)
@@ -132,8 +120,7 @@ def test_gradients_of_the_ensemble_are_right(x64):
     @jax.jit
     def summary(w_std, time):
         kernel = fcn_kernel(1, "relu", w_std=w_std, b_std=0.2)
-        mean, covariance = ntk_ensemble(kernel(corners), kernel(x_test, corners), kernel(x_test), targets, time)
-        return jnp.sum(mean) + jnp.sum(covariance**2)
+        return jnp.sum(gradient_flow(kernel(corners)[1], kernel(x_test, corners)[1], targets, time) ** 2)
 
     gradient = jax.jit(jax.grad(summary, argnums=(0, 1)))
     for time in (0.4, 8.0):

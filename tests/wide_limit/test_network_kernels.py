@@ -183,63 +183,13 @@ def test_a_kink_is_told_and_a_smooth_function_not():
 
 
 @pytest.mark.parametrize("network", [CNN(2, 1, "erf", padding="SAME", pooling="mean"), FCN(1, 1, "tanh", b_std=0.3)])
-def test_blocks_and_files_equal_the_whole(tmp_path, network):
+def test_blocks_equal_the_whole(network):
     x1, x2 = images(7, (4, 3)).astype(np.float32), images(4, (4, 3), seed=1).astype(np.float32)
     whole, blocks = wide_limit.kernel(network), wide_limit.kernel(network, block_size=3)
     for args in ((x1,), (x1, x2)):
         expected = np.stack(whole(*args))
         np.testing.assert_allclose(blocks(*args), expected, rtol=1e-5)
         np.testing.assert_allclose(jax.jit(blocks)(*args), expected, rtol=1e-5)
-    np.testing.assert_allclose(blocks.to_disk(tmp_path, x1, progress_bar=False), whole(x1), rtol=1e-5)
-
-
-def test_a_run_that_is_cut_off_goes_on(tmp_path, monkeypatch):
-    from numpyro_wide.wide_limit._kernels import Tiles
-
-    x, blocks = images(7), wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
-    filled, fill_row = [], Tiles.fill_row
-
-    def until(last):
-        def fill(tiles, program, inputs, row, *rest):
-            if row > last:
-                raise KeyboardInterrupt
-            filled.append(row)
-            return fill_row(tiles, program, inputs, row, *rest)
-
-        return fill
-
-    monkeypatch.setattr(Tiles, "fill_row", until(1))
-    with pytest.raises(KeyboardInterrupt):
-        blocks.to_disk(tmp_path, x)
-    monkeypatch.setattr(Tiles, "fill_row", until(9))
-    np.testing.assert_allclose(blocks.to_disk(tmp_path, x), wide_limit.kernel(CNN(1, 1, "relu"))(x), rtol=1e-5)
-    assert filled == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="another set of inputs"):
-        blocks.to_disk(tmp_path, x + 1)
-    with pytest.raises(ValueError, match="another network"):
-        wide_limit.kernel(CNN(1, 1, "relu", w_std=1.1), block_size=2).to_disk(tmp_path, x)
-    with pytest.raises(ValueError, match="another block size"):
-        wide_limit.kernel(CNN(1, 1, "relu"), block_size=3).to_disk(tmp_path, x)
-
-
-def test_files_that_were_changed_are_refused(tmp_path):
-    x, blocks = images(5), wide_limit.kernel(FCN(1, 1, "relu"), block_size=2)
-    x = x.reshape(5, -1)
-    blocks.to_disk(tmp_path, x)
-    path = tmp_path / "ntk.npy"
-    written = path.read_bytes()
-    for content, message in (
-        (written[:-20], "ntk.npy cannot be read"),
-        (written[:-4] + b"abcd", "not those that were written"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"is damaged: .*{message}; remove the folder"):
-            blocks.to_disk(tmp_path, x)
-    np.save(path, np.zeros((2, 2)))
-    with pytest.raises(ValueError, match=r"ntk.npy holds float64 \(2, 2\), not float32 \(5, 5\)"):
-        blocks.to_disk(tmp_path, x)
-    path.write_bytes(written)
-    np.testing.assert_array_equal(blocks.to_disk(tmp_path, x), blocks(x))
 
 
 def test_fcn_kernel_is_that_of_an_fcn():

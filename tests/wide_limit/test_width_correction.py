@@ -8,7 +8,8 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
-from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior, width_correction
+from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, gp_posterior
+from studies._width_correction import width_correction
 
 NOISE = 0.4
 

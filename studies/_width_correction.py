@@ -7,10 +7,6 @@ from jax import Array
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import as_floats, check_no_nan
-from numpyro_wide.wide_limit._gp import whiten
-from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric
-
 
 class WidthCorrection(NamedTuple):
     """Coefficients of 1/width, to be added to the limit, and their Monte Carlo standard errors.
@@ -61,43 +57,18 @@ def width_correction(
         kernel_cross: kernel of new with training inputs, (n_new, n); goes with ``units_new``.
 
     Returns:
-        two coefficients of 1/width and their standard errors, a
-        :class:`~numpyro_wide.wide_limit.WidthCorrection`.
-
-    Raises:
-        ValueError: for shapes that do not fit, NaN, fewer than two units, new units without their kernel, and for what
-            :func:`gp_log_evidence` refuses.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide.nn import FCN
-        >>> from numpyro_wide.wide_limit import fcn_kernel, gp_log_evidence, width_correction
-        >>> network = FCN(depth=1, width=5000, activation="erf", b_std=0.5)  # its units are the draws
-        >>> x = jnp.linspace(-1, 1, 6)[:, None]
-        >>> units = network.apply(network.init(jax.random.key(0), x), x) * 5000**0.5
-        >>> kernel = fcn_kernel(1, "erf", **network.scales())(x)[0]
-        >>> found = width_correction(units, kernel, jnp.sin(3 * x[:, 0]), 0.2)
-        >>> at_width_100 = gp_log_evidence(kernel, jnp.sin(3 * x[:, 0]), 0.2) + found.log_evidence / 100
+        two coefficients of 1/width and their standard errors.
     """
-    train, targets, units = as_floats(kernel_train, targets, units, names=("kernel_train", "targets", "units"))
-    num_train = check_symmetric("kernel_train", train)
-    _check_units("units", units, num_train, "n_train")
-    chol, whitened = whiten(train, targets, noise_scale)
-    drawn = _whitened_units(
-        solve_triangular(chol, units, lower=True), whitened[:, None] if whitened.ndim == 1 else whitened
-    )
+    units, targets, kernel_train = map(jnp.asarray, (units, targets, kernel_train))
+    noise_variance = jnp.broadcast_to(jnp.asarray(noise_scale, kernel_train.dtype) ** 2, kernel_train.shape[:1])
+    chol = jnp.linalg.cholesky(kernel_train + jnp.diag(noise_variance))
+    columns = targets.reshape(len(targets), -1)
+    drawn = _whitened_units(*(solve_triangular(chol, part, lower=True) for part in (units, columns)))
     evidence = _of_evidence(drawn)
-    if units_new is None and kernel_cross is None:
-        return WidthCorrection(*evidence)
     if units_new is None or kernel_cross is None:
-        raise ValueError("units_new and kernel_cross go together, the units and the kernel at new inputs; give both.")
-    new, cross = as_floats(units_new, kernel_cross, names=("units_new", "kernel_cross"))
-    _check_units("units_new", new, new.shape[0], "n_new")
-    check_shape("units_new", new, (new.shape[0], units.shape[1]), "(n_new, m), the units of the training inputs,")
-    check_shape("kernel_cross", cross, (new.shape[0], num_train), "(n_new, n_train)")
-    check_no_nan("kernel_cross", cross)
-    left = new - solve_triangular(chol, cross.T, lower=True).T @ drawn.units
-    shape = (new.shape[0], *whitened.shape[1:])
+        return WidthCorrection(*evidence)
+    left = jnp.asarray(units_new) - solve_triangular(chol, jnp.asarray(kernel_cross).T, lower=True).T @ drawn.units
+    shape = (len(left), *targets.shape[1:])
     return WidthCorrection(*evidence, *(part.reshape(shape) for part in _of_mean(drawn, left)))
 
 
@@ -163,12 +134,3 @@ def _of_mean(drawn: _Drawn, left: Array) -> tuple[Array, Array]:
 def _mean(terms: Array, constant: Array, influence: Array) -> tuple[Array, Array]:
     """Average over units, the last axis, plus a constant; and give the standard error, by what each unit changes."""
     return jnp.mean(terms, axis=-1) + constant, jnp.std(influence, axis=-1) / terms.shape[-1] ** 0.5
-
-
-def _check_units(name: str, units: Array, num_rows: int, meaning: str) -> None:
-    if units.ndim != 2 or units.shape[0] != num_rows or units.shape[1] < 2:
-        raise ValueError(
-            f"{name} must be a matrix ({meaning}, m) with {meaning} = {num_rows} rows and two units m at least, but "
-            f"has shape {units.shape}."
-        )
-    check_no_nan(name, units)
