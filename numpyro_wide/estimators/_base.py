@@ -41,16 +41,13 @@ class Report:
         self.sections.setdefault("Plan", []).append(line)
 
     def __str__(self) -> str:
-        parts = [self.title, "=" * len(self.title)]
-        for heading, lines in self.sections.items():
-            parts += ["", heading, *(f"  {line}" for line in lines)]
-        return "\n".join(parts)
+        lines = [self.title, "=" * len(self.title)]
+        for heading, own in self.sections.items():
+            lines += ["", heading, *(f"  {line}" for line in own)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = [f"<h3>{escape(self.title)}</h3>"]
-        for heading, lines in self.sections.items():
-            parts.append(f"<h4>{escape(heading)}</h4><pre>{escape(chr(10).join(lines))}</pre>")
-        return "".join(parts)
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 class Clock:
@@ -158,7 +155,7 @@ class WideBNN(BaseEstimator):
         return depth, width, float(budget), check_random_state(self.random_state)
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
-        """Take the moments of the inputs (n, d), and return them standardised, constant columns left out."""
+        """Return inputs (n, d) standardised by their own moments, constant columns left out."""
         self._moments = moments(inputs)
         self._columns = np.flatnonzero(self._moments[1])
         num_constant = inputs.shape[1] - len(self._columns)

@@ -54,8 +54,9 @@ def run_chains(
     before = clock.seconds
     options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
     start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-    # What Adam took tells of a slow machine, once it is more than compilation may have taken.
-    step = GRADIENTS_A_STEP * max(all_chains, (clock.seconds - before - _COMPILING) / num_adam)
+    # Adam's seconds tell of a slow machine where they are more than its compilation may have taken.
+    measured = (clock.seconds - before - _COMPILING) / num_adam
+    step = GRADIENTS_A_STEP * np.clip(measured, all_chains, 10 * all_chains)
     affordable = int(_WARMUP_SHARE * clock.left / step)
     if affordable < _FEWEST_STEPS:
         line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, fewer than the minimum of"
@@ -112,12 +113,12 @@ def run_chains(
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
     """Judge chains by predictions of y (rows, k): means and variances of observations, (chains · draws, rows, k)."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
-    line = effective_draws("predictions", by_chain[0])
+    lines = [effective_draws("predictions", by_chain[0])]
     if num_chains == 1:
-        return True, [line, ONE_CHAIN]
+        return True, [*lines, ONE_CHAIN]
     found = pooling(y, *by_chain)
-    rhat = f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}"
-    return not found.unsettled, [line, rhat, found.advice]
+    lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
+    return not found.unsettled, [*lines, found.advice]
 
 
 ONE_CHAIN = "R-hat is unknown for a single chain; run more of them"

@@ -181,9 +181,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         method_: what predicts: "limit" or "chains".
         fit_: the infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: repriorised model, ``model_(x, labels)``; None for the limit.
-        model_args_: as for :class:`WideBNNRegressor`, as are ``mcmc_``, ``draws_``, ``predictive_``, ``n_iter_``.
-        n_features_in_: number of columns of the inputs.
-        feature_names_in_: names of the columns, where the inputs had names.
+        model_args_: as for :class:`WideBNNRegressor`, as are ``mcmc_``, ``draws_`` and ``n_iter_``.
 
     Example:
         >>> import numpy as np
@@ -214,11 +212,11 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must hold two classes at least, but all labels are of one class, {self.classes_[0]}.")
+            raise ValueError(f"y must hold at least two classes, but holds one class, {self.classes_[0]}.")
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
-        sizes = (counted(size, noun) for size, noun in zip(inputs.shape, ("row", "column"), strict=True))
-        report.add("Data", ", ".join(sizes), f"classes {counts}")
+        numbers = counted(len(inputs), "row"), counted(inputs.shape[1], "column")
+        report.add("Data", ", ".join(numbers), f"classes {counts}")
         # Several threads on few cores wait for each other far longer than they work.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = self._learn_columns(inputs, report)

@@ -35,8 +35,6 @@ from numpyro_wide.wide_limit._limit import WideLimitFit
 
 METHODS = ("auto", "limit", "weighted", "chains")
 NOISES = ("auto", "constant", "by_row")
-Moments = tuple[np.ndarray, np.ndarray, np.ndarray]  # of the function at the scored rows, by draw, and noise variances
-Drawn = tuple[DrawnPosterior, Moments, MCMC | None, int]  # the last two: chains, and their number of steps
 
 
 def decide(
@@ -55,10 +53,8 @@ def decide(
     """Fit x (n, d), y (n,) or (n, k); return what predicts: method, the limit's fit, posterior, chains, their steps."""
     # Rows, without copies.
     num_outputs = 1 if y.ndim == 1 else y.shape[1]
-    sizes = (
-        counted(size, noun) for size, noun in zip((*x.shape, num_outputs), ("row", "column", "target"), strict=True)
-    )
-    report.add("Data", ", ".join(sizes))
+    numbers = counted(len(x), "row"), counted(x.shape[1], "column"), counted(num_outputs, "target")
+    report.add("Data", ", ".join(numbers))
     units = width or WIDTH
     if len(x) > _MANY:
         some = f"at most {MOST_FITTED} of {len(x)} rows"
@@ -79,17 +75,16 @@ def decide(
     left_out = Mixture(*(part[:, rows] for part in limit.left_out(gram)))
     by_limit = loo.LeaveOneOut(left_out.by_draw(targets)[0])
     report.add("Infinitely wide network", f"leave-one-out log density per row: {by_limit}")
-    the_limit = "limit", fit, limit, None, 1
-    if not np.ptp(fit.targets, axis=0).any():
+    varies = np.ptp(fit.targets, axis=0).any()
+    if not varies:
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
-        return the_limit
 
     # Noise: by row where the user says so, or where the limit's residuals do.
-    is_by_row = noise == "by_row"
-    if noise == "auto" and has_steps(fit.targets, fit.noise_scale):
+    is_by_row = noise == "by_row" and varies
+    if noise == "auto" and varies and has_steps(fit.targets, fit.noise_scale):
         # A network can predict such a value exactly, where the density has no bound.
         report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
-    elif noise == "auto":
+    elif noise == "auto" and varies:
         residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
         p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
         is_by_row = p_value is not None and p_value < LARGEST_P
@@ -99,54 +94,46 @@ def decide(
             line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
 
-    def end_with_limit() -> tuple[str, WideLimitFit, Any, MCMC | None, int]:
-        if is_by_row:
-            line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
-            report.add("Noise", f'{line}; method="chains" has a noise by row')
-        return the_limit
+    def draw(x: np.ndarray, y: np.ndarray) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
+        """Return draws of a finite network with their scores, chains and steps; None if the budget is too small."""
+        # Network: the limit's architecture with a finite width, scales and noise latent around the fitted ones.
+        network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
+        kind = f"{counted(fit.depth, 'hidden layer')} of {units} {fit.activation} units, "
+        kind += "noise by row" if is_by_row else "constant noise"
+        report.add(
+            "Finite network", f"{kind}; log-normal priors, {SPREAD:g} around the logarithms of the fitted scales"
+        )
+        if not allows_all_rows(len(x), fit.depth, units, num_chains, clock):
+            x, y = fit.inputs, fit.targets
+            report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
+        known = {**fit.scales, "noise": fit.noise_scale}, x, y
+        gradient = gradient_seconds(len(x), fit.depth, units)
+        key = jax.random.key(random.randint(2**31 - 1))
+        model = collapsed(network)
 
-    if method == "limit":
-        return end_with_limit()
-
-    # Network: the limit's architecture with a finite width, scales and noise latent around the fitted ones.
-    network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
-    kind = f"{counted(fit.depth, 'hidden layer')} of {units} {fit.activation} units, "
-    kind += "noise by row" if is_by_row else "constant noise"
-    report.add("Finite network", f"{kind}; log-normal priors, {SPREAD:g} around the logarithms of the fitted scales")
-    if not allows_all_rows(len(x), fit.depth, units, num_chains, clock):
-        x, y = fit.inputs, fit.targets
-        report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
-    known = {**fit.scales, "noise": fit.noise_scale}, x, y
-    gradient = gradient_seconds(len(x), fit.depth, units)
-    key = jax.random.key(random.randint(2**31 - 1))
-    model = collapsed(network)
-
-    # Posterior: weighted draws of the prior where rows are few; chains where they are many or the weights are bad.
-    def weighted_draws() -> Drawn | None:
-        num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
-        with double_precision(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the Pareto shape")  # the report gives it
-            found = wide_limit_draws(key, model, num_draws, *jax.tree.map(jnp.asarray, known), weighted=True)
-        shape = float("nan") if found.pareto_shape is None else found.pareto_shape
-        line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
-        report.add("Weighted draws", line)
-        if method == "auto" and not shape <= loo.LARGEST_SHAPE:
+        # Posterior, of few rows: weighted draws of the prior.
+        if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
+            clock.begin("weighted draws")
+            num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
+            with double_precision(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="the Pareto shape")  # the report gives it
+                draws = wide_limit_draws(key, model, num_draws, *jax.tree.map(jnp.asarray, known), weighted=True)
+            shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
+            line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
+            report.add("Weighted draws", line)
+            if method == "weighted" or shape <= loo.LARGEST_SHAPE:
+                posterior = DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known)
+                return posterior, loo.of_regression(posterior.function(inputs), targets), None, 1
             report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
-            return None
-        clock.begin("leave-one-out log densities of the draws")
-        posterior = DrawnPosterior(network, {name: found[name] for name in found if name != "readout"}, known)
-        return posterior, posterior.function(inputs), None, 1
 
-    def chains() -> Drawn | None:
+        # Posterior, of many rows or where few draws have the weight: chains, in the precision that the noise needs.
         is_double, reason = needs_double(fit.noise_scale, np.mean(np.diagonal(gram)), len(x))
         report.add("Chains", f"precision: {reason}")
-        posterior: Any = None
         function: Any = None
 
         def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal posterior, function
-            posterior = DrawnPosterior(network, draws, known)
-            function = posterior.function(inputs)  # which scores the draws, too
+            nonlocal function
+            function = DrawnPosterior(network, draws, known).function(inputs)  # which scores the draws, too
             some = slice(None, None, -(-len(rows) // MOST_CHECKED))
             mean, variance, noise_variance = (part[:, some] for part in function)
             return convergence(mean, variance + noise_variance, targets[some], num_chains)
@@ -157,40 +144,41 @@ def decide(
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
             form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": method == "chains"}
             run = run_chains(model, args, num_chains, **form)
-        return None if run is None else (posterior, function, *run)
+        if run is None:
+            return None
+        posterior = DrawnPosterior(network, run[0].get_samples(), known)
+        return posterior, loo.of_regression(function, targets), *run
 
-    try:
-        found: Drawn | None = None
-        if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
-            clock.begin("weighted draws")
-            found = weighted_draws()
-        found = found or chains()
-        if found is None:
-            return end_with_limit()
-        posterior, function, mcmc, num_steps = found
-        by_draws = loo.of_regression(*function, targets)
-    except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or draws that are not finite
-        if method != "auto":
-            raise
-        line = f"the finite network was given up, and the limit predicts: {error}"
-        report.add("Decision", line)
-        warnings.warn(line, UserWarning, stacklevel=2)
-        return end_with_limit()
+    found = None
+    if method != "limit" and varies:
+        try:
+            found = draw(x, y)
+        except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or draws that are not finite
+            if method != "auto":
+                raise
+            line = f"the finite network was given up, and the limit predicts: {error}"
+            report.add("Decision", line)
+            warnings.warn(line, UserWarning, stacklevel=2)
 
-    # Choice: the limit, if it is clearly better. Its scales were fitted to these rows, which costs one nat for each,
-    # as in Akaike's criterion.
-    num_scales = sum(np.size(error) for error in fit.standard_errors.values())
-    penalised = loo.LeaveOneOut(by_limit.by_row - num_scales / num_fitted)
-    is_worse, gain = loo.is_better(penalised, by_draws)
-    report.add(
-        "Decision",
-        f"leave-one-out log density per row by draws: {by_draws}; {by_draws.reliability}",
-        f"limit minus draws, after one nat for each of its {num_scales} fitted scales: {gain}",
-        "the limit is better by more than two standard errors" if is_worse else "the limit is not clearly better",
-    )
-    if is_worse and method == "auto":
-        return end_with_limit()
-    return "weighted" if mcmc is None else "chains", fit, posterior, mcmc, num_steps
+    # Choice: the draws, unless the limit is clearly better. Its scales were fitted to these rows, which costs one nat
+    # for each, as in Akaike's criterion.
+    if found is not None:
+        posterior, by_draws, mcmc, num_steps = found
+        num_scales = sum(np.size(error) for error in fit.standard_errors.values())
+        penalised = loo.LeaveOneOut(by_limit.by_row - num_scales / num_fitted)
+        is_worse, gain = loo.is_better(penalised, by_draws)
+        report.add(
+            "Decision",
+            f"leave-one-out log density per row by draws: {by_draws}; {by_draws.reliability}",
+            f"limit minus draws, after one nat for each of its {num_scales} fitted scales: {gain}",
+            "the limit is better by more than two standard errors" if is_worse else "the limit is not clearly better",
+        )
+        if method != "auto" or not is_worse:
+            return "weighted" if mcmc is None else "chains", fit, posterior, mcmc, num_steps
+    if is_by_row:
+        line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
+        report.add("Noise", f'{line}; method="chains" has a noise by row')
+    return "limit", fit, limit, None, 1
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -259,8 +247,7 @@ def fit_scales(
     known = rows[:MOST_KNOWN] if len(x) > MOST_KNOWN else np.arange(len(x))
     report.add(
         "Infinitely wide network",
-        f"architecture chosen on {len(some)} rows, scales and noise fitted to {len(more)}",
-        f"predictions from {len(known)} of {len(x)} rows",
+        f"rows: {len(some)} to choose the architecture, {len(more)} to fit scales to, {len(known)} to predict from",
         f"{found.activation}, {counted(found.depth, 'hidden layer')}, "
         f"one scale for {'each column' if by_column else 'all columns'} of the inputs",
         f"noise {found.noise_scale:.4g} standard deviations of the targets, log evidence {found.log_evidence:.2f}",

@@ -51,10 +51,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         model_args_: arguments that it was fitted with; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
         draws_: draws that predict, by site; None for the limit.
-        predictive_: :class:`~numpyro_wide.ReadoutPredictive` of these, to be called in float64; None for the limit.
         n_iter_: number of steps of each chain, warmup included; 1 without chains.
-        n_features_in_: number of columns of the inputs.
-        feature_names_in_: names of the columns, where the inputs had names.
 
     Example:
         >>> import numpy as np
@@ -107,8 +104,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         check_one_of("noise", self.noise, NOISES)
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(
-                'noise="by_row" needs a finite network, but method is "limit", which has one noise for all rows; take '
-                'method="chains" or "auto".'
+                'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         inputs, targets = validate_data(self, X, y, **given)
@@ -117,8 +113,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         loc, scale = moments(targets)
         if np.any(scale > 0) and np.any(scale == 0):
             raise ValueError(
-                f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and would make the noise of the "
-                "others too small, which they share; leave them out."
+                f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and all columns share one noise; "
+                "leave them out."
             )
         self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
         # Several threads on few cores wait for each other far longer than they work.
@@ -162,10 +158,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             ValueError: if both are asked for, or covariances are out of range.
         """
         if return_std and return_cov:
-            raise ValueError(
-                "predict returns standard deviations or covariances, not both; the squares of the former are the "
-                "diagonal of the latter."
-            )
+            raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")
         rows = self._rows(X)
         mean, variance = self._by_blocks(rows, lambda mixture, _: np.stack(mixture.moments()))
         if return_std:
@@ -194,8 +187,6 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             Quantiles, (m, quantiles) or (m, k, quantiles).
         """
         levels = tuple(np.ravel(quantiles).tolist())
-        if not levels:
-            raise ValueError("quantiles must hold a probability at least, such as 0.5, but is empty.")
         check_levels("quantiles", levels)
         by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
         return np.stack([self._out(values) for values in by_level], axis=-1)
@@ -238,7 +229,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations from the predictive distribution of each row.
 
-        All rows of a sample have the same draw of scales, noise and hidden weights; given these, rows are independent.
+        Rows of a sample share the draw of scales, noise and hidden weights, and are independent given that.
 
         Args:
             X: inputs, (m, d).

@@ -37,8 +37,9 @@ def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance
     return y - (y - mean) / share, variance / share
 
 
-def of_regression(mean: np.ndarray, variance: np.ndarray, noise_variance: np.ndarray, y: np.ndarray) -> LeaveOneOut:
-    """Estimate leave-one-out log densities of y (rows, k) from moments of the function by draw, (draws, rows, k)."""
+def of_regression(function: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray) -> LeaveOneOut:
+    """Estimate leave-one-out log densities of y (rows, k) from a posterior's ``function`` at the rows."""
+    mean, variance, noise_variance = function
     others, spread = cavity(mean, variance, y, noise_variance)
     return averaged(Mixture(others, spread + noise_variance).by_draw(y))
 

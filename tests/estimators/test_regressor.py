@@ -93,8 +93,7 @@ def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
 
 def test_leave_one_out_is_a_fit_without_the_row(limit):
     fit = limit.fit_
-    mean, variance, noise_variance = limit._posterior.function(fit.inputs)
-    found = loo.of_regression(mean, variance, noise_variance, fit.targets[:, None]).by_row
+    found = loo.of_regression(limit._posterior.function(fit.inputs), fit.targets[:, None]).by_row
     others = limit._posterior.left_out(limit._posterior.kernel(fit.inputs))
     np.testing.assert_allclose(others.by_draw(fit.targets[:, None])[0], found, rtol=1e-6)
     with double_precision():
@@ -186,7 +185,7 @@ def test_the_report_tells_what_was_decided(weighted):
         "seconds",
     ):
         assert part in text
-    assert "<h4>Decision</h4>" in weighted.report_._repr_html_()
+    assert "\nDecision\n" in weighted.report_._repr_html_()
     assert weighted.method_ == "weighted" and weighted.mcmc_ is None and weighted.n_iter_ == 1
     assert weighted.predictive_.draws["hidden.hidden_0.kernel"].shape[0] == 500
     with pytest.raises(ValueError, match='there are no chains to convert: the fit ended with "weighted"'):
