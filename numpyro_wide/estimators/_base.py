@@ -92,11 +92,8 @@ class WideBNN(BaseEstimator):
     _columns: np.ndarray  # indices of the input columns that vary
     _moments: tuple[np.ndarray, np.ndarray]  # means and standard deviations of all input columns
     _posterior: Any
-    report_: Report
-    mcmc_: Any
     model_: Any
     model_args_: Any
-    method_: str
 
     def __init__(
         self,
@@ -158,14 +155,21 @@ class WideBNN(BaseEstimator):
         """Return inputs (n, d) standardised by their own moments, constant columns left out."""
         self._moments = moments(inputs)
         self._columns = np.flatnonzero(self._moments[1])
-        num_constant = inputs.shape[1] - len(self._columns)
-        if num_constant:
-            report.add("Data", f"{counted(num_constant, 'constant column')} left out")
+        if len(self._columns) < inputs.shape[1]:
+            report.add("Data", f"constant columns left out: {inputs.shape[1] - len(self._columns)}")
         return self._standardised(inputs)
 
-    def _report_end(self, clock: Clock) -> None:
-        self.report_.add("Decision", f'predictions are those of "{self.method_}"')
-        self.report_.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included")
+    def _keep(
+        self, report: Report, clock: Clock, method: str, fit: Any, posterior: Any, mcmc: Any, num_steps: int
+    ) -> None:
+        """Set what a fit leaves behind; the limit's posterior has no model and no draws."""
+        report.add("Decision", f'predictions are those of "{method}"')
+        report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included")
+        self.method_, self.fit_, self.mcmc_, self.n_iter_, self.report_ = method, fit, mcmc, num_steps, report
+        self._posterior = posterior
+        self.model_, self.model_args_, self.draws_ = (
+            getattr(posterior, name, None) for name in ("model", "known", "draws")
+        )
 
     def _rows(self, X: ArrayLike) -> np.ndarray:
         """Return inputs to predict for, checked and standardised."""
@@ -186,11 +190,6 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # squares of values such as 1e200 are out of range
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 column" or "2 columns"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _architecture(hidden: Any) -> tuple[int | None, int | None]:

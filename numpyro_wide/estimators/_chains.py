@@ -47,20 +47,20 @@ def run_chains(
     Returns the chains and the number of steps of each. Chains that have not settled go on for twice as many steps, or
     as many as the seconds left allow, and their earlier steps count as warmup.
     """
-    clock.begin("Adam, for starts of the chains")
-    start_key, run_key = jax.random.split(key)
-    all_chains = num_chains * gradient_seconds
-    num_adam = int(np.clip(0.1 * clock.left / all_chains, 20, _NUM_ADAM))
-    before = clock.seconds
-    options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
-    start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-    # Adam's seconds tell of a slow machine where they are more than its compilation may have taken.
-    measured = (clock.seconds - before - _COMPILING) / num_adam
-    step = GRADIENTS_A_STEP * np.clip(measured, all_chains, 10 * all_chains)
-    affordable = int(_WARMUP_SHARE * clock.left / step)
+    gradients = num_chains * gradient_seconds
+    affordable = _num_warmup(clock, gradients)
+    if affordable >= _FEWEST_STEPS:
+        clock.begin("Adam, for starts of the chains")
+        start_key, run_key = jax.random.split(key)
+        num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
+        options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
+        start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
+        # Adam's seconds tell of a slow machine where they are more than its compilation may have taken.
+        measured = (clock.seconds - before - _COMPILING) / num_adam
+        affordable = _num_warmup(clock, np.clip(measured, gradients, 10 * gradients))
     if affordable < _FEWEST_STEPS:
-        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, fewer than the minimum of"
-        report.add("Chains", f"{line} {_FEWEST_STEPS}")
+        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, of {_FEWEST_STEPS} at least"
+        report.add("Chains", line)
         line = f"{clock.budget:g} seconds are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
@@ -134,6 +134,11 @@ def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
     """Estimate the seconds of a gradient: a row's go with the width, and with its square between layers."""
     share = width / 50
     return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
+
+
+def _num_warmup(clock: Clock, gradients: float) -> int:
+    """Return the number of warmup steps that the seconds left allow, where a gradient of all chains takes so many."""
+    return int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * gradients))
 
 
 def _affordable(clock: Clock, step: float) -> int:

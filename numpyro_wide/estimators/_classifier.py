@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide import _arviz
-from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN, counted
+from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
 from numpyro_wide.estimators._chains import (
     MOST_CHECKED,
     ONE_CHAIN,
@@ -26,12 +26,11 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._posteriors import blocks, padded
+from numpyro_wide.estimators._posteriors import Draws, blocks
 from numpyro_wide.estimators._scoring import averaged
-from numpyro_wide.machine import double_precision, precision, set_blas_threads
+from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.nn._networks import FCN
 from numpyro_wide.nn._random import random_network
-from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.readout._repriorise import Surrogate, repriorise
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
@@ -91,45 +90,15 @@ def run_network(limit: WideLimitFit, width: int, x: Array, labels: Array | None 
         numpyro.sample("label", likelihood, obs=labels)
 
 
-def repriorised(limit: WideLimitFit, width: int, surrogate: Surrogate) -> Any:
-    """Return the model ``(x, labels)`` with the readout repriorised by the limit's surrogate for these rows."""
-    here = Surrogate(*map(jnp.asarray, surrogate))
-    model = partial(run_network, limit, width)
-    return repriorise(model, readout="readout", features="features", targets="labels", surrogate=here)
+class DrawnClasses(Draws):
+    """Draws of the sites of a finite network of classes, with the readout repriorised by the limit's surrogate."""
 
-
-class DrawnClasses:
-    """Draws of the sites of a finite network of classes, repriorised by the limit's surrogate. Predicts in float64."""
-
-    def __init__(self, limit: WideLimitFit, width: int, surrogate: Surrogate, draws: Mapping[str, Any]):
-        self.limit, self.width, self.surrogate = limit, width, surrogate
-        self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
-        self._predictive: ReadoutPredictive | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Numbers of the classes of the fit, (n,)."""
-        return self.limit.targets.astype(int)
-
-    @property
-    def predictive(self) -> ReadoutPredictive:
-        """The predictive of the repriorised model, to be called in double precision."""
-        if self._predictive is None:
-            with double_precision():
-                draws = {name: jnp.asarray(values) for name, values in self.draws.items()}
-                args = jnp.asarray(self.limit.inputs), jnp.asarray(self.labels)
-                model = repriorised(self.limit, self.width, self.surrogate)
-                self._predictive = ReadoutPredictive(model, draws, args)
-        return self._predictive
+    def __init__(self, model: Any, draws: Mapping[str, Any], limit: WideLimitFit):
+        super().__init__(model, draws, (limit.inputs, limit.targets.astype(int)))
 
     def by_draw(self, x: np.ndarray) -> np.ndarray:
         """Return probabilities of the classes at standardised x (m, d) by draw, (draws, m, classes)."""
-        with double_precision():
-            found = self.predictive(jax.random.key(0), jnp.asarray(padded(x)))["probs"]
-        probs = np.asarray(found, float)[:, : len(x)]
+        probs = self.predictions(x)["probs"]
         return probs if probs.ndim == 3 else np.stack([1 - probs, probs], axis=-1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -139,7 +108,8 @@ class DrawnClasses:
 
     def own(self) -> np.ndarray:
         """Return the probabilities of the fit's labels by draw, (draws, n)."""
-        return self.by_draw(self.limit.inputs)[:, np.arange(len(self.labels)), self.labels]
+        x, labels = self.known
+        return self.by_draw(x)[:, np.arange(len(labels)), labels]
 
 
 _LARGEST_RHAT = 1.05  # of chains that have settled
@@ -215,8 +185,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             raise ValueError(f"y must hold at least two classes, but holds one class, {self.classes_[0]}.")
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
-        numbers = counted(len(inputs), "row"), counted(inputs.shape[1], "column")
-        report.add("Data", ", ".join(numbers), f"classes {counts}")
+        report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
         # Several threads on few cores wait for each other far longer than they work.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = self._learn_columns(inputs, report)
@@ -225,12 +194,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             if run is None:
                 clock.begin("surrogate of the likelihood")
                 limit.predict(limit.inputs[:1])  # finds the surrogate, which the first prediction would wait for
-                run = limit, None, None, 1
-        self._posterior, self.model_, self.mcmc_, self.n_iter_ = run
-        self.method_, self.fit_, self.report_ = "limit" if self.mcmc_ is None else "chains", limit, report
-        self._report_end(clock)
-        self.model_args_ = None if self.mcmc_ is None else (limit.inputs, limit.targets.astype(int))
-        self.draws_ = None if self.mcmc_ is None else self._posterior.draws
+                run = limit, None, 1
+        self._keep(report, clock, "limit" if run[0] is limit else "chains", limit, *run)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
@@ -242,49 +207,37 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         Returns:
             Probabilities, (m, classes), in the order of ``classes_``.
         """
-        probs = self._posterior.predict(self._rows(X))
+        rows = self._rows(X)
+        probs = self._posterior.predict(rows)
         return probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Predict the most probable class.
-
-        Args:
-            X: inputs, (m, d).
-
-        Returns:
-            Labels, (m,).
-        """
+        """Predict the most probable class for inputs (m, d): labels, (m,)."""
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
-        """Predict logarithms of the probabilities of the classes.
-
-        Args:
-            X: inputs, (m, d).
-
-        Returns:
-            Log probabilities, (m, classes).
-        """
+        """Predict logarithms of the probabilities of the classes for inputs (m, d): (m, classes)."""
         return np.log(self.predict_proba(X))
 
     def _run_chains(
         self, limit: WideLimitFit, width: int, clock: Clock, random: np.random.RandomState, report: Report
     ) -> tuple[Any, ...] | None:
-        """Run chains of a finite network: posterior, model, chains, number of steps; None if the budget allows none."""
+        """Run chains of a finite network: posterior, chains, number of steps; None if the budget allows none."""
         key = jax.random.key(random.randint(2**31 - 1))
         clock.begin("surrogate of the likelihood")
         own: Any = None
 
         def judge(draws: dict[str, Any]) -> Judgement:
             nonlocal own
-            own = DrawnClasses(limit, width, surrogate, draws).own()
+            own = DrawnClasses(model, draws, limit).own()
             return convergence(own[:, :: -(-own.shape[1] // MOST_CHECKED)], self.num_chains)
 
         with precision(False):
-            surrogate = limit.surrogate()
+            surrogate = Surrogate(*map(jnp.asarray, limit.surrogate()))
+            sites: dict[str, Any] = {"readout": "readout", "features": "features", "targets": "labels"}
+            model = repriorise(partial(run_network, limit, width), surrogate=surrogate, **sites)
             args = jnp.asarray(limit.inputs, float), jnp.asarray(limit.targets.astype(int))
-            model = repriorised(limit, width, surrogate)
             seconds = gradient_seconds(len(limit.inputs), limit.depth, width)
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
             form |= {"gradient_seconds": seconds, "hold": None, "are_asked_for": True}
@@ -293,4 +246,4 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             return None
         score = averaged(np.log(np.maximum(own, 1e-300)))
         report.add("Chains", f"leave-one-out log probability of a label {score}; {score.reliability}")
-        return DrawnClasses(limit, width, surrogate, run[0].get_samples()), model, *run
+        return DrawnClasses(model, run[0].get_samples(), limit), *run

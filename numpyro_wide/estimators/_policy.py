@@ -11,7 +11,7 @@ from numpyro.infer import MCMC
 from scipy.stats import chi2
 
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._base import WIDTH, Clock, Report, counted
+from numpyro_wide.estimators._base import WIDTH, Clock, Report
 from numpyro_wide.estimators._chains import (
     GRADIENTS_A_STEP,
     MOST_CHECKED,
@@ -53,8 +53,7 @@ def decide(
     """Fit x (n, d), y (n,) or (n, k); return what predicts: method, the limit's fit, posterior, chains, their steps."""
     # Rows, without copies.
     num_outputs = 1 if y.ndim == 1 else y.shape[1]
-    numbers = counted(len(x), "row"), counted(x.shape[1], "column"), counted(num_outputs, "target")
-    report.add("Data", ", ".join(numbers))
+    report.add("Data", f"rows: {len(x)}, columns: {x.shape[1]}, targets: {num_outputs}")
     units = width or WIDTH
     if len(x) > _MANY:
         some = f"at most {MOST_FITTED} of {len(x)} rows"
@@ -98,11 +97,8 @@ def decide(
         """Return draws of a finite network with their scores, chains and steps; None if the budget is too small."""
         # Network: the limit's architecture with a finite width, scales and noise latent around the fitted ones.
         network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
-        kind = f"{counted(fit.depth, 'hidden layer')} of {units} {fit.activation} units, "
-        kind += "noise by row" if is_by_row else "constant noise"
-        report.add(
-            "Finite network", f"{kind}; log-normal priors, {SPREAD:g} around the logarithms of the fitted scales"
-        )
+        kind = f"{fit.depth} x {units} {fit.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
+        report.add("Finite network", f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales")
         if not allows_all_rows(len(x), fit.depth, units, num_chains, clock):
             x, y = fit.inputs, fit.targets
             report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
@@ -248,8 +244,7 @@ def fit_scales(
     report.add(
         "Infinitely wide network",
         f"rows: {len(some)} to choose the architecture, {len(more)} to fit scales to, {len(known)} to predict from",
-        f"{found.activation}, {counted(found.depth, 'hidden layer')}, "
-        f"one scale for {'each column' if by_column else 'all columns'} of the inputs",
+        f"{found.activation}, hidden layers: {found.depth}, input scale: {'by column' if by_column else 'none'}",
         f"noise {found.noise_scale:.4g} standard deviations of the targets, log evidence {found.log_evidence:.2f}",
     )
     return replace(found, inputs=x[known], targets=y[known]), len(more)

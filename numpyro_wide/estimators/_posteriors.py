@@ -134,37 +134,47 @@ def collapsed(network: Network) -> Any:
     return collapse_readout(partial(run_network, network), readout="readout", features="features", observed="y")
 
 
-class DrawnPosterior:
-    """Draws of a collapsed network's sites, with its arguments ``known`` (medians, x, y). Computes in float64."""
+class Draws:
+    """Draws of a wrapped model's sites, with the arguments ``known`` of its fit. Predicts in float64."""
 
-    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
-        self.network = network
-        self.draws = jax.tree.map(lambda leaf: np.asarray(leaf, float), dict(draws))
-        self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), known)
+    def __init__(self, model: Any, draws: Mapping[str, Any], known: tuple):
+        self.model = model
+        self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
+        self.known = jax.tree.map(np.asarray, known)
         self._predictive: ReadoutPredictive | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
 
     @property
-    def model(self) -> Any:
-        """The collapsed model, ``model(medians, x, y)``."""
-        return collapsed(self.network)
-
-    @property
     def predictive(self) -> ReadoutPredictive:
-        """The predictive of the collapsed model, to be called in double precision."""
+        """The predictive of the model, to be called in double precision."""
         if self._predictive is None:
             with double_precision():
-                draws, known = jax.tree.map(jnp.asarray, (self.draws, self.known))
-                self._predictive = ReadoutPredictive(self.model, draws, known)
+                self._predictive = ReadoutPredictive(self.model, *jax.tree.map(jnp.asarray, (self.draws, self.known)))
         return self._predictive
+
+    def predictions(self, *args: Any) -> dict[str, np.ndarray]:
+        """Return predictions at arguments of which the last is x (m, d), (draws, m, ...) each."""
+        *before, x = args
+        # Filled up to a power of two, so that few programs are compiled.
+        filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
+        with double_precision():
+            found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (*before, filled)))
+        return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
+
+
+class DrawnPosterior(Draws):
+    """Draws of a collapsed network's sites, fitted with medians, x and y."""
+
+    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
+        super().__init__(collapsed(network), draws, jax.tree.map(lambda leaf: np.asarray(leaf, float), known))
+        self.network = network
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return mean and variance of the function at x (m, d), and the noise's variance, (draws, m, k) each."""
-        with double_precision():
-            found = self.predictive(jax.random.key(0), self.known[0], jnp.asarray(padded(x)))
-        arrays = (np.asarray(found[name], float)[:, : len(x)] for name in ("mean", "variance", "noise_scale"))
+        found = self.predictions(self.known[0], x)
+        arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
         mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
         return mean, variance, noise_scale**2
 
@@ -198,9 +208,3 @@ def blocks(num_rows: int) -> Iterator[slice]:
     """Yield slices of at most ``BLOCK`` rows each."""
     for start in range(0, num_rows, BLOCK):
         yield slice(start, min(start + BLOCK, num_rows))
-
-
-def padded(x: np.ndarray) -> np.ndarray:
-    """Return rows (m, d) filled up to a power of two, so that few programs are compiled."""
-    size = max(16, 1 << (len(x) - 1).bit_length())
-    return np.concatenate([x, np.repeat(x[:1], size - len(x), axis=0)])

@@ -119,7 +119,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
         # Several threads on few cores wait for each other far longer than they work.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
-            self.method_, self.fit_, self._posterior, self.mcmc_, self.n_iter_ = decide(
+            method, *found = decide(
                 self._learn_columns(inputs, report),
                 (targets - loc) / self._target_scale,
                 depth=depth,
@@ -132,14 +132,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 report=report,
             )
         if np.all(scale > 0):
-            noise = ", ".join(f"{number:.4g}" for number in self.fit_.noise_scale * np.ravel(scale))
+            noise = ", ".join(f"{number:.4g}" for number in found[0].noise_scale * np.ravel(scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")
-        self.report_ = report
-        self._report_end(clock)
-        is_drawn = self.method_ != "limit"
-        self.model_ = self._posterior.model if is_drawn else None
-        self.model_args_ = self._posterior.known if is_drawn else None
-        self.draws_ = self._posterior.draws if is_drawn else None
+        self._keep(report, clock, method, *found)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False) -> Any:

@@ -178,7 +178,7 @@ def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
 def test_the_report_tells_what_was_decided(weighted):
     text = str(weighted.report_)
     for part in (
-        "40 rows, 2 columns, 1 target",
+        "rows: 40, columns: 2, targets: 1",
         "log evidence",
         "Pareto shape",
         'predictions are those of "weighted"',
