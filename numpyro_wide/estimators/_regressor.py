@@ -97,8 +97,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             Itself.
 
         Raises:
-            ValueError: for parameters out of their range or that contradict each other, or data that scikit-learn
-                refuses, such as NaN or a single row.
+            ValueError: for parameters out of their range, or data that scikit-learn refuses.
         """
         depth, width, budget, random = self._checked_parameters()
         check_one_of("noise", self.noise, NOISES)

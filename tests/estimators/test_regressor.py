@@ -242,6 +242,15 @@ def test_a_model_without_a_finite_density_is_worse():
 
 
 @pytest.mark.slow
+def test_a_single_chain_with_noise_by_row_is_pickled():
+    options = {"method": "chains", "noise": "by_row", "hidden": (4,), "num_chains": 1, "time_budget": 400}
+    model = WideBNNRegressor(random_state=0, **options).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict_interval(X_NEW), model.predict_interval(X_NEW), rtol=1e-9)
+    assert again.to_arviz().posterior.sizes["chain"] == 1 and "a single chain" in str(again.report_)
+
+
+@pytest.mark.slow
 def test_chains_by_default_on_noise_that_grows():
     random = np.random.default_rng(0)
     x = random.uniform(-1.7, 1.7, (150, 1))

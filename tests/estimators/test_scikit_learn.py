@@ -7,6 +7,8 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingRegressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -57,6 +59,26 @@ def test_pipelines_searches_scores_and_clones(tmp_path):
     assert clone(best).get_params() == best.get_params() and not hasattr(clone(best), "report_")
     joblib.dump(search, tmp_path / "search.joblib")
     np.testing.assert_array_equal(joblib.load(tmp_path / "search.joblib").predict(X), search.predict(X))
+
+
+def test_bags_of_rows_that_are_drawn_several_times():
+    bags = BaggingRegressor(WideBNNRegressor(method="limit", random_state=0), n_estimators=1, random_state=0).fit(X, Y)
+    assert len(bags.estimators_[0].fit_.inputs) == len(np.unique(bags.estimators_samples_[0])) < 30
+    assert bags.score(X, Y) > 0.9
+
+
+@pytest.mark.usefixtures("one_architecture")
+def test_calibration():
+    model = CalibratedClassifierCV(WideBNNClassifier(method="limit", random_state=0), cv=2).fit(X, X[:, 0] > 0)
+    assert model.score(X, X[:, 0] > 0) > 0.9
+
+
+@pytest.mark.slow
+def test_processes_of_their_own():
+    model = WideBNNRegressor(method="limit", random_state=0)
+    np.testing.assert_allclose(
+        cross_val_score(model, X, Y, cv=2, n_jobs=2), cross_val_score(model, X, Y, cv=2), rtol=1e-6
+    )
 
 
 def test_names_of_columns():
