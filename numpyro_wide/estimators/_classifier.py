@@ -26,7 +26,7 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._posteriors import Draws, blocks
+from numpyro_wide.estimators._posteriors import DrawnModel, blocks
 from numpyro_wide.estimators._scoring import averaged
 from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.nn._networks import FCN
@@ -90,7 +90,7 @@ def run_network(limit: WideLimitFit, width: int, x: Array, labels: Array | None 
         numpyro.sample("label", likelihood, obs=labels)
 
 
-class DrawnClasses(Draws):
+class DrawnClasses(DrawnModel):
     """Draws of the sites of a finite network of classes, with the readout repriorised by the limit's surrogate."""
 
     def __init__(self, model: Any, draws: Mapping[str, Any], limit: WideLimitFit):

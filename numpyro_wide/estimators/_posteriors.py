@@ -134,7 +134,7 @@ def collapsed(network: Network) -> Any:
     return collapse_readout(partial(run_network, network), readout="readout", features="features", observed="y")
 
 
-class Draws:
+class DrawnModel:
     """Draws of a wrapped model's sites, with the arguments ``known`` of its fit. Predicts in float64."""
 
     def __init__(self, model: Any, draws: Mapping[str, Any], known: tuple):
@@ -164,7 +164,7 @@ class Draws:
         return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
 
 
-class DrawnPosterior(Draws):
+class DrawnPosterior(DrawnModel):
     """Draws of a collapsed network's sites, fitted with medians, x and y."""
 
     def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
