@@ -74,6 +74,7 @@ def dollars_to_roles(app, what, name, obj, options, lines):
     text = "\n".join(lines)
     text = re.sub(r"\$\$(.+?)\$\$", lambda m: "\n.. math:: " + " ".join(m[1].split()) + "\n", text, flags=re.DOTALL)
     text = re.sub(r"\$(.+?)\$", lambda m: ":math:`" + " ".join(m[1].split()) + "`", text, flags=re.DOTALL)
+    text = re.sub(r"^( +\w+)_: ", r"\1\\_: ", text, flags=re.MULTILINE)  # report_ would be a reference without its end
     lines[:] = text.split("\n")
 
 

@@ -367,7 +367,7 @@ if __name__ == "__main__":
             width=32,
             activation=("gelu", "of our networks"),
             noise=(0.08, "median of its level a priori, in standard deviations of the targets"),
-            time_budget=(600.0, "seconds that the estimator may work for"),
+            time_budget=(600.0, "seconds that the estimator may take, compilation included"),
             num_chains=8,
             num_adam=(1500, "steps of Adam, for each chain"),
             gradients=(600_000, "of all chains, Adam's included"),

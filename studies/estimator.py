@@ -177,7 +177,7 @@ if __name__ == "__main__":
             sets=(["boston", "concrete", "energy", "wine", "yacht"], "names of the sets"),
             splits=(1, "how many random ones of each set, from the first"),
             gaps=(100, "how many splits with a gap of each set at the most, from the first input"),
-            time_budget=(600.0, "seconds that a fit may work for"),
+            time_budget=(600.0, "seconds that a fit may take, compilation included"),
             beside={"type": Path, "help": "table of studies/uci.py, whose scores are set beside these"},
         )
     )

@@ -1,8 +1,8 @@
-"""Estimators with scikit-learn's interface, from arrays to predictions with their uncertainty in three lines.
+"""Estimators with scikit-learn's interface: from arrays to predictions with their uncertainty in three lines.
 
-They compose what the other rooms hold and decide by leave-one-out log densities what to run: the closed form of the
-infinitely wide network, draws of its prior by their evidence, or chains. ``report_`` says what was decided from which
-numbers. scikit-learn is imported with this room, and no earlier.
+Leave-one-out log densities decide which posterior predicts: the closed form of the infinitely wide network, weighted
+draws of its prior, or chains. ``report_`` gives the numbers behind each decision. scikit-learn is imported with this
+package, and no earlier.
 """
 
 from importlib.util import find_spec

@@ -1,17 +1,20 @@
-"""What both estimators share: arguments, reports, ArviZ."""
+"""What both estimators share: parameters, standardised inputs, the report, the clock."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 from html import escape
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
+from tqdm.auto import tqdm
 
 from numpyro_wide._checks import check_one_of, whole_number
 from numpyro_wide.machine import precision
@@ -21,63 +24,76 @@ _logger = logging.getLogger("numpyro_wide.estimators")
 
 @dataclass
 class Report:
-    """A page of headings with lines below them. Printing it gives the page; lines are logged as they come.
-
-    Attributes:
-        title: first line.
-        sections: lines by heading, in the order in which they came.
-    """
+    """A page of text, lines under headings; each line is logged when it is added."""
 
     title: str
     sections: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, heading: str, *lines: str) -> None:
-        """Append lines below a heading, which is made where there is none yet.
-
-        Args:
-            heading: name of the section.
-            *lines: sentences, or lines of a table.
-        """
+        """Append lines, or tables of several lines, under a heading."""
         for line in lines:
             _logger.info("%s: %s", heading, line)
         self.sections.setdefault(heading, []).extend(part for line in lines for part in line.split("\n"))
 
     def announce(self, line: str) -> None:
-        """Say what will be done before it is begun, aloud: a long run should surprise nobody.
-
-        Args:
-            line: sentence.
-        """
+        """Append a line to the plan and log it as a warning: a long run should surprise nobody."""
         _logger.warning(line)
         self.sections.setdefault("Plan", []).append(line)
 
     def __str__(self) -> str:
-        parts = [self.title, "=" * len(self.title)]
-        for heading, lines in self.sections.items():
-            parts += ["", heading, *(f"  {line}" for line in lines)]
-        return "\n".join(parts)
+        lines = [self.title, "=" * len(self.title)]
+        for heading, own in self.sections.items():
+            lines += ["", heading, *(f"  {line}" for line in own)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = [f"<h3>{escape(self.title)}</h3>"]
-        for heading, lines in self.sections.items():
-            parts.append(f"<h4>{escape(heading)}</h4><pre>{escape(chr(10).join(lines))}</pre>")
-        return "".join(parts)
+        return f"<pre>{escape(str(self))}</pre>"
 
 
-SECONDS = 600.0  # of work where no budget is given
+class Clock:
+    """Wall-clock seconds of a fit, compilation included, from when this is made; with a progress bar or without."""
+
+    def __init__(self, budget: float, progress_bar: bool = False):
+        self.budget, self.progress_bar, self._start = budget, progress_bar, time.perf_counter()
+        form = "{desc}: {n:.0f} of {total:g} seconds |{bar}|"
+        self._bar = tqdm(total=budget, bar_format=form, disable=not progress_bar)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return time.perf_counter() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds left of the budget, 0 at least."""
+        return max(0.0, self.budget - self.seconds)
+
+    def begin(self, stage: str) -> None:
+        """Show the stage that begins now."""
+        self._bar.n = min(self.seconds, self.budget)
+        self._bar.set_description_str(stage)
+
+    def __enter__(self) -> "Clock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin("done")
+        self._bar.close()
+
+
+SECONDS = 600.0  # where no budget is given
 WIDTH = 50  # hidden units where nothing else is said: on the benchmark's tables wider ones gain little
 
 
 class WideBNN(BaseEstimator):
-    """Base of the estimators: their parameters, and what comes out of every fit."""
+    """Base of the estimators: their parameters, and what every fit leaves behind."""
 
     _methods: tuple[str, ...] = ()
-    _columns: np.ndarray
+    _columns: np.ndarray  # indices of the input columns that vary
+    _moments: tuple[np.ndarray, np.ndarray]  # means and standard deviations of all input columns
     _posterior: Any
-    mcmc_: Any
     model_: Any
     model_args_: Any
-    method_: str
 
     def __init__(
         self,
@@ -96,34 +112,17 @@ class WideBNN(BaseEstimator):
         self.random_state = random_state
         self.progress_bar = progress_bar
 
-    def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
-        """Return depth and width, None where they are to be found, the seconds of the budget, and a generator."""
-        check_one_of("method", self.method, self._methods)
-        whole_number("num_chains", self.num_chains)
-        budget = SECONDS if self.time_budget is None else self.time_budget
-        if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
-            raise ValueError(
-                f"time_budget must be a positive number of seconds, or None for {SECONDS:g} at the most, but is "
-                f"{self.time_budget!r}."
-            )
-        depth, width = _architecture(self.hidden)
-        return depth, width, float(budget), check_random_state(self.random_state)
-
     @property
     def predictive_(self) -> Any:
         """The predictive of the draws, of standardised numbers; None for the limit."""
         check_is_fitted(self)
         return getattr(self._posterior, "predictive", None)
 
-    def _kept(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the columns that vary; where none does, one of zeros."""
-        return inputs[:, self._columns] if len(self._columns) else np.zeros((len(inputs), 1))
-
     def to_arviz(self) -> Any:
-        """Hand the chains over to ArviZ: draws of the unwrapped network, and log likelihoods by row.
+        """Convert the chains to ArviZ: draws of the unwrapped network, and log likelihoods by row.
 
         Returns:
-            What :func:`~numpyro_wide.diagnostics.to_arviz` gives.
+            The result of :func:`~numpyro_wide.diagnostics.to_arviz`.
 
         Raises:
             ValueError: if no chains were run; ``method="chains"`` runs them.
@@ -133,39 +132,68 @@ class WideBNN(BaseEstimator):
         check_is_fitted(self)
         if self.mcmc_ is None:
             raise ValueError(
-                f'there are no chains to hand over: the fit ended with "{self.method_}"; fit with method="chains".'
+                f'there are no chains to convert: the fit ended with "{self.method_}"; fit with method="chains".'
             )
         draw = next(iter(self.mcmc_.get_samples().values()))
         with precision(draw.dtype == np.float64):  # that the chains ran in
             return to_arviz(self.mcmc_, self.model_, *jax.tree.map(jnp.asarray, self.model_args_))
 
+    def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
+        """Return depth and width, both None where they are to be chosen, the budget in seconds, and a generator."""
+        check_one_of("method", self.method, self._methods)
+        whole_number("num_chains", self.num_chains)
+        depth, width = _architecture(self.hidden)
+        budget = SECONDS if self.time_budget is None else self.time_budget
+        if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
+            raise ValueError(
+                f"time_budget must be a positive number of seconds, or None for at most {SECONDS:g}, but is "
+                f"{self.time_budget!r}."
+            )
+        return depth, width, float(budget), check_random_state(self.random_state)
 
-class Standardiser(NamedTuple):
-    """Shift and scale that give the training rows mean zero and variance one, of the shape of a row."""
+    def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
+        """Return inputs (n, d) standardised by their own moments, constant columns left out."""
+        self._moments = moments(inputs)
+        self._columns = np.flatnonzero(self._moments[1])
+        if len(self._columns) < inputs.shape[1]:
+            report.add("Data", f"constant columns left out: {inputs.shape[1] - len(self._columns)}")
+        return self._standardised(inputs)
 
-    loc: np.ndarray
-    scale: np.ndarray
+    def _keep(
+        self, report: Report, clock: Clock, method: str, fit: Any, posterior: Any, mcmc: Any, num_steps: int
+    ) -> None:
+        """Set what a fit leaves behind; the limit's posterior has no model and no draws."""
+        report.add("Decision", f'predictions are those of "{method}"')
+        report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included")
+        self.method_, self.fit_, self.mcmc_, self.n_iter_, self.report_ = method, fit, mcmc, num_steps, report
+        self._posterior = posterior
+        self.model_, self.model_args_, self.draws_ = (
+            getattr(posterior, name, None) for name in ("model", "known", "draws")
+        )
 
-    @classmethod
-    def fit(cls, train: np.ndarray) -> "Standardiser":
-        """Take them from training rows (n, ...)."""
-        loc, scale = np.mean(train, axis=0, dtype=float), np.std(train, axis=0, dtype=float)
-        # Rounding of a constant column leaves a deviation that is not quite zero.
-        return cls(loc, np.where(scale <= 1e-12 * np.abs(loc), 1.0, scale))
+    def _rows(self, X: ArrayLike) -> np.ndarray:
+        """Return inputs to predict for, checked and standardised."""
+        check_is_fitted(self)
+        return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _standardised(self, inputs: np.ndarray) -> np.ndarray:
+        if not len(self._columns):
+            return np.zeros((len(inputs), 1))
+        loc, scale = (part[self._columns] for part in self._moments)
+        return (inputs[:, self._columns] - loc) / scale
 
 
-def standardised(standardiser: Standardiser, values: np.ndarray) -> np.ndarray:
-    """Return rows without units in float64, which small noise needs.
-
-    Args:
-        standardiser: mean and scale.
-        values: rows in their units, (n, ...).
-    """
-    return (values - standardiser.loc) / standardiser.scale
+def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation by column of (n, ...); a deviation of 0 where rounding is all that varies."""
+    size = np.max(np.abs(values), axis=0)
+    size = np.where(size > 0, size, 1.0)
+    shares = values / size  # squares of values such as 1e200 are out of range
+    loc, scale = shares.mean(axis=0), shares.std(axis=0)
+    return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
 
 
 def _architecture(hidden: Any) -> tuple[int | None, int | None]:
-    """Return the number of hidden layers and their width, None each where both are to be found."""
+    """Return the number of hidden layers and their width, both None where they are to be chosen."""
     if isinstance(hidden, str) and hidden == "auto":
         return None, None
     if not isinstance(hidden, tuple | list) or not hidden:
@@ -174,8 +202,5 @@ def _architecture(hidden: Any) -> tuple[int | None, int | None]:
         )
     widths = {whole_number("the width of a hidden layer", width) for width in hidden}
     if len(widths) > 1:
-        raise ValueError(
-            f"the hidden layers must be of one width, but hidden is {', '.join(map(str, hidden))}; give "
-            "the same number for each, or build the network with numpyro_wide.nn."
-        )
+        raise ValueError(f"the hidden layers must have the same width, but hidden is {hidden!r}.")
     return len(hidden), widths.pop()

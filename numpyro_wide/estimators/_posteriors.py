@@ -1,9 +1,7 @@
-"""Posteriors of regression: mixtures over draws, in the units of the targets."""
+"""Posteriors of regression: the limit's Gaussian, or a mixture of Gaussians over draws, of standardised targets."""
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -12,84 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.linalg import cho_factor, cho_solve
-from scipy.special import logsumexp
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import logsumexp, ndtr
 
+from numpyro_wide._compile import run_program
 from numpyro_wide.linear_gaussian._problem import readout_posterior
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn._models import NoiseNetwork, bnn
 from numpyro_wide.nn._networks import FCN
 from numpyro_wide.readout._collapse import collapse_readout
 from numpyro_wide.readout._functions import site_function
-from numpyro_wide.readout._predictive import ReadoutPredictive, summarise
+from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-SPREAD = 0.5  # of the logarithms of scales and noise a priori
+SPREAD = 0.5  # prior standard deviation of the logarithms of scales and noise
+BLOCK = 4096  # rows predicted at a time
 
 
-class Network(NamedTuple):
-    """A network, but for its scales.
-
-    Attributes:
-        depth: number of hidden layers.
-        width: number of units in each.
-        activation: activation, by name or as a function.
-        num_outputs: number of outputs; None for targets that are a vector.
-        by_row: whether the noise depends on the inputs.
-    """
-
-    depth: int
-    width: int
-    activation: str | Callable[[Array], Array]
-    num_outputs: int | None
-    by_row: bool
-
-
-def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
-    """Run the model of a network: latent scales and noise, log-normal around medians.
-
-    The medians are arguments, as the data are, so that what is compiled serves other data of as many rows. Where
-    columns have scales of their own these are the first layer's, and ``w_std`` is held.
-
-    Args:
-        network: the network.
-        medians: medians of the scales by name, that of "noise" among them.
-        x: inputs, (n, d).
-        y: targets, (n,) or (n, k); None to predict.
-    """
-    scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
-    noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
-    if "input_scale" in medians:
-        scales["w_std"] = medians["w_std"]
-    with warnings.catch_warnings():
-        # The data chose the scales, and the report tells how large the outputs are.
-        warnings.filterwarnings("ignore", message="the prior variance of the network's output")
-        bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
-
-
-@cache
-def collapsed(network: Network) -> Any:
-    """Return the model ``(medians, x, y)`` of a network with the readout integrated out.
-
-    Args:
-        network: the network.
-    """
-    model = partial(run_network, network)
-    return collapse_readout(model, readout="readout", features="features", observed="y")
-
-
-_MIXTURE_BLOCK = 500  # rows whose quantiles are found together
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Predictions by draw.
-
-    Attributes:
-        mean: means of the components, (draws, m, k).
-        variance: variances of the components, noise included, (draws, m, k).
-    """
+class Mixture(NamedTuple):
+    """Equal-weight mixtures of Gaussians, noise included: means and variances by draw, (draws, m, k) each."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -99,127 +39,108 @@ class Mixture:
         return self.mean.mean(axis=0), self.variance.mean(axis=0) + self.mean.var(axis=0)
 
     def quantiles(self, levels: Sequence[float]) -> np.ndarray:
-        """Return the numbers that the mixture is below with given probabilities, (levels, m, k).
-
-        Args:
-            levels: probabilities, between 0 and 1.
-        """
-        blocks = []
-        for start in range(0, self.mean.shape[1], _MIXTURE_BLOCK):
-            rows = slice(start, start + _MIXTURE_BLOCK)
-            found: dict[str, Any] = {
-                "mean": self.mean[:, rows],
-                "predictive_variance": self.variance[:, rows],
-                "variance": self.variance[:, rows],
-            }
-            by_level = summarise(found, "", tuple(levels)).quantiles
-            blocks.append(np.stack([by_level[level] for level in levels]))
-        return np.concatenate(blocks, axis=1)
+        """Return quantiles, (levels, m, k), by halving: 40 times, to 1e-12 of the range."""
+        scale = np.sqrt(self.variance)
+        far = 10 * scale.max(axis=0)
+        found = []
+        for level in levels:
+            low, high = self.mean.min(axis=0) - far, self.mean.max(axis=0) + far
+            for _ in range(40):
+                middle = 0.5 * (low + high)
+                is_below = ndtr((middle - self.mean) / scale).mean(axis=0) < level
+                low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+            found.append(0.5 * (low + high))
+        return np.stack(found)
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        """Return the log density of each row's outputs together, which are independent given the draw, (m,).
-
-        Args:
-            y: observations, (m, k).
-        """
+        """Return the log density of each row of y (m, k), whose outputs are independent given the draw, (m,)."""
         return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))
 
-    def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
-        """Draw observations, all rows of one sample from the same draw, (samples, m, k).
+    def by_draw(self, y: np.ndarray) -> np.ndarray:
+        """Return the log density of each row of y (m, k) by draw, (draws, m)."""
+        square = (y - self.mean) ** 2 / self.variance
+        return -0.5 * np.sum(square + np.log(2 * np.pi * self.variance), axis=-1)
 
-        Args:
-            random: generator.
-            places: where in the list of the draws the one of each sample is, as a share of it, (samples,).
-        """
+    def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
+        """Draw observations, (samples, m, k), a draw for all rows of each sample: the one at its place in [0, 1)."""
         chosen = (places * len(self.mean)).astype(int)
         noise = random.standard_normal((len(places), *self.mean.shape[1:]))
         return self.mean[chosen] + np.sqrt(self.variance[chosen]) * noise
 
-    def by_draw(self, y: np.ndarray) -> np.ndarray:
-        """Return the log density of each row's outputs together by component, (draws, m).
 
-        Args:
-            y: observations, (m, k).
-        """
-        square = (y - self.mean) ** 2 / self.variance
-        return -0.5 * np.sum(square + np.log(2 * np.pi * self.variance), axis=-1)
-
-
-_BLOCK = 1024  # rows predicted at a time
-
-
-class RegressionPosterior(ABC):
-    """A posterior that predicts: a mixture of Gaussians, over draws or of one."""
-
-    @abstractmethod
-    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance of the function, and the variance of the noise, (draws, m, k) each.
-
-        Args:
-            x: inputs, (m, d).
-        """
-
-    def mixture(self, x: np.ndarray) -> Mixture:
-        """Return predictions of observations, one Gaussian for each draw and entry.
-
-        Args:
-            x: inputs, (m, d).
-        """
-        mean, variance, noise_variance = self.function(x)
-        return Mixture(mean, variance + noise_variance)
-
-
-class LimitPosterior(RegressionPosterior):
-    """The posterior of the infinitely wide network at fixed scales, a Gaussian process.
-
-    Args:
-        fit: scales, with the rows to predict from, targets (n,) or (n, k).
-    """
+class LimitPosterior:
+    """The posterior of the infinitely wide network at fixed scales, a Gaussian process."""
 
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance of the function, and the variance of the noise, (1, m, k) each.
-
-        Args:
-            x: inputs, (m, d).
-        """
+        """Return mean and variance of the function at x (m, d), and the noise's variance, (1, m, k) each."""
         mean, variance = self.fit.predict(x)
         mean = mean.reshape(1, len(x), -1)
         return mean, np.broadcast_to(variance[:, None], mean.shape), np.full(mean.shape, self.fit.noise_scale**2)
 
-    def covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return the covariance of the function between rows, which all outputs share, (m, m, k).
-
-        Args:
-            x: inputs, (m, d).
-        """
+    def kernel(self, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+        """Return the prior covariance of the function between x1 (n1, d) and x2 (n2, d), x1 by default."""
         fit = self.fit
-        kernel = fcn_kernel(fit.depth, fit.activation, **fit.scales)
         with double_precision():
-            gram = np.array(kernel(fit.inputs)[0])
-            gram[np.diag_indices_from(gram)] += fit.noise_scale**2
-            cross = np.asarray(kernel(x, fit.inputs)[0])
-            explained = cross @ np.asarray(cho_solve(cho_factor(gram, lower=True), cross.T))
-            found = np.asarray(kernel(x)[0]) - explained
-        num_outputs = 1 if fit.targets.ndim == 1 else fit.targets.shape[1]
-        return np.repeat(found[:, :, None], num_outputs, axis=2)
+            return np.array(fcn_kernel(fit.depth, fit.activation, **fit.scales)(x1, x2)[0])
+
+    def left_out(self, gram: np.ndarray) -> Mixture:
+        """Return predictions of each row of the fit by all others (Rasmussen 2006, p. 117), from the rows' kernel."""
+        targets = self.fit.targets.reshape(len(gram), -1)
+        inverse = cho_solve(self._factor(gram), np.eye(len(gram)))
+        variance = 1 / np.diagonal(inverse)[:, None]
+        mean = targets - variance * (inverse @ targets)
+        return Mixture(mean[None], np.broadcast_to(variance, mean.shape)[None])
+
+    def covariance(self, x: np.ndarray) -> np.ndarray:
+        """Return the covariance of the function between rows of x (m, d), which all outputs share, (m, m, k)."""
+        inputs, targets = self.fit.inputs, self.fit.targets
+        cross = self.kernel(x, inputs)
+        found = self.kernel(x) - cross @ cho_solve(self._factor(self.kernel(inputs)), cross.T)
+        return np.repeat(found[:, :, None], 1 if targets.ndim == 1 else targets.shape[1], axis=2)
+
+    def _factor(self, gram: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Return the Cholesky factor of the targets' covariance."""
+        return cho_factor(gram + self.fit.noise_scale**2 * np.eye(len(gram)), lower=True)
 
 
-class DrawnPosterior(RegressionPosterior):
-    """Draws of a finite network's weights, scales and noise, the readout integrated out. Computes in float64.
+class Network(NamedTuple):
+    """A finite network but for its scales."""
 
-    Args:
-        network: the network.
-        draws: draws of the collapsed model's sites, each with a leading axis.
-        known: arguments that it was fitted with: medians, inputs, targets.
-    """
+    depth: int  # number of hidden layers
+    width: int  # units in each
+    activation: str | Callable[[Array], Array]
+    num_outputs: int | None  # None for targets that are a vector
+    by_row: bool  # whether the noise depends on the inputs
 
-    def __init__(self, network: Network, draws: dict[str, Any], known: tuple[dict[str, Any], Any, Any]):
-        self.network = network
-        self.draws = jax.tree.map(lambda leaf: np.asarray(leaf, float), dict(draws))
-        self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), known)
+
+def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
+    """Run the model of a network: latent scales and noise, log-normal around medians (by name, and "noise")."""
+    scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
+    noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
+    if "input_scale" in medians:
+        scales["w_std"] = medians["w_std"]  # the columns' own scales are the first layer's
+    with warnings.catch_warnings():
+        # The data chose the scales, and the report tells how large the outputs are.
+        warnings.filterwarnings("ignore", message="the prior variance of the network's output")
+        bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
+
+
+@cache
+def collapsed(network: Network) -> Any:
+    """Return the model ``(medians, x, y)`` of a network with the readout integrated out."""
+    return collapse_readout(partial(run_network, network), readout="readout", features="features", observed="y")
+
+
+class DrawnModel:
+    """Draws of a wrapped model's sites, with the arguments ``known`` of its fit. Predicts in float64."""
+
+    def __init__(self, model: Any, draws: Mapping[str, Any], known: tuple):
+        self.model = model
+        self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
+        self.known = jax.tree.map(np.asarray, known)
         self._predictive: ReadoutPredictive | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,70 +148,63 @@ class DrawnPosterior(RegressionPosterior):
 
     @property
     def predictive(self) -> ReadoutPredictive:
-        """The predictive of the collapsed model, to be called in double precision."""
+        """The predictive of the model, to be called in double precision."""
         if self._predictive is None:
             with double_precision():
-                draws, known = jax.tree.map(jnp.asarray, (self.draws, self.known))
-                self._predictive = ReadoutPredictive(collapsed(self.network), draws, known)
+                self._predictive = ReadoutPredictive(self.model, *jax.tree.map(jnp.asarray, (self.draws, self.known)))
         return self._predictive
 
-    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance of the function, and the variance of the noise, (draws, m, k) each.
+    def predictions(self, *args: Any) -> dict[str, np.ndarray]:
+        """Return predictions at arguments of which the last is x (m, d), (draws, m, ...) each."""
+        *before, x = args
+        # Filled up to a power of two, so that few programs are compiled.
+        filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
+        with double_precision():
+            found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (*before, filled)))
+        return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
 
-        Args:
-            x: inputs, (m, d).
-        """
-        blocks = [self._block(padded, size) for padded, size in padded_blocks(x)]
-        mean, variance, noise_scale = (np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
+
+class DrawnPosterior(DrawnModel):
+    """Draws of a collapsed network's sites, fitted with medians, x and y."""
+
+    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
+        super().__init__(collapsed(network), draws, jax.tree.map(lambda leaf: np.asarray(leaf, float), known))
+        self.network = network
+
+    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and variance of the function at x (m, d), and the noise's variance, (draws, m, k) each."""
+        found = self.predictions(self.known[0], x)
+        arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
+        mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
         return mean, variance, noise_scale**2
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return the covariance of the function between rows: that given a draw, averaged, and that of its means.
+        """Return the covariance of the function between rows of x, (m, m, k): averaged, plus that of the means."""
+        network, model = self.network, partial(run_network, self.network)
 
-        Args:
-            x: inputs, (m, d).
-        """
-        medians, x_known, y_known = self.known
-        model = partial(run_network, self.network)
-        num_rows = len(x)
+        def given_draws(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
+            medians, x_known, y_known = known
 
-        def given(draw: dict[str, Any]) -> Any:
-            known, new, noise = (
-                site_function(model, site, medians, jnp.asarray(at))(draw)
-                for site, at in (("features", x_known), ("features", x), ("noise", x_known))
-            )
-            noise = noise[:, None] if self.network.by_row and self.network.num_outputs is not None else noise
-            targets = jnp.asarray(y_known)
-            mean, spread = readout_posterior(known, targets, noise)
-            return (new @ mean).reshape(num_rows, -1), new @ spread @ new.T
+            def add(total: Array, draw: Any) -> tuple[Array, Array]:
+                at_known, at_new, noise = (
+                    site_function(model, site, medians, at)(draw)
+                    for site, at in (("features", x_known), ("features", new), ("noise", x_known))
+                )
+                noise = noise[:, None] if network.by_row and network.num_outputs is not None else noise
+                mean, spread = readout_posterior(at_known, y_known, noise)
+                return total + at_new @ spread @ at_new.T, (at_new @ mean).reshape(len(new), -1)
 
-        def add(total: Any, draw: dict[str, Any]) -> tuple[Any, Any]:
-            mean, spread = given(draw)
-            return total + spread, mean
+            return jax.lax.scan(add, jnp.zeros((len(new), len(new))), draws)
 
         with double_precision():
-            draws = jax.tree.map(jnp.asarray, self.draws)
-            total, means = jax.jit(partial(jax.lax.scan, add))(jnp.zeros((num_rows, num_rows)), draws)
-            means, spread = np.asarray(means), np.asarray(total) / len(means)
+            total, means = run_program(given_draws, *jax.tree.map(jnp.asarray, (self.draws, self.known, x)))
+        means, spread = np.asarray(means), np.asarray(total) / len(means)
         deviations = means - means.mean(axis=0)
         between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
         return spread[:, :, None] + between
 
-    def _block(self, padded: np.ndarray, num_rows: int) -> tuple[np.ndarray, ...]:
-        with double_precision():
-            found = self.predictive(jax.random.key(0), self.known[0], jnp.asarray(padded))
-        names = ("mean", "variance", "noise_scale")
-        arrays = (np.asarray(found[name], float)[:, :num_rows] for name in names)
-        return tuple(array.reshape(*array.shape[:2], -1) for array in arrays)
 
-
-def padded_blocks(x: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield blocks of rows, padded to powers of two so that few programs are compiled, and how many rows count.
-
-    Args:
-        x: rows, (m, d).
-    """
-    for start in range(0, len(x), _BLOCK):
-        rows = x[start : start + _BLOCK]
-        size = max(16, 1 << (len(rows) - 1).bit_length())
-        yield np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)]), len(rows)
+def blocks(num_rows: int) -> Iterator[slice]:
+    """Yield slices of at most ``BLOCK`` rows each."""
+    for start in range(0, num_rows, BLOCK):
+        yield slice(start, min(start + BLOCK, num_rows))

@@ -1,4 +1,4 @@
-"""Regression with wide Bayesian neural networks, as scikit-learn's estimators do it."""
+"""Regression with wide Bayesian neural networks, with scikit-learn's interface."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,33 +7,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_consistent_length, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Report, Standardiser, WideBNN, standardised
-from numpyro_wide.estimators._chains import Clock
-from numpyro_wide.estimators._policy import METHODS, NOISES, Request, decide
-from numpyro_wide.estimators._posteriors import Mixture
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
+from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
+from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.machine import set_blas_threads
-
-_BLOCK = 8192  # rows predicted at a time: of all of them and all draws there may be too many
 
 
 class WideBNNRegressor(RegressorMixin, WideBNN):
     r"""Regression with a wide Bayesian neural network: fit, predict with uncertainty, read what was decided.
 
-    Inputs and targets are standardised, constant columns left out. The evidence of the infinitely wide network chooses
-    activation, depth, and whether columns have scales of their own, and fits scales and noise
-    (:func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`). From there the closed form of the infinitely wide network
-    predicts ("limit"), or draws of a finite network: of its prior, chosen by their evidence ("weighted",
-    :func:`~numpyro_wide.wide_limit_draws`), or of microcanonical chains of the collapsed model ("chains"), with latent
-    scales and noise. "auto" weighs draws where rows are few, runs chains where they are not or the weights are bad, and
-    keeps these unless the limit has clearly more leave-one-out log density. The limit's is in closed form, and that of
-    draws is too, given each draw, with Pareto-smoothed weights. ``report_`` tells all these numbers.
+    Inputs and targets are standardised; constant columns and copies of rows are left out. The evidence of the
+    infinitely wide network chooses activation, depth, and whether columns have scales of their own, and fits scales and
+    noise (:func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`). Then the closed form of the infinitely wide network
+    predicts ("limit"), or draws of a finite network with latent scales and noise: of its prior, chosen by their
+    evidence ("weighted", :func:`~numpyro_wide.wide_limit_draws`), or of microcanonical chains of the collapsed model
+    ("chains"). "auto" weighs draws where rows are few, runs chains where they are many or the weights are bad, and
+    keeps the draws unless the limit has clearly more leave-one-out log density.
 
     All predictions are mixtures of Gaussians over draws, noise included, in the units of the targets, and computed in
-    double precision whatever JAX is set to. Chains run in single precision unless the noise is small, or
-    lost beside large features.
+    double precision whatever JAX is set to.
 
     Args:
         hidden: widths of the hidden layers, all the same, such as (50,); or "auto": depth by the evidence, 50 units.
@@ -41,29 +36,22 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             (:class:`~numpyro_wide.nn.NoiseNetwork`), which the limit does not have; or "auto", by a test of the limit's
             leave-one-out residuals.
         method: "auto", "limit", "weighted" or "chains".
-        time_budget: number of seconds that the fit may take, those of compilation apart; None for ten minutes at most.
-            Chains end before it is spent if they have settled.
+        time_budget: number of seconds that the fit may take, compilation included; None for at most ten minutes. Chains
+            end earlier if they have settled.
         num_chains: number of chains.
-        random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. How many steps a
-            budget pays for is seen by the clock: a fit with chains does not repeat exactly.
-        progress_bar: whether to show the seconds worked and what is being done.
+        random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. The number of steps
+            depends on the clock: a fit with chains does not repeat exactly.
+        progress_bar: whether to show the seconds so far and the stage of the fit.
 
     Attributes:
-        report_: what was decided, and from which numbers; ``str(report_)`` is a page of text.
+        report_: decisions, and the numbers behind them; ``str(report_)`` is a page of text.
         method_: what predicts: "limit", "weighted" or "chains".
         fit_: result of :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`, for standardised inputs and targets.
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
         model_args_: arguments that it was fitted with; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
         draws_: draws that predict, by site; None for the limit.
-        predictive_: :class:`~numpyro_wide.ReadoutPredictive` of these, to be called in float64; None for the limit.
         n_iter_: number of steps of each chain, warmup included; 1 without chains.
-        n_features_in_: number of columns of the inputs.
-        feature_names_in_: names of the columns, where the inputs had names.
-
-    Raises:
-        ValueError: when it is fitted, for parameters that are none of these or contradict each other, and data that
-            scikit-learn refuses, such as NaN or a single row.
 
     Example:
         >>> import numpy as np
@@ -115,35 +103,41 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         check_one_of("noise", self.noise, NOISES)
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(
-                'noise="by_row" needs a finite network, but method is "limit", which has one noise for all rows; take '
-                'method="chains" or "auto".'
+                'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
-        _refuse_words(y)
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         inputs, targets = validate_data(self, X, y, **given)
-        targets = np.asarray(targets, float)
-        _refuse_constant_columns(targets)
-        self._columns = np.flatnonzero(np.ptp(inputs, axis=0) > 0)
-        self._by_column = Standardiser.fit(self._kept(inputs))
-        self._by_target = Standardiser.fit(targets)
         report = Report("Bayesian neural network, regression")
-        request = Request(depth, width, self.noise, self.method, self.num_chains)
-        if len(self._columns) < inputs.shape[1]:
-            report.add("Data", f"{inputs.shape[1] - len(self._columns)} constant column(s) left out")
-        rows = standardised(self._by_column, self._kept(inputs)), standardised(self._by_target, targets)
+        inputs, targets = without_copies(inputs, np.asarray(targets, float), report)
+        loc, scale = moments(targets)
+        if np.any(scale > 0) and np.any(scale == 0):
+            raise ValueError(
+                f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and all columns share one noise; "
+                "leave them out."
+            )
+        self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
         # Several threads on few cores wait for each other far longer than they work.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
-            found = decide(request, *rows, clock, random, report)
-        if np.all(np.ptp(targets, axis=0) > 0):
-            noise = ", ".join(f"{number:.4g}" for number in found.fit.noise_scale * np.ravel(self._by_target.scale))
+            method, *found = decide(
+                self._learn_columns(inputs, report),
+                (targets - loc) / self._target_scale,
+                depth=depth,
+                width=width,
+                noise=self.noise,
+                method=self.method,
+                num_chains=self.num_chains,
+                clock=clock,
+                random=random,
+                report=report,
+            )
+        if np.all(scale > 0):
+            noise = ", ".join(f"{number:.4g}" for number in found[0].noise_scale * np.ravel(scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")
-        self.report_, self.method_, self.fit_ = report, found.method, found.fit
-        self.model_, self.model_args_, self.mcmc_ = found.model, found.model_args, found.mcmc
-        self.draws_, self.n_iter_, self._posterior = found.draws, found.num_steps, found.posterior
+        self._keep(report, clock, method, *found)
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Predict means, and how far observations may lie from them.
+        """Predict means, and standard deviations or covariances of observations.
 
         Args:
             X: inputs, (m, d).
@@ -155,27 +149,29 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             covariances, (m, m) or (m, m, k).
 
         Raises:
-            ValueError: for inputs that scikit-learn refuses, or if both are asked for.
+            ValueError: if both are asked for, or covariances are out of range.
         """
         if return_std and return_cov:
-            raise ValueError(
-                "predict returns standard deviations or covariances, not both; the squares of the former are the "
-                "diagonal of the latter."
-            )
+            raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")
         rows = self._rows(X)
         mean, variance = self._by_blocks(rows, lambda mixture, _: np.stack(mixture.moments()))
         if return_std:
             return self._out(mean), self._out(np.sqrt(variance), deviation=True)
         if not return_cov:
             return self._out(mean)
+        if np.any(self._target_scale > 1e150) or np.any(self._target_scale < 1e-150):
+            raise ValueError(
+                f"the covariances of targets with the standard deviation {np.max(self._target_scale):.3g} are out of "
+                "range; take other units, or return_std=True."
+            )
         covariance = self._posterior.covariance(rows)
         index = np.arange(len(rows))
         covariance[index, index] = variance
-        covariance = covariance * np.reshape(self._by_target.scale, -1) ** 2
-        return self._out(mean), covariance if self._by_target.loc.ndim else covariance[..., 0]
+        covariance = covariance * np.reshape(self._target_scale, -1) ** 2
+        return self._out(mean), covariance if self._target_loc.ndim else covariance[..., 0]
 
     def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Predict numbers that observations are below with given probabilities.
+        """Predict quantiles of observations.
 
         Args:
             X: inputs, (m, d).
@@ -183,13 +179,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Returns:
             Quantiles, (m, quantiles) or (m, k, quantiles).
-
-        Raises:
-            ValueError: for inputs that scikit-learn refuses, or levels outside of (0, 1).
         """
         levels = tuple(np.ravel(quantiles).tolist())
-        if not levels:
-            raise ValueError("quantiles must hold a probability at least, such as 0.5, but is empty.")
         check_levels("quantiles", levels)
         by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
         return np.stack([self._out(values) for values in by_level], axis=-1)
@@ -203,9 +194,6 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Returns:
             Lower and upper ends, (m, 2) or (m, k, 2).
-
-        Raises:
-            ValueError: for inputs that scikit-learn refuses, or a level outside of (0, 1).
         """
         if np.ndim(level):
             raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
@@ -213,34 +201,29 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Return the log predictive density of observations, row by row, in the units of the targets.
+        """Compute the log predictive density of observations by row, in the units of the targets.
 
         Args:
             X: inputs, (m, d).
             y: observations, (m,) or (m, k).
 
         Returns:
-            Log densities, (m,); of several outputs that of all of a row together.
-
-        Raises:
-            ValueError: for data that scikit-learn refuses, or observations of another shape.
+            Log densities, (m,); for several outputs that of a row's outputs together.
         """
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         check_consistent_length(X, observed)
-        shape = (len(observed), *self._by_target.loc.shape)
+        shape = (len(observed), *self._target_loc.shape)
         if observed.shape != shape:
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
-        units = np.sum(np.log(self._by_target.scale))
-        targets = standardised(self._by_target, observed).reshape(len(observed), -1)
+        targets = ((observed - self._target_loc) / self._target_scale).reshape(len(observed), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
-        return found[0] - units
+        return found[0] - np.sum(np.log(self._target_scale))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations from the predictive distribution of each row.
 
-        Of draws of a network all rows of a sample have the same scales, noise and hidden weights; given these, rows are
-        independent.
+        Rows of a sample share the draw of scales, noise and hidden weights, and are independent given that.
 
         Args:
             X: inputs, (m, d).
@@ -249,9 +232,6 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Returns:
             Samples, (m, n_samples) or (m, k, n_samples).
-
-        Raises:
-            ValueError: for inputs that scikit-learn refuses, or no positive number of samples.
         """
         num_samples = whole_number("n_samples", n_samples)
         random = check_random_state(random_state)
@@ -265,41 +245,17 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         tags.target_tags.multi_output = True
         return tags
 
-    def _rows(self, X: ArrayLike) -> np.ndarray:
-        check_is_fitted(self)
-        return standardised(self._by_column, self._kept(validate_data(self, X, dtype=np.float64, reset=False)))
-
     def _by_blocks(self, rows: np.ndarray, find: Callable[[Mixture, slice], np.ndarray]) -> np.ndarray:
-        """Join what is found, (s, m, ...), of the mixtures of blocks of rows."""
-        blocks = (slice(start, start + _BLOCK) for start in range(0, len(rows), _BLOCK))
-        return np.concatenate([find(self._posterior.mixture(rows[block]), block) for block in blocks], axis=1)
+        """Concatenate results, (s, m, ...), for the mixtures of blocks of rows."""
+        parts = []
+        for block in blocks(len(rows)):
+            mean, variance, noise_variance = self._posterior.function(rows[block])
+            parts.append(find(Mixture(mean, variance + noise_variance), block))
+        return np.concatenate(parts, axis=1)
 
     def _out(self, values: np.ndarray, deviation: bool = False) -> np.ndarray:
         """Return (m, k) in the units and of the shape of the targets."""
-        values = values * self._by_target.scale.reshape(1, -1)
+        values = values * self._target_scale.reshape(1, -1)
         if not deviation:
-            values = values + self._by_target.loc.reshape(1, -1)
-        return values if self._by_target.loc.ndim else values[:, 0]
-
-
-def _refuse_constant_columns(targets: np.ndarray) -> None:
-    """Refuse targets of which some columns vary and some do not: all share scales and noise."""
-    is_constant = np.ptp(targets, axis=0) == 0
-    if np.any(is_constant) and not np.all(is_constant):
-        raise ValueError(
-            f"columns {np.flatnonzero(is_constant).tolist()} of y are constant, and would make the noise of the others "
-            "too small, which they share; leave them out."
-        )
-
-
-def _refuse_words(y: ArrayLike) -> None:
-    """Refuse labels that are words; numbers in text are read by scikit-learn."""
-    for target in np.ravel(np.asarray(y)):
-        if not isinstance(target, str):
-            return
-        try:
-            float(target)
-        except ValueError as error:
-            raise ValueError(
-                f"y must hold numbers, but holds {str(target)!r}; for classes use WideBNNClassifier."
-            ) from error
+            values = values + self._target_loc.reshape(1, -1)
+        return values if self._target_loc.ndim else values[:, 0]

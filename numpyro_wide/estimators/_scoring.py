@@ -1,4 +1,4 @@
-"""Leave-one-out log densities of fitted models, from what they say of the rows that they were fitted to."""
+"""Leave-one-out log densities of rows that a model was fitted to."""
 
 from typing import NamedTuple
 
@@ -8,87 +8,57 @@ from scipy.special import logsumexp
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture
 
-_LARGEST_SHAPE = 0.7  # of the weights of one row, above which its estimate is not to be trusted (Vehtari et al. 2017)
+LARGEST_SHAPE = 0.7  # Pareto shape of weights, above which an estimate is unreliable (Vehtari et al. 2017)
 
 
 class LeaveOneOut(NamedTuple):
-    """Log densities of rows, each given all others.
+    """Log densities of rows, each given all others."""
 
-    Attributes:
-        by_row: log densities, (rows,).
-        share_unsure: share of the rows whose Pareto shape is above 0.7.
-    """
-
-    by_row: np.ndarray
-    share_unsure: float
+    by_row: np.ndarray  # (rows,)
+    share_unsure: float = 0.0  # share of the rows whose Pareto shape is above 0.7
 
     def __str__(self) -> str:
         error = np.std(self.by_row) / np.sqrt(len(self.by_row))
         return f"{np.mean(self.by_row):.4f} (standard error {error:.2g})"
 
+    @property
+    def reliability(self) -> str:
+        """A clause for the report."""
+        return f"unreliable for {self.share_unsure:.1%} of the rows (Pareto shape above {LARGEST_SHAPE})"
+
 
 def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> tuple:
-    r"""Take each row's own observation out of a Gaussian posterior of the function there.
+    r"""Return mean and variance of the function at each row given all other rows, from those given all, (..., rows, k).
 
-    With the posterior $N(m, v)$ of the function at the row, and the Gaussian noise $s^2$, the posterior given all other
-    rows has the precision $1/v - 1/s^2$ (Rasmussen 2006, eq. 3.56 and p. 117).
-
-    Args:
-        mean: posterior means m of the function, (..., rows, k).
-        variance: posterior variances v, which broadcast against the means.
-        y: observations, (rows, k).
-        noise_variance: noise variances s², which broadcast against the means.
-
-    Returns:
-        Means and variances of the function given all other rows.
+    A row's own observation adds $1/s^2$ to the precision $1/v$ (Rasmussen 2006, eq. 3.56 and p. 117).
     """
     # The posterior is narrower than the noise; rounding may make it as wide.
     share = np.maximum(1 - variance / noise_variance, 1e-10)
     return y - (y - mean) / share, variance / share
 
 
-def of_regression(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> LeaveOneOut:
-    """Estimate leave-one-out log densities of Gaussian observations, exactly for a single draw.
-
-    Args:
-        mean: means of the function given each draw and all rows, (draws, rows, k).
-        variance: its variances, (draws, rows, k).
-        y: observations, (rows, k).
-        noise_variance: variances of the noise, (draws, rows, k).
-    """
+def of_regression(function: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray) -> LeaveOneOut:
+    """Estimate leave-one-out log densities of y (rows, k) from a posterior's ``function`` at the rows."""
+    mean, variance, noise_variance = function
     others, spread = cavity(mean, variance, y, noise_variance)
     return averaged(Mixture(others, spread + noise_variance).by_draw(y))
 
 
 def averaged(by_draw: np.ndarray) -> LeaveOneOut:
-    r"""Average log densities of rows, each given the others and a draw, over draws of the posterior given all rows.
-
-    The draws know the row that is left out, so each has the weight 1/p, smoothed (PSIS; Vehtari, Gelman, Gabry 2017).
-
-    Args:
-        by_draw: log densities, (draws, rows).
-    """
+    """Average leave-one-out log densities, (draws, rows), over draws that know the rows (PSIS; Vehtari et al. 2017)."""
     if len(by_draw) == 1:
-        return LeaveOneOut(by_draw[0], 0.0)
+        return LeaveOneOut(by_draw[0])
     rows, num_unsure = [], 0
     for row in by_draw.T:
         log_weights, shape = pareto_smoothed(-row)
-        num_unsure += np.isfinite(shape) and shape > _LARGEST_SHAPE
+        num_unsure += np.isfinite(shape) and shape > LARGEST_SHAPE
         rows.append(logsumexp(log_weights + row) - logsumexp(log_weights))
     return LeaveOneOut(np.array(rows), num_unsure / len(rows))
 
 
 def is_better(one: LeaveOneOut, other: LeaveOneOut) -> tuple[bool, str]:
-    """Tell whether one model predicts rows better than another by more than two standard errors of the difference.
-
-    Args:
-        one: log densities of one.
-        other: log densities of the other, of the same rows.
-
-    Returns:
-        The answer, and a sentence with the numbers. A model under which a row has no finite density is worse.
-    """
+    """Tell whether one model is better by more than two standard errors, or the other has no finite density."""
     gain = one.by_row - other.by_row
     error = np.std(gain) / np.sqrt(len(gain))
     is_better = not np.isfinite(other.by_row).all() or gain.mean() > 2 * error
-    return bool(is_better), f"{gain.mean():+.4f} nats a row (standard error {error:.2g})"
+    return bool(is_better), f"{gain.mean():+.4f} nats per row (standard error {error:.2g})"

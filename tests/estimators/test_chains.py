@@ -1,19 +1,16 @@
 """Chains of the estimators: how long they run, and what is compiled for them."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
-from numpyro_wide.estimators import WideBNNRegressor, _chains
-from numpyro_wide.estimators import _policy as _regression_fit
-from numpyro_wide.estimators._base import Report
-from numpyro_wide.estimators._chains import Clock, Convergence, convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators import WideBNNRegressor, _chains, _policy
+from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._chains import convergence, gradient_seconds, run_chains
 from numpyro_wide.estimators._policy import needs_double
-from numpyro_wide.estimators._posteriors import Network, collapsed
+from numpyro_wide.estimators._posteriors import LimitPosterior, Network, collapsed
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
 
@@ -39,11 +36,12 @@ def run(judge, seconds=1e-4):
     args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
     report = Report("chains")
     with GivenClock(1e6) as clock:
-        options = {"gradient_seconds": seconds, "hold": "scales", "judge": lambda draws: judge(draws, clock)}
-        return run_chains(model, args, 2, clock, jax.random.key(0), report, **options), str(report)
+        options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
+        options |= {"gradient_seconds": seconds, "hold": "scales", "judge": lambda draws: judge(draws, clock)}
+        return run_chains(model, args, 2, **options), str(report)
 
 
-@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (1e3, 50), (1e6, 20)])
+@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 166)])
 def test_adam_takes_as_many_steps_as_a_tenth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
     def start(*_, num_steps, **__):
         raise RuntimeError(f"{num_steps} steps")
@@ -51,6 +49,12 @@ def test_adam_takes_as_many_steps_as_a_tenth_of_the_budget_pays_for(seconds, num
     monkeypatch.setattr(_chains, "init_to_optimum", start)
     with pytest.raises(RuntimeError, match=f"^{num_steps} steps"):
         run(None, seconds)
+
+
+def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
+    monkeypatch.setattr(_chains, "init_to_optimum", None)
+    found, report = run(None, 1e3)
+    assert found is None and "1000000.0 s left allow 76 warmup steps, of 200 at least" in report
 
 
 def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
@@ -65,25 +69,25 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
 
     def judge(draws, clock):
         seen.append(draws["hidden.hidden_0.kernel"])
-        return Convergence(len(seen) == 3, (f"look {len(seen)}",))
+        return len(seen) == 3, [f"look {len(seen)}"]
 
-    found, report = run(judge)
-    assert found.num_steps == 200 + 7 * 200
-    assert "800 steps of warmup and 800 after it" in report
+    (mcmc, num_steps), report = run(judge)
+    assert num_steps == 200 + 200 + 7 * 200  # warmup, the run that tells what a step costs, three looks
+    assert "1000 warmup steps and 800 after them" in report
     assert "look 3" in report and "look 2" not in report
     assert [draws.shape[:1] for draws in seen] == 3 * [(400,)]  # 200 of each chain, however long
     assert np.ptp(np.concatenate(seen), axis=0).min() > 0
-    np.testing.assert_array_equal(found.draws["hidden.hidden_0.kernel"], seen[-1])
-    assert found.mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
+    np.testing.assert_array_equal(mcmc.get_samples()["hidden.hidden_0.kernel"], seen[-1])
+    assert mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
 
 
 def test_chains_go_on_for_what_the_budget_pays_where_it_does_not_pay_for_twice_as_many(monkeypatch):
     affordable = iter((10_000, 300, 200))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
     monkeypatch.setattr(_chains, "_NUM_KEPT", 50)
-    found, report = run(lambda *_: Convergence(False, ()))
-    assert found.num_steps == 200 + 200 + 300
-    assert "400 steps of warmup and 300 after it" in report
+    (_, num_steps), report = run(lambda *_: (False, []))
+    assert num_steps == 200 + 50 + 200 + 300
+    assert "450 warmup steps and 300 after them" in report
 
 
 def test_chains_that_never_settle_end_with_the_budget():
@@ -92,9 +96,9 @@ def test_chains_that_never_settle_end_with_the_budget():
     def judge(draws, clock):
         looks.append(draws)
         clock.left = 0.0 if len(looks) == 2 else clock.left
-        return Convergence(False, ())
+        return False, []
 
-    assert run(judge)[0].num_steps == 200 + 3 * 200 and len(looks) == 2
+    assert run(judge)[0][1] == 200 + 200 + 3 * 200 and len(looks) == 2
 
 
 @pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
@@ -102,9 +106,10 @@ def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_dou
     scales = SCALES | {"readout_w_std": readout_w_std}
     noise = scales.pop("noise")
     fit = WideLimitFit("relu", 1, 0.0, noise, scales, {}, [], X, Y)
-    found, sizes = needs_double(fit, len(X))
-    assert found is is_double and "the noise is 0.3" in sizes
-    assert needs_double(replace(fit, noise_scale=0.1), len(X))[0]  # whatever the features
+    prior_variance = np.mean(np.diagonal(LimitPosterior(fit).kernel(X)))
+    found, reason = needs_double(noise, prior_variance, len(X))
+    assert found is is_double and f"float{64 if is_double else 32} (noise 0.3 is " in reason
+    assert needs_double(0.1, 0.0, len(X)) == (True, "float64 (noise 0.1 is below 0.15)")  # whatever the features
     model = collapsed(Network(1, 100, "relu", None, False))
     args = jax.tree.map(jnp.asarray, (scales | {"noise": noise}, X, Y))
     sites = trace(seed(substitute(model, {"noise_base": 0.0, "readout_w_std_base": 0.0}), 0)).get_trace(*args)
@@ -115,19 +120,19 @@ def test_judgement_of_chains():
     random = np.random.default_rng(0)
     y, variance = np.zeros((20, 1)), np.ones((800, 20, 1))
     alike = random.normal(size=(800, 20, 1))
-    assert convergence(alike, variance, y, 4).is_settled
+    assert convergence(alike, variance, y, 4)[0]
     apart = alike + 5.0 * np.repeat(np.arange(4), 200)[:, None, None]
-    found = convergence(apart, variance, y, 4)  # longer chains would not meet
-    assert found.is_settled and "an ensemble" in found.lines[-1]
+    is_settled, lines = convergence(apart, variance, y, 4)  # longer chains would not meet
+    assert is_settled and "an ensemble" in lines[-1]
     moving = alike + np.tile(np.linspace(0, 5, 200), 4)[:, None, None]
-    found = convergence(moving, variance, y, 4)
-    assert not found.is_settled and "not settled" in found.lines[-1]
-    assert "a single chain" in convergence(moving, variance, y, 1).lines[-1]
+    is_settled, lines = convergence(moving, variance, y, 4)
+    assert not is_settled and "not settled" in lines[-1]
+    assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
 
 
 @pytest.mark.parametrize("noise", ["constant", "by_row"])
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_regression_fit, "convergence", lambda *_: Convergence(True, ()))
+    monkeypatch.setattr(_policy, "convergence", lambda *_: (True, []))
 
     def fit(x, y):
         options = {"method": "chains", "noise": noise, "hidden": (4,), "num_chains": 2, "random_state": 0}

@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier
-from numpyro_wide.estimators._classifier import DrawnClasses
+from numpyro_wide.estimators._classifier import convergence
 from numpyro_wide.wide_limit._observations import Observations
 
 RANDOM = np.random.default_rng(0)
@@ -46,9 +46,8 @@ def test_chains(labels):
     assert model.predictive_.draws["readout_base"].shape[0] == len(model.draws_["readout_base"])
 
 
-def test_a_single_chain_is_settled_without_an_r_hat(monkeypatch):
-    monkeypatch.setattr(DrawnClasses, "labels", np.zeros(20, int))
-    monkeypatch.setattr(DrawnClasses, "_own", lambda *_: np.random.default_rng(0).uniform(size=(200, 20)))
-    found = object.__new__(DrawnClasses).convergence(1)
-    assert found.is_settled and "a single chain" in found.lines[-1]
-    assert "R-hat of probabilities" in object.__new__(DrawnClasses).convergence(2).lines[-1]
+def test_a_single_chain_is_settled_without_an_r_hat():
+    own = np.random.default_rng(0).uniform(size=(200, 20))
+    is_settled, lines = convergence(own, 1)
+    assert is_settled and "a single chain" in lines[-1]
+    assert "R-hat of probabilities" in convergence(own, 2)[1][-1]

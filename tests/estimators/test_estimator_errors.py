@@ -1,15 +1,11 @@
 """Bad input: an error that says so, or a right answer."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
-from numpyro_wide.estimators import _policy as _regression_fit
-from numpyro_wide.estimators._base import Report
-from numpyro_wide.estimators._policy import noise_p_value
+from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
+from numpyro_wide.estimators._policy import noise_p_value, scored_rows
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
@@ -31,17 +27,17 @@ REFUSED = [
     (WideBNNRegressor(num_chains=0), X, Y, "num_chains must be a whole number of at least 1, but got 0"),
     (WideBNNRegressor(time_budget=-1.0), X, Y, "time_budget must be a positive number of seconds, or None"),
     (WideBNNRegressor(hidden=50), X, Y, r'hidden must be "auto" or the widths of the hidden layers, such as \(50,\)'),
-    (WideBNNRegressor(hidden=(50, 20)), X, Y, "the hidden layers must be of one width"),
+    (WideBNNRegressor(hidden=(50, 20)), X, Y, "the hidden layers must have the same width"),
     (WideBNNRegressor(hidden=(0,)), X, Y, "the width of a hidden layer must be a whole number of at least 1"),
     (WideBNNRegressor(), _with(X, 3, np.nan), Y, "Input X contains NaN"),
     (WideBNNRegressor(), _with(X, 3, np.inf), Y, "Input X contains infinity"),
     (WideBNNRegressor(), X, _with(Y, 3, np.nan), "Input y contains NaN"),
     (WideBNNRegressor(), X, _with(Y, 3, np.inf), "Input y contains infinity"),
     (WideBNNRegressor(), X[:1], Y[:1], "1 sample"),
-    (WideBNNRegressor(), X, LABELS.astype(str).astype(object) + "th", "holds .*th.; for classes use WideBNNClassifier"),
+    (WideBNNRegressor(), X, LABELS.astype(str).astype(object) + "th", "could not convert string to float: '.th'"),
     (WideBNNRegressor(), X, np.column_stack([Y, np.full(24, 5.0)]), r"columns \[1\] of y are constant"),
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
-    (WideBNNClassifier(), X, np.zeros(24), "y must hold two classes at least"),
+    (WideBNNClassifier(), X, np.zeros(24), "y must hold at least two classes"),
     (WideBNNClassifier(), X, Y, "Unknown label type: continuous"),
     (WideBNNClassifier(method="weighted"), X, LABELS, "method must be one of"),
     (WideBNNClassifier(), _with(X, 3, np.nan), LABELS, "Input X contains NaN"),
@@ -81,8 +77,6 @@ def test_what_cannot_be_predicted_is_refused(fitted):
 
 
 def test_levels_are_numbers(fitted):
-    with pytest.raises(ValueError, match="quantiles must hold a probability at least"):
-        fitted.predict_quantiles(X, [])
     with pytest.raises(ValueError, match="level must be a number, such as 0.9"):
         fitted.predict_interval(X, (0.5, 0.9))
 
@@ -102,7 +96,7 @@ def test_constant_targets_are_predicted():
 def test_a_constant_column_changes_nothing(fitted):
     model = WideBNNRegressor(**LIMIT).fit(np.insert(X, 1, 7.0, axis=1), Y)
     np.testing.assert_allclose(model.predict(np.insert(X, 1, -3.0, axis=1)), fitted.predict(X), rtol=1e-12)
-    assert "1 constant column(s) left out" in str(model.report_)
+    assert "constant columns left out: 1" in str(model.report_)
 
 
 def test_columns_that_say_nothing_leave_the_mean():
@@ -116,6 +110,19 @@ def test_units_of_the_targets_and_of_the_columns_change_nothing(fitted):
     np.testing.assert_allclose((model.predict(X * [1e-6, 1e6]) - 1e8) / 1e8, fitted.predict(X), atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_numbers_whose_squares_are_out_of_range(size, fitted):
+    model = WideBNNRegressor(**LIMIT).fit(size * X, size * Y)
+    mean, deviation = (part / size for part in model.predict(size * X, return_std=True))
+    np.testing.assert_allclose([mean, deviation], fitted.predict(X, return_std=True), rtol=1e-3)
+    density = fitted.log_density(X, Y) - np.log(size)
+    np.testing.assert_allclose(model.log_density(size * X, size * Y), density, rtol=1e-3)
+    with pytest.raises(ValueError, match="the covariances of targets with the standard deviation .* are out of range"):
+        model.predict(size * X, return_cov=True)
+    classes = WideBNNClassifier(**LIMIT).fit(size * X, LABELS)
+    assert np.isfinite(classes.predict_proba(size * X)).all() and classes.score(size * X, LABELS) > 0.8
+
+
 def test_more_columns_than_rows():
     x = RANDOM.normal(size=(12, 40))
     mean, deviation = WideBNNRegressor(**LIMIT).fit(x, x[:, 0]).predict(RANDOM.normal(size=(5, 40)), return_std=True)
@@ -126,10 +133,17 @@ def test_copies_of_rows_do_not_decide_the_noise():
     x = RANDOM.normal(size=(60, 1))
     y = x[:, 0] + RANDOM.normal(size=60)
     once = WideBNNRegressor(**LIMIT).fit(x, y)
-    twice = WideBNNRegressor(**LIMIT).fit(np.concatenate([x, x]), np.concatenate([y, y]))
-    assert "60 rows are copies of others" in str(twice.report_)
-    assert "leave-one-out log densities are too high" in str(twice.report_)
-    np.testing.assert_allclose(twice.fit_.noise_scale, once.fit_.noise_scale, rtol=0.05)
+    few = x.round()  # four doses
+    for inputs, alone in ((x, once), (few, WideBNNRegressor(**LIMIT).fit(few, y))):
+        told = "120 of 180 rows are copies of others, inputs and targets: each row counts once"
+        with pytest.warns(UserWarning, match=told):
+            thrice = WideBNNRegressor(**LIMIT).fit(np.tile(inputs, (3, 1)), np.tile(y, 3))
+        assert told in str(thrice.report_) and len(thrice.fit_.inputs) == 60
+        np.testing.assert_allclose(thrice.predict(x), alone.predict(x), rtol=1e-3)
+        np.testing.assert_allclose(thrice.fit_.noise_scale, alone.fit_.noise_scale, rtol=1e-3)
+    some = WideBNNRegressor(**LIMIT).fit(np.concatenate([x, x[:5]]), np.concatenate([y, y[:5]]))  # without a warning
+    assert "5 of 65 rows are copies" in str(some.report_)
+    np.testing.assert_allclose(some.fit_.noise_scale, once.fit_.noise_scale, rtol=1e-3)
 
 
 def test_equal_rows_of_inputs_that_take_few_values_are_measurements():
@@ -146,8 +160,8 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     def fail(*_, **__):
         raise ValueError("nowhere finite")
 
-    monkeypatch.setattr(_regression_fit, "run_chains", fail)
-    monkeypatch.setattr(_regression_fit, "_MOST_WEIGHTED", 10)
+    monkeypatch.setattr(_policy, "run_chains", fail)
+    monkeypatch.setattr(_policy, "_MOST_WEIGHTED", 10)
     with pytest.warns(UserWarning, match="given up, and the limit predicts: nowhere finite"):
         model = WideBNNRegressor(random_state=0).fit(X, Y)
     assert model.method_ == "limit" and "nowhere finite" in str(model.report_)
@@ -157,14 +171,13 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
 
 def test_many_columns_have_enough_rows_for_the_test_of_the_noise():
     x = RANDOM.normal(size=(2000, 120))
-    rows = _regression_fit._scored(SimpleNamespace(inputs=x, targets=RANDOM.normal(size=2000)), Report("rows"))
+    rows = scored_rows(*x.shape)
     assert len(rows) >= 10 * 122
     assert noise_p_value(x[rows], x[rows, 0], RANDOM.normal(size=len(rows))) is not None
 
 
-@pytest.mark.parametrize(("noise", "num_rows"), [("constant", 48), ("by_row", 24)])
-def test_noise_by_row_is_fitted_to_each_row_once(noise, num_rows):
-    options = {"method": "weighted", "noise": noise, "hidden": (3,), "random_state": 0}
-    model = WideBNNRegressor(**options).fit(np.concatenate([X, X]), np.concatenate([Y, Y]))
-    assert len(model.model_args_[1]) == num_rows
-    assert ("fitted to 24 rows: at copies" in str(model.report_)) == (num_rows == 24)
+def test_a_finite_network_is_fitted_to_each_row_once():
+    options = {"method": "weighted", "noise": "by_row", "hidden": (3,), "random_state": 0}
+    with pytest.warns(UserWarning, match="24 of 48 rows are copies"):
+        model = WideBNNRegressor(**options).fit(np.concatenate([X, X]), np.concatenate([Y, Y]))
+    assert len(model.model_args_[1]) == 24

@@ -12,9 +12,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 
 from numpyro_wide import wide_limit
-from numpyro_wide.estimators import WideBNNRegressor, _regressor
+from numpyro_wide.estimators import WideBNNRegressor, _posteriors
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._policy import has_steps, noise_p_value
+from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.machine import double_precision
 
 UNITS = 50.0, 7.0  # of the targets: mean and scale
@@ -92,8 +93,9 @@ def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
 
 def test_leave_one_out_is_a_fit_without_the_row(limit):
     fit = limit.fit_
-    mean, variance, noise_variance = limit._posterior.function(fit.inputs)
-    found = loo.of_regression(mean, variance, fit.targets[:, None], noise_variance).by_row
+    found = loo.of_regression(limit._posterior.function(fit.inputs), fit.targets[:, None]).by_row
+    others = limit._posterior.left_out(limit._posterior.kernel(fit.inputs))
+    np.testing.assert_allclose(others.by_draw(fit.targets[:, None])[0], found, rtol=1e-6)
     with double_precision():
         covariance = np.array(wide_limit.fcn_kernel(fit.depth, fit.activation, **fit.scales)(fit.inputs)[0])
     covariance[np.diag_indices(40)] += fit.noise_scale**2
@@ -139,12 +141,13 @@ def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
         return *weighted.predict(X_NEW, return_std=True), *found
 
     *whole, samples = predictions()
-    monkeypatch.setattr(_regressor, "_BLOCK", 3)
+    monkeypatch.setattr(_posteriors, "BLOCK", 3)
     *by_blocks, samples_by_blocks = predictions()
     for expected, found in zip(whole, by_blocks, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-9)
     # The rows of a sample share a draw, also across blocks.
-    mixture = weighted._posterior.mixture((X_NEW - X.mean(axis=0)) / X.std(axis=0))
+    mean, variance, noise_variance = weighted._posterior.function((X_NEW - X.mean(axis=0)) / X.std(axis=0))
+    mixture = Mixture(mean, variance + noise_variance)
     for blocks, found in (([slice(0, 8)], samples), ([slice(0, 3), slice(3, 6), slice(6, 8)], samples_by_blocks)):
         random = np.random.RandomState(0)
         draw = (random.random_sample(500) * len(mixture.mean)).astype(int)
@@ -158,7 +161,7 @@ def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
         assert {len(values) for values in found.draws_.values()} == {expected}
-        assert f"{expected} draws of ten times as many" in str(found.report_)
+        assert f"{expected} of ten times as many draws" in str(found.report_)
 
 
 def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
@@ -175,17 +178,17 @@ def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
 def test_the_report_tells_what_was_decided(weighted):
     text = str(weighted.report_)
     for part in (
-        "40 rows, 2 column(s)",
+        "rows: 40, columns: 2, targets: 1",
         "log evidence",
         "Pareto shape",
         'predictions are those of "weighted"',
         "seconds",
     ):
         assert part in text
-    assert "<h4>Decision</h4>" in weighted.report_._repr_html_()
+    assert "\nDecision\n" in weighted.report_._repr_html_()
     assert weighted.method_ == "weighted" and weighted.mcmc_ is None and weighted.n_iter_ == 1
     assert weighted.predictive_.draws["hidden.hidden_0.kernel"].shape[0] == 500
-    with pytest.raises(ValueError, match='there are no chains to hand over: the fit ended with "weighted"'):
+    with pytest.raises(ValueError, match='there are no chains to convert: the fit ended with "weighted"'):
         weighted.to_arviz()
 
 
@@ -230,12 +233,21 @@ def test_targets_in_steps_are_told_from_measurements():
     assert has_steps(np.round(y), 0.5) and has_steps(np.stack([y, np.round(y)], axis=1), 0.5)
     assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
     marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
-    assert "the targets are whole steps apart" in str(marks.report_)
+    assert "the targets lie on a grid" in str(marks.report_)
 
 
 def test_a_model_without_a_finite_density_is_worse():
     fine, broken = (loo.LeaveOneOut(np.array(by_row), 0.0) for by_row in ([-9.0, -8.0, -9.0], [-1.0, np.nan, -1.0]))
     assert loo.is_better(fine, broken)[0] and not loo.is_better(broken, fine)[0]
+
+
+@pytest.mark.slow
+def test_a_single_chain_with_noise_by_row_is_pickled():
+    options = {"method": "chains", "noise": "by_row", "hidden": (4,), "num_chains": 1, "time_budget": 400}
+    model = WideBNNRegressor(random_state=0, **options).fit(X, Y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_allclose(again.predict_interval(X_NEW), model.predict_interval(X_NEW), rtol=1e-9)
+    assert again.to_arviz().posterior.sizes["chain"] == 1 and "a single chain" in str(again.report_)
 
 
 @pytest.mark.slow
@@ -247,7 +259,7 @@ def test_chains_by_default_on_noise_that_grows():
     def observed(x):
         return np.sin(2 * x[:, 0]) + 0.1 * 10 ** (x[:, 0] / 3.4) * random.normal(size=len(x))
 
-    model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2, time_budget=30).fit(x, observed(x))
+    model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2, time_budget=120).fit(x, observed(x))
     y_test = observed(x_test)
     ends = model.predict_interval(x_test, 0.9)
     assert model.method_ == "chains" and "by row" in str(model.report_) and model.n_iter_ > 400

@@ -7,6 +7,8 @@ import numpy as np
 import pandas
 import pytest
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingRegressor
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -59,6 +61,26 @@ def test_pipelines_searches_scores_and_clones(tmp_path):
     np.testing.assert_array_equal(joblib.load(tmp_path / "search.joblib").predict(X), search.predict(X))
 
 
+def test_bags_of_rows_that_are_drawn_several_times():
+    bags = BaggingRegressor(WideBNNRegressor(method="limit", random_state=0), n_estimators=1, random_state=0).fit(X, Y)
+    assert len(bags.estimators_[0].fit_.inputs) == len(np.unique(bags.estimators_samples_[0])) < 30
+    assert bags.score(X, Y) > 0.9
+
+
+@pytest.mark.usefixtures("one_architecture")
+def test_calibration():
+    model = CalibratedClassifierCV(WideBNNClassifier(method="limit", random_state=0), cv=2).fit(X, X[:, 0] > 0)
+    assert model.score(X, X[:, 0] > 0) > 0.9
+
+
+@pytest.mark.slow
+def test_processes_of_their_own():
+    model = WideBNNRegressor(method="limit", random_state=0)
+    np.testing.assert_allclose(
+        cross_val_score(model, X, Y, cv=2, n_jobs=2), cross_val_score(model, X, Y, cv=2), rtol=1e-6
+    )
+
+
 def test_names_of_columns():
     frame = pandas.DataFrame(X, columns=["left", "right"])
     model = WideBNNRegressor(method="limit", random_state=0).fit(frame, Y)
@@ -73,15 +95,15 @@ def test_the_plan_for_many_rows_is_said_before_it_is_begun(caplog, monkeypatch):
     monkeypatch.setattr(_regression_fit, "_MANY", 20)
     with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"):
         model = WideBNNRegressor(method="limit", random_state=0).fit(X, Y)
-    assert "scales are fitted to 1000 of 30 rows at most" in caplog.text
+    assert "scales are fitted to at most 1000 of 30 rows" in caplog.text
     assert list(model.report_.sections)[1] == "Plan"
 
 
 def test_a_budget_that_pays_for_no_chains_is_said(caplog):
-    told = pytest.warns(UserWarning, match="do not pay for chains: the limit predicts; give a larger time_budget")
+    told = pytest.warns(UserWarning, match="too few for chains: the limit predicts; give a larger time_budget")
     with caplog.at_level(logging.WARNING, logger="numpyro_wide.estimators"), told:
         model = WideBNNRegressor(method="chains", time_budget=1e-3, num_chains=1, random_state=0).fit(X, Y)
-    assert model.method_ == "limit" and "do not pay for chains: the limit predicts" in caplog.text
+    assert model.method_ == "limit" and "too few for chains: the limit predicts" in caplog.text
 
 
 @pytest.mark.parametrize(
