@@ -12,10 +12,7 @@ _FEWEST = 25  # draws, a fifth of which are the tail, of which a law of two para
 
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    """Smooth and normalise log weights, and estimate their Pareto shape (Vehtari et al. 2024).
-
-    For a tail of fewer than five draws, or of equal ones, the weights stay as they are and the shape is infinite.
-    """
+    """Smooth and normalise log weights, and estimate their Pareto shape (Vehtari et al. 2024)."""
     as_they_are = log_ratios - logsumexp(log_ratios), np.inf
     if len(log_ratios) < _FEWEST:
         return as_they_are

@@ -19,15 +19,7 @@ _LIBRARIES = ("numpyro_wide", "jax", "numpyro", "flax", "optax")
 
 
 def save(path: Path, tree: Any) -> None:
-    """Write the leaves of a tree under the names of their places.
-
-    Args:
-        path: the path of the file; its folder is made if it is missing.
-        tree: a pytree of arrays, PRNG keys and text among them.
-
-    Raises:
-        OSError: if the file cannot be written; one that was there before is left as it was.
-    """
+    """Write the leaves of a tree under the names of their places."""
     leaves: dict[str, Any] = {
         jax.tree_util.keystr(place): plain(leaf) for place, leaf in jax.tree.leaves_with_path(tree)
     }
@@ -41,14 +33,7 @@ def save(path: Path, tree: Any) -> None:
 
 
 def read(path: Path) -> Stored:
-    """Read the arrays of a file, by the names of their places.
-
-    Args:
-        path: the path of a file that :func:`save` wrote, of a tree with an entry "run".
-
-    Raises:
-        ValueError: if it is no file of arrays, or a damaged one.
-    """
+    """Read the arrays of a file, by the names of their places."""
     if path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; pass the path of a file, such as {path / 'run.npz'}.")
     with path.open("rb") as file:
@@ -69,16 +54,7 @@ def read(path: Path) -> Stored:
 
 
 def restore(path: Path, stored: Stored, template: Any) -> Any:
-    """Return the tree that :func:`save` wrote.
-
-    Args:
-        path: the path of the file, for messages.
-        stored: the arrays of the file, as :func:`read` gives them.
-        template: a pytree of the same structure, shapes and types; leaves of shape (0,) take arrays of any length.
-
-    Raises:
-        ValueError: if the file holds another tree.
-    """
+    """Return the tree that :func:`save` wrote."""
     places, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [jax.tree_util.keystr(place) for place, _ in places]
     differing = sorted(set(names) ^ set(stored))
@@ -131,19 +107,7 @@ def _version(name: str) -> str | None:
 
 
 def refuse_another_run(place: str, stored: str, own: str, *, kind: str, programs: Collection[str]) -> None:
-    """Refuse to continue with a run that is not this one.
-
-    Args:
-        place: what holds the state of a run, in words, such as "the checkpoint run.npz".
-        stored: the identity of that run: digests by name, in the order in which they depend on one another, and the
-            "versions" of libraries, in JSON.
-        own: the identity of this run.
-        kind: what else to pass to start anew: "path" or "folder".
-        programs: names of the digests of programs, which other versions of libraries write in other ways.
-
-    Raises:
-        ValueError: if they differ. If programs alone do, and versions of libraries as well, there is a warning.
-    """
+    """Refuse to continue with a run that is not this one."""
     before, now = json.loads(stored), json.loads(own)
     was, are = before.pop("versions", None), now.pop("versions")
     differing = [name for name in now if before.get(name) != now[name]]

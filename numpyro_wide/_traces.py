@@ -35,20 +35,7 @@ def run_model(
     rng_key: Array | None = None,
     inside: tuple[Messenger, ...] = (),
 ) -> Sites:
-    """Run a model once, seen by no handler outside of the call.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        values: values of sample, param and mutable sites, by name. Deterministic sites among them are computed anew:
-            draws hold them as they were where the model was fitted.
-        rng_key: a PRNG key for what is not given; a fixed one where nothing random is to be read off.
-        inside: handlers next to the model, the outermost first: what they do to a site comes before values and draws.
-
-    Returns:
-        The sites that no inner handler kept back, by name.
-    """
+    """Run a model once, seen by no handler outside of the call."""
     key = jax.random.key(0) if rng_key is None else rng_key
     with STACK_LOCK, ExitStack() as handlers:
         handlers.enter_context(block())

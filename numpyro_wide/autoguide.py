@@ -223,23 +223,7 @@ class AutoDegenerateNormal(AutoContinuous):
 
 
 class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
-    """Handler for building automatic guides of a model with ``ImproperLogUniform`` priors.
-
-    An automatic guide first looks for a point of finite density, which these priors refuse to give. Under this handler
-    they are flat, so the guide can be built; the loss still sees the model itself.
-
-    Args:
-        fn: NumPyro model.
-
-    Example:
-        >>> import numpyro
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_wide.autoguide import flat_prototype
-        >>> from numpyro_wide.distributions import ImproperLogUniform
-        >>> def model():
-        ...     numpyro.sample("w", ImproperLogUniform().expand([3]).to_event(1))
-        >>> guide = AutoNormal(flat_prototype(model))
-    """
+    """Handler for building automatic guides of a model with ``ImproperLogUniform`` priors."""
 
     def process_message(self, msg: Any) -> None:
         """Replace a log-uniform prior by a flat one."""

@@ -96,10 +96,7 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
 
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
-    r"""Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7).
-
-    NaN where all draws are equal. Products of deviations from the mean of all chains, averaged over the pairs at a lag.
-    """
+    r"""Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
     array = _checked(draws)
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))

@@ -71,10 +71,7 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
 
 
 class zero_or_row(_ArrayConstraint):  # noqa: N801
-    """Pair of atoms 0 and ``rows`` (..., D).
-
-    Not marked discrete: NumPyro would look for sums over states, while gradients flow through these atoms.
-    """
+    """Pair of atoms 0 and ``rows`` (..., D)."""
 
     _fields = ("rows",)
 

@@ -119,14 +119,7 @@ class WideBNN(BaseEstimator):
         return getattr(self._posterior, "predictive", None)
 
     def to_arviz(self) -> Any:
-        """Convert the chains to ArviZ: draws of the unwrapped network, and log likelihoods by row.
-
-        Returns:
-            The result of :func:`~numpyro_wide.diagnostics.to_arviz`.
-
-        Raises:
-            ValueError: if no chains were run; ``method="chains"`` runs them.
-        """
+        """Convert the chains to ArviZ: draws of the unwrapped network, and log likelihoods by row."""
         from numpyro_wide.diagnostics._to_arviz import to_arviz
 
         check_is_fitted(self)

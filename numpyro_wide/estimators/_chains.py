@@ -42,11 +42,7 @@ def run_chains(
     key: Any,
     report: Report,
 ) -> tuple[MCMC, int] | None:
-    """Run unadjusted microcanonical chains until they have settled or the budget is spent; None if it allows none.
-
-    Returns the chains and the number of steps of each. Chains that have not settled go on for twice as many steps, or
-    as many as the seconds left allow, and their earlier steps count as warmup.
-    """
+    """Run unadjusted microcanonical chains until they have settled or the budget is spent; None if it allows none."""
     gradients = num_chains * gradient_seconds
     affordable = _num_warmup(clock, gradients)
     if affordable >= _FEWEST_STEPS:

@@ -184,11 +184,7 @@ _ENOUGH_STEPS = 1000  # of chains, below which they run on fewer rows
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, d) and y (n,) or (n, k) with equal rows (x, y) once: copies look like measurements without noise.
-
-    Where inputs take few values, each with several targets, equal rows are measurements and stay; unless each row
-    stands there several times and targets do not take few values.
-    """
+    """Return x (n, d) and y (n,) or (n, k) with equal rows (x, y) once: copies look like measurements without noise."""
     targets = y.reshape(len(y), -1)
     _, first, counts = np.unique(np.column_stack([x, targets]), axis=0, return_index=True, return_counts=True)
     num_inputs, num_targets = (len(np.unique(part, axis=0)) for part in (x, targets))

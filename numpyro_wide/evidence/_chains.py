@@ -26,13 +26,7 @@ WARM, _FIT, _RECORD = 0, 1, 2
 
 
 class Target:
-    """A model with its arguments, traced anew by each target.
-
-    Args:
-        model: a NumPyro model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+    """A model with its arguments, traced anew by each target."""
 
     def __init__(self, model: Callable, args: tuple, kwargs: dict[str, Any]):
         self._model = model
@@ -92,10 +86,7 @@ def advance(
     phase: int = _RECORD,
     reference: Reference | None = None,
 ) -> tuple[KernelState, Reference | None, np.ndarray]:
-    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded.
-
-    Records are log w at the draws, or, with a Gaussian, the logarithm of r w over g: (temperature, chain, draw).
-    """
+    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded."""
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)

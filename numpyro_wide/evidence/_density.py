@@ -88,10 +88,7 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
 
 
 def check_model(model: Callable, rng_key: Array) -> None:
-    """Refuse a model whose joint density is not one that can be integrated from draws of its prior, in abstract runs.
-
-    Its arguments are not traced: handlers know the numbers that they check.
-    """
+    """Refuse a model whose joint density is not one to be integrated from draws of its prior."""
 
     def run(key: Array) -> None:
         sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))

@@ -28,11 +28,7 @@ class Bridge(NamedTuple):
 
 
 def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | None = None) -> Bridge:
-    """Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`).
-
-    ``lower`` and ``upper`` are log q₁ − log q₀, the densities without their normalisers, at draws of p₀ and of p₁, of
-    any shape; minus infinity is allowed. ``sizes`` are effective numbers of draws: any are right, the true ones best.
-    """
+    """Estimate a ratio by Meng and Wong's optimal bridge (:eq:`bridge`)."""
     num_lower, num_upper = sizes or (lower.size, upper.size)
     share = num_upper / (num_lower + num_upper)
     offset = np.log(share) - np.log1p(-share)
@@ -58,10 +54,7 @@ def effective_share(log_weights: np.ndarray) -> float:
 
 
 def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    """Choose the inverse temperature at which draws of this one, below 1, have an effective share (:eq:`ladder`).
-
-    ``log_weights`` are log w at the draws; minus infinity is allowed.
-    """
+    """Choose the inverse temperature at which draws of this one, below 1, have an effective share (:eq:`ladder`)."""
     finite = log_weights[np.isfinite(log_weights)]
     if effective_share((1 - beta) * finite) >= share:
         return 1.0
@@ -153,10 +146,7 @@ First = tuple[float, Position]
 
 
 def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses.
-
-    It is 1 where draws of the prior reach the posterior.
-    """
+    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses."""
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
@@ -208,11 +198,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
 def _ladder(
     target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm
 ) -> tuple[list[float], list[KernelState]]:
-    """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each.
-
-    They are chosen by draws that no estimate uses. Chains start at positions of the temperature before, resampled by
-    their weight.
-    """
+    """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each."""
     beta, positions = first
     betas: list[float] = []
     states: list[KernelState] = []
@@ -240,11 +226,7 @@ def _ladder(
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:
-    """Sum the log ratios between neighbours to the log evidence, with its error (:eq:`stones`).
-
-    Draws of a temperature serve the bridges on both of its sides, so that their influences add before their variance is
-    taken; draws of different temperatures are independent.
-    """
+    """Sum the log ratios between neighbours to the log evidence, with its error (:eq:`stones`)."""
     sizes = [float(log_weights[0].size), *(effective_size(draws) for draws in log_weights[1:])]
     influence = [np.zeros_like(draws) for draws in log_weights]
     total, overlap = 0.0, 1.0

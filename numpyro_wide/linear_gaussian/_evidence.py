@@ -14,10 +14,7 @@ from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
 
 def above_rounding(variance: Array, squared_norm: Array) -> Array:
-    r"""Return the noise variance, or NaN below a tenth of $\epsilon \|\Psi\|_F^2$.
-
-    There the factorisation of a Gram matrix of low rank fails, or gives a finite result that is wrong by many nats.
-    """
+    r"""Return the noise variance, or NaN below a tenth of $\epsilon \|\Psi\|_F^2$."""
     return jnp.where(variance < least_variance(squared_norm), jnp.nan, variance)
 
 
@@ -27,17 +24,7 @@ def least_variance(squared_norm: Array) -> Array:
 
 
 def evidence_rounding(features: Array, targets: Array, variance: Array, variant: str) -> Array:
-    r"""Return an estimate of the rounding error of the log evidence, in nats; infinite where that is NaN.
-
-    The sum of three parts, whose weights were set so that the estimate is seldom below the error against float64:
-
-    - of residuals and result, $2 \epsilon (\|\alpha\| \|Y\| + |\log p|)$ with $\alpha = K^{-1} Y$, which is at most
-      $\|Y\| / \sigma^2$;
-    - of the log-determinant, $2 k \epsilon \|D H D\|_F$ with $H$ the inverse of the factorised matrix $G$ and $D^2$ the
-      diagonal of $G - \sigma^2 I$, every entry of $G$ being rounded at random; of eigenvalues, $D^2$ is the trace;
-    - of the mean, the second-order error of the factor's own solution times $\rho^4 / 10$ with
-      $\rho = \epsilon \|\Psi\|_F^2 / \sigma^2$, the remainder of a step of refinement.
-    """
+    r"""Return an estimate of the rounding error of the log evidence, in nats; infinite where that is NaN."""
     eps = jnp.finfo(features.dtype).eps
     num_rows, num_outputs = targets.shape
     rows = features.T if variant == "feature" else features
@@ -132,10 +119,7 @@ class Standardised(NamedTuple):
         return self._replace(regulariser=above_rounding(self.regulariser, self.squared_norm))
 
     def representable(self) -> "Standardised":
-        """Return the same with a regulariser above the rounding of the Gram matrix.
-
-        For the maps alone, which are bijections for any positive regulariser.
-        """
+        """Return the same with a regulariser above the rounding of the Gram matrix."""
         floor = jnp.finfo(self.features.dtype).eps * self.squared_norm
         return self._replace(regulariser=jnp.maximum(self.regulariser, floor))
 
@@ -245,10 +229,7 @@ def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple
 def function_moments(
     test: Array, features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
 ) -> tuple[tuple[Array, Array], Array]:
-    """Return the function's mean and a draw's deviation at test rows (m, d), (m, k) each, and its variance, (m,).
-
-    Test rows are not standardised; of ``scale``, (d, k), one column serves all outputs here.
-    """
+    """Return the function's mean and a draw's deviation at test rows (m, d), (m, k) each, and its variance, (m,)."""
     weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
     spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
     deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
@@ -264,10 +245,7 @@ def joint_function_moments(
 
 
 def _conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
-    r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d), of each test row $\psi$.
-
-    All by rows, and by the factor's inverse: products along rows, which take half the time of the solves.
-    """
+    r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d), of each test row $\psi$."""
     if features.shape[1] <= features.shape[0]:
         inverse = inverse_lower(cholesky(features.T @ features, variance))
         solved = (test @ inverse.T) @ inverse  # ψᵀ (σ²I + ΨᵀΨ)⁻¹

@@ -28,11 +28,7 @@ def _gram_factor_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]
 
 
 def relative_factor_tangent(inverse: Array, half_gram_dot: Array, regulariser_dot: Array) -> Array:
-    r"""Return $L^{-1} \mathrm{d}L = \Phi(L^{-1} \mathrm{d}K L^{-\top})$ (Murray 2016, arXiv:1602.07527).
-
-    $\Phi$ is the lower triangle with its diagonal halved, and $\mathrm{d}K = H + H^\top + \mathrm{d}\lambda I$ is given
-    by $H = \mathrm{d}R\, R^\top$, so that the reverse mode multiplies by $R$ once, where autodiff would twice.
-    """
+    r"""Return $L^{-1} \mathrm{d}L = \Phi(L^{-1} \mathrm{d}K L^{-\top})$ (Murray 2016, arXiv:1602.07527)."""
     half = inverse @ add_diagonal(half_gram_dot, 0.5 * regulariser_dot) @ inverse.T
     halved = jnp.tril(jnp.ones_like(half)) - 0.5 * jnp.eye(half.shape[0], dtype=half.dtype)
     return halved * (half + half.T)
@@ -45,10 +41,7 @@ def cholesky(gram: Array, regulariser: Array) -> Array:
 
 
 def inverse_lower(factor: Array) -> Array:
-    """Return the inverse of a lower triangular matrix; products with it beat triangular solves of many columns.
-
-    By halves, [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [−C⁻¹BA⁻¹, C⁻¹]]: nearly all the work is in matrix products.
-    """
+    """Return the inverse of a lower triangular matrix; products with it beat triangular solves of many columns."""
     return _inverse_by_halves(factor, _leaf_size(len(factor), 32, 8))
 
 
@@ -106,11 +99,7 @@ def diagonal(matrix: Array) -> Array:
 
 
 def times_transposed(matrix: Array, num_columns: int) -> Callable[[Array], Array]:
-    r"""Return the function $V \mapsto M^\top V$ for matrices $V$ with this number of columns.
-
-    XLA's products along the leading axis are up to thirty times slower than along rows. A few columns are multiplied
-    one by one, as rows from the left; for more of them a transposed copy pays.
-    """
+    r"""Return the function $V \mapsto M^\top V$ for matrices $V$ with this number of columns."""
     if num_columns <= _FEW:
         return lambda columns: jnp.stack([_row_times(column, matrix) for column in columns.T], axis=1)
     transposed = transpose(matrix)

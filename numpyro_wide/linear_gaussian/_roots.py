@@ -24,11 +24,7 @@ from numpyro_wide.linear_gaussian._linalg import (
 
 @jax.custom_jvp
 def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Array, Array, Array]:
-    r"""Return the functions of $K$ (n, n) that the symmetric root needs; first derivatives only.
-
-    They are $K^{-1}$, $(\sqrt{K} (\sqrt\lambda + \sqrt{K}))^{-1}$, $(\sqrt\lambda (\sqrt\lambda + \sqrt{K}))^{-1}$ and
-    $\log\det(K / \lambda)$. A second derivative would go through the eigenvectors.
-    """
+    r"""Return the functions of $K$ (n, n) that the symmetric root needs; first derivatives only."""
     return _evaluate(*_roots(gram, regulariser))
 
 
@@ -194,11 +190,7 @@ class DataCholeskyRoot(NamedTuple):
 
 
 class DataRoot(NamedTuple):
-    r"""The symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022, App. B; :eq:`data`).
-
-    $A = I - \Psi^\top f(K) \Psi$ with $f(x) = (\sqrt{x} (\sqrt\lambda + \sqrt{x}))^{-1}$, and
-    $A^{-1} = I + \Psi^\top g(K) \Psi$ with $g(x) = (\sqrt\lambda (\sqrt\lambda + \sqrt{x}))^{-1}$.
-    """
+    r"""Symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022; :eq:`data`)."""
 
     features: Array
     regulariser: Array
@@ -242,13 +234,7 @@ class DataRoot(NamedTuple):
 
 
 def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
-    r"""Return mean and residual after a step of iterative refinement whose length minimises the quadratic form.
-
-    A factor's own solution errs by the rounding of the whole Gram matrix, and the evidence by the square of that over
-    the noise: a million nats, where large targets lie along the features. One step leaves the rounding of the residual.
-    Where noise is all but lost in rounding, a full step can lead away from the minimum of
-    $\|Y - \Psi\mu\|^2 + \lambda \|\mu\|^2$.
-    """
+    r"""Return mean and residual after a step of iterative refinement whose length minimises the quadratic form."""
     moved = features @ step
     slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
     curvature = _by_output(moved**2) + regulariser * _by_output(step**2)
@@ -266,11 +252,7 @@ ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-
 
 @jax.custom_jvp
 def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
-    r"""Return the data-cholesky map and its log-determinant, with a derivative that never forms $\mathrm{d}L$.
-
-    The map is $\phi + \Psi^\top L^{-\top} (L^{-1} Y - (L + \sqrt\lambda I)^{-1} \Psi\phi)$, its log-determinant
-    $-\log\det(L / \sqrt\lambda)$. The derivative takes the factor to move with the features, whatever its own is.
-    """
+    r"""Return the data-cholesky map and its log-determinant, with a derivative that never forms $\mathrm{d}L$."""
     scale = jnp.sqrt(regulariser)
     inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)
     weights = solve_lower(factor, inner, transpose=True)

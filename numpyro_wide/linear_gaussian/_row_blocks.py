@@ -22,11 +22,7 @@ from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, Readou
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowFeatures:
-    r"""Features $\Psi$ as a function of blocks of inputs; everything that the function reads from outside is an array.
-
-    So the features can be passed through ``jax.jit``, ``jax.vmap`` and ``jax.grad`` instead of their numbers.
-    Arithmetic with them gives those numbers, all at once; ``features @ readout`` takes them a block at a time.
-    """
+    r"""Features $\Psi$ as a function of blocks of inputs; all that it reads from outside are arrays."""
 
     inputs: Array  # (n, ...)
     constants: tuple[Array, ...]  # arrays that the function reads besides, such as the network's weights
@@ -325,11 +321,7 @@ def _filled(floats: Any, tree: Any) -> Any:
 
 
 def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
-    r"""Return an estimate of the rounding of :func:`log_evidence_by_blocks` in nats, infinite where that is NaN.
-
-    Of the result and its two largest terms, and of the log-determinant, $\epsilon \|D A^{-1} D\|_F$ with $D^2$ the
-    Gram matrix' diagonal; the sums over rows are compensated.
-    """
+    r"""Return an estimate of the rounding of :func:`log_evidence_by_blocks` in nats, infinite where that is NaN."""
     sums, num_rows = sums_by_blocks(problem), len(problem.targets)
     largest = sums.quadratic.sum()
     largest += problem.num_sharing * num_rows * jnp.abs(jnp.log(2 * jnp.pi * problem.variance)).sum()
@@ -395,10 +387,7 @@ class BlockedProblem(ReadoutShapes):
     def of(
         cls, features: RowFeatures, targets: ArrayLike, noise_scale: ArrayLike, prior_scale: ArrayLike = 1.0
     ) -> "BlockedProblem":
-        """Cast to one floating-point type, and check.
-
-        Noise may vary by row or by output, not both; the prior's scale is a number or one for each feature.
-        """
+        """Cast to one floating-point type, and check."""
         (targets,) = as_floats(targets, names=("targets",))
         dtype = np.promote_types(features.dtype, targets.dtype)
         targets = targets.astype(dtype)

@@ -38,10 +38,7 @@ def activation_function(activation: Activation) -> Callable[[Array], Array]:
 
 
 def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
-    r"""Return the $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1), for an activation.
-
-    Units of variance one then give units of variance one in the next layer, at any depth: √2 for the rectifier.
-    """
+    r"""Return the $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1), for an activation."""
     if not 0 <= b_std < 1:
         raise ValueError(f"b_std must be at least 0 and below 1 for units of variance one, but got {b_std}.")
     # The trapezoidal rule: exact to rounding for smooth functions, and 1e-6 off for one with kinks.
@@ -66,10 +63,7 @@ def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
 
 
 def is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0, and known to be: its layer then has no bias.
-
-    A traced scale is not: the structure of a network may not depend on a number that is learnt.
-    """
+    """Return whether a scale is the number 0, and known to be: its layer then has no bias."""
     return is_known(scale) and np.ndim(scale) == 0 and not np.asarray(scale).any()
 
 
@@ -214,11 +208,7 @@ def check_images(x: Array) -> None:
 
 
 def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -> Array:
-    """Return images (n, height, width, channels) convolved with filters (height, width, channels, features).
-
-    On a CPU this is one product with the patches under the filter, in memory the images times the entries of a filter:
-    gradients of XLA's own convolutions take 4 to 30 times as long in loops, and a chain is a loop (jax-ml/jax#12868).
-    """
+    """Return images (n, height, width, channels) convolved with filters (height, width, channels, features)."""
     if jax.default_backend() != "cpu":
         layout = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layout)

@@ -35,10 +35,7 @@ from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
 
 
 def scale_site(name: str, prior: Any) -> Any:
-    r"""Return a scale; of a prior, sample it: ``name`` + "_base" is N(0, 1), and ``name`` its image, deterministic.
-
-    For a log-normal prior the image of z is $e^{\mu + \sigma z}$, for any other the quantile at $\Phi(z)$.
-    """
+    r"""Return a scale; of a prior, sample it: ``name`` + "_base" is N(0, 1), and ``name`` its image, deterministic."""
     if not isinstance(prior, dist.Distribution):
         return prior
     check_prior(name, prior)
@@ -183,10 +180,7 @@ LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 def warn_of_prior_size(
     features: Array | RowFeatures, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
 ) -> None:
-    """Warn where the prior variance of the output, given these hidden weights, is far from one, or from the targets'.
-
-    Only where numbers are known, as when a model first runs before a chain, and the readout's prior has one scale.
-    """
+    """Warn where the prior variance of the output given these hidden weights is far from one or the targets'."""
     if np.ndim(readout_scale) or is_tracing():
         return
     rows = first_block(features)

@@ -114,10 +114,7 @@ class FCN(linen.Module):
 
 
 def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
-    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made.
-
-    A scale that leaves nothing out stays JAX's if it is: data of the program, not a constant.
-    """
+    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
         raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")

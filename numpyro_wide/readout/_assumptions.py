@@ -102,16 +102,7 @@ def refuse(findings: Findings, names: SiteNames) -> None:
 def check_at(
     model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], keys: Any = ()
 ) -> tuple[Findings, ReadoutRun]:
-    """Run a model at two readouts in one program, compiled quickly; return what was found, and the first run.
-
-    Args:
-        model: the unwrapped model.
-        names: names of the sites.
-        values: values of its other sites and parameters.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        keys: PRNG keys that it draws outside of sites.
-    """
+    """Run a model at two readouts in one program, compiled quickly; return what was found, and the first run."""
     arrays, join = split((dict(values), args, dict(kwargs), list(keys)))
 
     def program(arrays: list[Array]) -> tuple[Findings, ReadoutRun]:
@@ -142,10 +133,7 @@ def conjugate_sites(
     kwargs: Mapping[str, Any],
     observed: str | None = None,
 ) -> SiteNames | None:
-    """Return the names of the sites with which a model's readout can be integrated out; None if there are none.
-
-    Where numbers are known, the assumptions are checked at ``values``, and of a collapsed model they must hold there.
-    """
+    """Return the names of the sites with which a model's readout can be integrated out; None if there are none."""
     observed = model.observed or observed
     candidates = [] if observed is None else [observed]
     if not candidates:
@@ -169,11 +157,7 @@ def conjugate_sites(
 
 
 def preview(model: Callable, names: SiteNames, args: tuple, kwargs: dict) -> tuple[dict[str, bool], frozenset[str]]:
-    """Run a model without numbers, hidden from all handlers but those that set values.
-
-    Returns:
-        Whether each sample site is observed; and the deterministic sites that depend on the readout.
-    """
+    """Run a model without numbers, hidden from all handlers but those that set values."""
     is_observed: dict[str, bool] = {}
 
     def run(shift: Array) -> dict[str, Any]:
@@ -232,10 +216,7 @@ def _parts(sites: ReadoutSites) -> dict[str, Any]:
 
 
 def _differ(one: Array, two: Array, share: float, *, least: float | None = None) -> tuple[Array, Array]:
-    """Return the largest difference, in units of what is allowed and as it is.
-
-    A share of the largest number is allowed, or with ``least`` of each number itself, or of ``least`` if that is more.
-    """
+    """Return the largest difference, in units of what is allowed and as it is."""
     error = jnp.where(one == two, 0.0, jnp.abs(two - one))  # both may be infinite, as outside of a support
     size = jnp.max(jnp.abs(one), initial=0.0) if least is None else jnp.maximum(jnp.abs(one), least)
     return _largest(error, max(share, 64 * _rounding_unit(error)) * size)

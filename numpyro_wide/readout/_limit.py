@@ -182,10 +182,7 @@ def _weighted_limit(
 
 
 def log_weight(sites: Sites) -> Array:
-    """Return the log ratio of a run's joint density to that of its prior, with N(0, I) for base sites, a scalar.
-
-    With a Gaussian likelihood, and no regulariser, that is the evidence, whatever the draw of the base site.
-    """
+    """Return the log ratio of a run's joint density to that of its prior, with N(0, I) for base sites, a scalar."""
     bases = base_transforms(sites)
     total = jnp.zeros(())
     for name, site in sample_sites(sites).items():
@@ -224,10 +221,7 @@ def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
 
 
 class StandardNormalBase(Messenger):
-    """Handler that draws the base sites of repriorised readouts from N(0, I), their wide limit, not from their prior.
-
-    With ``is_exact`` their images are draws of the readout's posterior given the features, whatever the regulariser.
-    """
+    """Handler that draws the base sites of repriorised readouts from N(0, I), not from their prior."""
 
     def __init__(self, is_exact: bool = False, rng_key: Array | None = None):
         self.is_exact = is_exact

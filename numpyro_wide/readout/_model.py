@@ -73,11 +73,7 @@ class StoppedRunError(ValueError):
 
 
 class SeenSites(Messenger):
-    """Handler that keeps the values of a run's sites, by the names that the model gives them.
-
-    Handlers further out, such as ``scope``, rename sites before this one sees their values, so the name is noted when
-    the site begins. The sites named in ``hidden`` are kept from every handler further out.
-    """
+    """Handler that keeps the values of a run's sites, by the names that the model gives them."""
 
     def __init__(self, hidden: Iterable[str]):
         self.hidden = frozenset(hidden)
@@ -110,14 +106,7 @@ class SeenSites(Messenger):
 
 
 class ReadoutSites(SeenSites):
-    """Handler that takes the readout and features sites out of a model's run, and notes what its likelihood is made of.
-
-    Args:
-        names: names of the sites.
-        displacement: function of the readout's prior scale and shape, added to its prior mean; None for nothing.
-        hidden: deterministic sites to keep from every handler further out, besides the features.
-        keys: PRNG keys that another run has drawn outside of its sites, to be given out again in the same order.
-    """
+    """Handler that takes readout and features out of a model's run and notes what its likelihood is made of."""
 
     def __init__(
         self,
@@ -287,10 +276,7 @@ def read_sites(
     kwargs: Mapping[str, Any],
     **options: Any,
 ) -> tuple[ReadoutSites, Sites]:
-    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites.
-
-    A model's own ``ValueError`` after its features becomes a ``StoppedRunError``.
-    """
+    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
     sites = ReadoutSites(names, **options)
     try:
         others = run_model(model, args, kwargs, values=values, inside=(sites,))

@@ -99,7 +99,7 @@ class Integrated:
         shapes = fit.prior_loc.shape, (0,) if is_blocked else fit.loc.shape, new.loc.shape
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         normals = jnp.split(random.normal(rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
-        normals = [part.reshape(-1, *shape) for part, shape in zip(normals, shapes, strict=True)]
+        normals = [part.reshape(data.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
 
         def single(runs: list[ReadoutRun], solved: Any, normals: list[Array]) -> Draws:
             fit, new = runs
@@ -259,10 +259,7 @@ class ThroughWeights:
 
 
 def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
-    """Return log densities of each row's observations, (m,), and whether their moments are finite, a scalar.
-
-    A density may be zero, and its logarithm infinite, of observations far from any prediction.
-    """
+    """Return log densities of each row's observations, (m,), and whether their moments are finite, a scalar."""
     # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
     mean, variance, _ = readout.predict(new.features)
     variance = variance + new.noise_scale**2

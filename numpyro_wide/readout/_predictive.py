@@ -251,24 +251,7 @@ class ReadoutPredictive:
         return self._run("readouts", rng_key)
 
     def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Draws:
-        """Predict at other inputs.
-
-        Args:
-            rng_key: a PRNG key.
-            *args: arguments of the model without observations.
-            **kwargs: keyword arguments of the model without observations.
-
-        Returns:
-            "mean" and "variance" of the noise-free function given each draw of the hidden weights, (draws, m) or
-            (draws, m, k); "noise_scale", the noise's standard deviation; "predictive_variance", noise included; and
-            under the observed site's name draws with noise. Where the readout is not integrated out: "mean" and
-            "predictive_variance" of the observed distribution at each draw; for classes "probs", (draws, m, classes),
-            or of a Bernoulli (draws, m); and draws.
-
-        Raises:
-            ValueError: if there are observations among the arguments, the inputs give features that do not fit those of
-                the fit, or the noise is by row, and not passed anew for other rows.
-        """
+        """Predict at other inputs."""
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
         return self._run("predictions", rng_key, (args, kwargs))
 
@@ -547,10 +530,7 @@ def _in_blocks(
     *,
     is_average: bool,
 ) -> Results:
-    """Run a function of a key and a block of draws for all of them, with results on the host.
-
-    With ``is_average`` results are log densities under the average over a block's finite draws, to be averaged in turn.
-    """
+    """Run a function of a key and a block of draws for all of them, with results on the host."""
     found, is_finite, is_right = [], [], []
     for start, block in blocks_of(draws, axis=0):
         key = None if rng_key is None else jax.random.fold_in(rng_key, start)
@@ -580,10 +560,7 @@ def refuse_mismatch(model: Callable, call: Call, error: TypeError, what: str, ex
 
 
 def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
-    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them.
-
-    A model's own ``ValueError`` may be about anything, and is kept, with a note.
-    """
+    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them."""
     (args, kwargs), (new_args, new_kwargs) = fit, test
     pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
     pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]

@@ -83,11 +83,7 @@ class ClosedForm(NamedTuple):
 
 
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
-    """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β.
-
-    It equals w² (pq − r²) + w β (p + q − 2r) over the same: in a, b and c themselves float32 has lost the bias where
-    the inputs are large, which tells opposite inputs from dependent ones.
-    """
+    """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β."""
     # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
     # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
     low, high = jnp.where(p < q, p, q), jnp.where(p < q, q, p)
@@ -98,21 +94,14 @@ def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array
 
 
 def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
-    """Return the dual of the error function (Williams 1996).
-
-    E[φφ] = (2/π) arcsin(2c / √((1 + 2a)(1 + 2b))) and E[φ'φ'] = (4/π) / √((1 + 2a)(1 + 2b) − 4c²).
-    """
+    """Return the dual of the error function (Williams 1996)."""
     root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
     # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
     return (2 / jnp.pi) * angle_of(2 * c / root, jnp.ones_like(root)), (4 / jnp.pi) / root
 
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
-    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved).
-
-    E[φφ] = (√(ab) sin θ + (π − θ) c) / 2π and E[φ'φ'] = (π − θ) / 2π. The second has a cusp at θ = 0, so
-    its derivative there is set to the mean of the two sides, 0.
-    """
+    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved)."""
     scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
@@ -126,12 +115,7 @@ def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
-    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021).
-
-    By Stein's lemma, with D = (1 + a)(1 + b) − c², G = 1 / (2π√D), S = 1/(1 + a) + 1/(1 + b), and
-    P = E[Φ(u) Φ(v)] = 1/4 + arcsin(c / √((1 + a)(1 + b))) / 2π:
-    E[φφ] = cP + G (ab − c² + c²S) and E[φ'φ'] = P + Gc (S + 1/D).
-    """
+    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021)."""
     root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
     cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)

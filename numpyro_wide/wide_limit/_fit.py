@@ -48,10 +48,7 @@ class ScaleProblem:
     def of(
         cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
     ) -> "ScaleProblem":
-        """Set up the problem of a fully connected network, for function values of the standard deviation ``size``.
-
-        ``by_input`` gives each column of the inputs, (n, d_in), a scale of its own; ``has_noise`` adds the noise.
-        """
+        """Set up the problem of a fully connected network, for function values of the standard deviation ``size``."""
         behind = float(_unit_scale(activation))
         medians = {
             "w_std": np.array([1.0] + [behind] * (depth - 1)),
@@ -250,10 +247,7 @@ class Evidence:
 
 
 class Bound:
-    """Minus the log posterior of the scales by a variational bound (Mathematics, :eq:`bound-slope`).
-
-    Every call begins where the last one ended, which saves most of its steps.
-    """
+    """Minus the log posterior of the scales by a variational bound (Mathematics, :eq:`bound-slope`)."""
 
     step = 0.03
 
@@ -307,13 +301,7 @@ _NOT_FINITE = 1e12  # the value for the optimiser where the evidence is not a nu
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
-    """Find the mode of the scales' posterior, and how well it is known, from starts on some of the rows.
-
-    The bound of class labels keeps logits far too small: the scale of their readout is chosen by folds of those rows
-    once the bound has decided on the others.
-
-    Returns fields of a ``WideLimitFit``, its row of the table, and the logarithms.
-    """
+    """Find the mode of the scales' posterior, and how well it is known, from starts on some of the rows."""
     problem, some = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
     starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
@@ -388,10 +376,7 @@ def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> 
 
 
 def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Minimise in coordinates, along the columns of ``directions``, in which the curvature is about one.
-
-    From scales of some of the rows a few steps are then left, where those along the axes would be dozens.
-    """
+    """Minimise in coordinates, along the columns of ``directions``, in which the curvature is about one."""
     from scipy.optimize import minimize  # which NumPyro has not loaded
 
     bounds = _BOUND * objective.problem.spreads
@@ -430,11 +415,7 @@ _MOST = 5  # of them, above the bound's own
 
 
 def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the logarithms with the best readout's scale in their place, and its mean log probability of a label.
-
-    The Gaussian of a bound is narrower than the range of logits that the labels allow, at a cost that grows with that
-    range: the bound is largest at scales whose probabilities are far too unsure.
-    """
+    """Return the logarithms with the best readout's scale in their place, and its mean log probability of a label."""
     place = bound.problem.place("readout_w_std")
     spread, tried = bound.problem.spreads[place], []
     for step in range(-1, _MOST + 1):
@@ -447,10 +428,7 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
 
 
 def left_out(gram: np.ndarray, observations: Observations) -> float:
-    """Return the mean log probability of labels (n,), each given the folds that it is not in; folds share classes out.
-
-    ``gram`` is the covariance of a logit between rows, (n, n).
-    """
+    """Return the mean log probability of labels (n,), each given the folds that it is not in."""
     labels = observations.values.astype(int)
     folds = np.empty(len(labels), int)
     folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _NUM_FOLDS

@@ -117,13 +117,7 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
 
 
 class Conditioned:
-    """A Gaussian process of zero mean given noisy targets, in NumPy's float64.
-
-    Args:
-        kernel: K, the prior covariance of a function value between rows, (n, n).
-        targets: noisy values, (n, c).
-        noise_variance: variance of the noise, a number or (n,).
-    """
+    """A Gaussian process of zero mean given noisy targets, in NumPy's float64."""
 
     def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any):
         self._factor = cho_factor(kernel + np.diag(np.broadcast_to(noise_variance, len(kernel))), lower=True)
@@ -141,11 +135,7 @@ class Conditioned:
 
 
 def evidence_and_slope(covariance: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray] | None:
-    r"""Return the log evidence of columns (n, k), and $(\alpha \alpha^\top - k K^{-1}) / 2$, its derivative by K.
-
-    K, noise included, is overwritten. None if it is not finite, or not positive definite. LAPACK's own inverse of a
-    factored matrix takes half as long as one by triangular solves.
-    """
+    r"""Return the log evidence of columns (n, k), and $(\alpha \alpha^\top - k K^{-1}) / 2$, its derivative by K."""
     num_rows, num_columns = columns.shape
     if not np.isfinite(covariance).all():
         return None

@@ -191,11 +191,7 @@ class NetworkKernel:
         self.network, self.block_size = network, block_size
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each.
-
-        Warns:
-            UserWarning: if a Hermite series leaves out more than a hundred-thousandth, where numbers are known.
-        """
+        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each."""
         nngp, ntk, error = self._compute(_checked(x1, x2))
         warn_of_truncation(error)
         return nngp, ntk

@@ -73,11 +73,7 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
 def mean_over_filter(
     covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
 ) -> Array:
-    """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ.
-
-    Covariances are (..., h, w), of one pixel, or (..., h, w, h, w), of two. Height and width are averaged over one
-    after the other. Zeros beyond the border count, as in "SAME".
-    """
+    """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ."""
     from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
 
     check_one_of("padding", padding, PADDINGS)

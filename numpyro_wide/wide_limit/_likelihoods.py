@@ -31,10 +31,7 @@ class Averages(NamedTuple):
 
 
 class Likelihood(ABC):
-    """A likelihood of n rows, given c function values each, in float64.
-
-    A likelihood with a name is one class, listed in ``LIKELIHOODS``; most derive from ``OneValue``.
-    """
+    """A likelihood of n rows, given c function values each, in float64."""
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[str, ...]] = ()  # known besides the observations: keywords of ``fitted_surrogate``
@@ -80,11 +77,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def derivatives(self, values: np.ndarray) -> Derivatives:
-        """Return log density, less its ``constant``, slope and weight at function values (q, n, c).
-
-        The weight is minus the second derivative, the mean over the c function values of a row, or something positive
-        in its place where that may be negative.
-        """
+        """Return log density, less its ``constant``, slope and weight at function values (q, n, c)."""
 
     @abstractmethod
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
@@ -144,11 +137,7 @@ class LogisticAverages(NamedTuple):
 
 
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
-    """Average the logistic function, its integral and its derivative over normal logits, means and variances (n,).
-
-    The logistic function is the distribution function of a logistic variable u: its mean is that of P(u < f) over u,
-    a sum of smooth terms however large the variance of f is.
-    """
+    """Average the logistic function, its integral and its derivative over normal logits, means and variances (n,)."""
     scale = np.sqrt(variance)
     found = np.empty((3, len(mean)))
     narrow = scale < _NARROW
@@ -211,11 +200,7 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
 
 
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return −log F and the derivative of log F along the integral, (n, k, places).
-
-    ``below`` is how far means are below the largest, in standard deviations, (n, k); ``shapes`` are the inverse
-    standard deviations of the sums, (n,).
-    """
+    """Return −log F and the derivative of log F along the integral, (n, k, places)."""
     values, slopes = (_by_row(table, shapes) for table in _tables())
     cells = below / _SPACING
     first = cells.astype(int)
@@ -424,11 +409,7 @@ class Poisson(OneValue):
 
 @dataclass(frozen=True)
 class StudentT(OneValue):
-    """Student's t about the function value.
-
-    It is not log-concave. The weight is that of the normal whose log density touches this one's from below (that of the
-    E-step for t as a scale mixture): positive, small for outliers, whose targets it keeps near what was observed.
-    """
+    """Student's t about the function value."""
 
     name = "student_t"
     parameters = ("df", "scale")

@@ -121,11 +121,7 @@ class Observations:
         return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
 
     def predicted(self, moments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-        """Average the expected observations over normal function values, of each column's mean (n, c), variance (n,).
-
-        The offset is added here. Returns probabilities of the classes, (n, k); of 1, (n,) or (n, k), for outcomes; mean
-        and variance of other observations, each of their shape.
-        """
+        """Average expected observations over normal function values of each column's mean (n, c), variance (n,)."""
         kind = LIKELIHOODS[self.likelihood]
         if "num_classes" in self.parameters:
             ((mean, variance),) = moments

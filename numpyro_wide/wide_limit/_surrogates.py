@@ -146,10 +146,7 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FunctionLikelihood(Likelihood):
-    """A likelihood that is known by a function alone; JAX must be in double precision.
-
-    Where it is not concave it counts as straight, with a weight of zero.
-    """
+    """A likelihood that is known by a function alone; JAX must be in double precision."""
 
     # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
     log_density: Callable[[Array], Array]
@@ -233,10 +230,7 @@ class FunctionObservations(Observations):
 def _of_column(
     distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
 ) -> FunctionLikelihood:
-    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each.
-
-    The distribution is over all of them, given function values of their shape.
-    """
+    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each."""
     place, shift = (slice(None), *column), jnp.asarray(offset)
     values = _checked_values(distribution(shift), observed, observed.shape)
 

@@ -52,19 +52,12 @@ class VariationalFit(NamedTuple):
     kernel: np.ndarray  # K, the prior covariance in each column, (n, n)
 
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Maximise the bound, from the Gaussian likelihood of a state of another kernel if one is given.
-
-        The tolerance is how far means may still move, in posterior standard deviations, and weights, as a share of the
-        information that the posterior holds. There is no warning if that is not quite reached.
-        """
+        """Maximise the bound, from the Gaussian likelihood of a state of another kernel if one is given."""
         with set_blas_threads(1):
             return self._climb(None if start is None else self._from(start), tolerance)[0]
 
     def kernel_slope(self, state: State) -> np.ndarray:
-        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`).
-
-        At the largest bound the Gaussian is stationary, and the kernel moves the bound through its prior alone.
-        """
+        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
         root = np.sqrt(state.weights)
         inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
@@ -178,11 +171,7 @@ class VariationalFit(NamedTuple):
         return self._at(state.alpha + step * self._newton(state), weights)
 
     def _newton(self, state: State) -> np.ndarray:
-        """Return Newton's step of α for fixed weights, (I + H K)⁻¹ (s − α), with −H the mean second derivatives.
-
-        Where these are matrices, by conjugate gradients in the inner product of K, in which I + H K and its
-        preconditioner with the weights are symmetric.
-        """
+        """Return Newton's step of α for fixed weights, (I + H K)⁻¹ (s − α), with −H the mean second derivatives."""
         residual = state.slope - state.alpha
         step = self._alpha(state.factor, state.weights, residual)
         if state.matrices is None:
