@@ -1365,7 +1365,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "run_in_pieces: settings that are not adapted left out of a run's identity",
-            "digest(_settings(sampler))",
+            "_hash(sampler)",
             '""',
             "runs/test_folders.py::test_settings_that_are_not_adapted_belong_to_the_run",
         ),
@@ -1373,7 +1373,13 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "run_in_pieces: no lock",
             "lock.acquire(timeout=0)",
             "pass",
-            "runs/test_folders.py::test_a_second_process_is_refused_and_told_by_whom",
+            "runs/test_folders.py::test_a_second_process_is_refused",
+        ),
+        (
+            "run_in_pieces: a piece counted for one draw more than it has",
+            "ends.append(ends[-1] + size)",
+            "ends.append(ends[-1] + size + 1)",
+            "runs/test_pieces.py::test_pieces_are_the_run_in_one",
         ),
     ],
     "mcmc/_moves.py": [
