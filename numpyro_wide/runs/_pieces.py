@@ -231,9 +231,10 @@ def _piece(folder: Path, number: int) -> Path:
 def write(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a file of arrays, as a whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
+    stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
     try:
         with unfinished.open("wb") as file:
-            np.savez(file, **{name: _as_stored(array) for name, array in arrays.items()})
+            np.savez(file, **stored)
             file.flush()
             os.fsync(file.fileno())  # or a machine that loses its power could find the name and nothing behind it
         os.replace(unfinished, path)
