@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import seed
+from numpyro.distributions import biject_to
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
-from numpyro.infer.util import initialize_model, potential_energy, unconstrain_fn
+from numpyro.infer.util import potential_energy
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import (
@@ -87,6 +88,7 @@ def init_to_optimum(
     whole_number("num_chains", num_chains)
     whole_number("num_steps", num_steps)
     check_positive("step_size", step_size)
+    hold = hold or {}
     leaves, structure = jax.tree.flatten((model_args, model_kwargs))
     is_data = [isinstance(leaf, Array) for leaf in leaves]
     data = [leaf for leaf, told in zip(leaves, is_data, strict=True) if told]
@@ -96,36 +98,35 @@ def init_to_optimum(
         filled = [next(remaining) if told else leaf for leaf, told in zip(leaves, is_data, strict=True)]
         return jax.tree.unflatten(structure, filled)
 
-    def start(keys: Array, data: list[Array]) -> tuple[dict, dict]:
-        """Return NumPyro's first position of each chain, free and held values apart."""
+    def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return a first position, the values that are free and those that are held."""
+        given = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
+
+        def chosen(site: dict) -> Any:
+            name, shape = site["name"], site["fn"].shape() if site["type"] == "sample" else ()
+            if name in given and given[name].shape != shape:
+                raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {given[name].shape}.")
+            return given[name] if name in given else init_strategy(site)
+
         args, kwargs = arguments(data)
-        options: dict[str, Any] = {"init_strategy": init_strategy, "validate_grad": False}
-        info = initialize_model(keys, model, model_args=args, model_kwargs=kwargs, **options)
-        z, values = info.param_info.z, _held(info.model_trace, hold)
-        fixed = unconstrain_fn(seed(model, 0), args, kwargs, values) if values else {}
-        held = {name: jnp.broadcast_to(value, z[name].shape) for name, value in fixed.items()}
-        return {name: value for name, value in z.items() if name not in held}, held
+        sites = trace(substitute(seed(model, rng_key), substitute_fn=chosen)).get_trace(*args, **kwargs)
+        held = _medians(sites, hold) if isinstance(hold, str) else given
+        check_names_known("hold", held, latent_sites(sites), kind="latent site")
+        z = {
+            name: biject_to(site["fn"].support).inv(held.get(name, site["value"]))
+            for name, site in latent_sites(sites).items()
+        }
+        return {name: z[name] for name in z if name not in held}, {name: z[name] for name in held}
 
     def potential(free: dict[str, Array], held: dict[str, Array], data: list[Array]) -> Array:
         return potential_energy(seed(model, 0), *arguments(data), {**free, **held})
 
-    free, held = run_program(start, jax.random.split(rng_key, num_chains), data, quick=True)
+    keys = jax.random.split(rng_key, num_chains)
+    free, held = run_program(lambda keys, data: jax.lax.map(lambda key: start(key, data), keys), keys, data, quick=True)
     if not free:
         raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
     found = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
     return found if num_chains > 1 else {name: value[0] for name, value in found.items()}
-
-
-def _held(sites: Sites, hold: Mapping[str, Any] | str | None) -> dict[str, Array]:
-    """Return the values that are held, in the space of the model."""
-    values = _medians(sites, hold) if isinstance(hold, str) else dict(hold or {})
-    latents = latent_sites(sites)
-    check_names_known("hold", values, latents, kind="latent site")
-    for name, value in values.items():
-        shape = jnp.shape(latents[name]["value"])
-        if jnp.shape(value) != shape:
-            raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {jnp.shape(value)}.")
-    return {name: jnp.asarray(value, jnp.result_type(float)) for name, value in values.items()}
 
 
 def _medians(sites: Sites, hold: str) -> dict[str, Any]:
@@ -162,6 +163,9 @@ def _descend(
         best = jax.tree.map(partial(jnp.where, is_best), position, best)
         usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), slope)
         update, adam_state = adam.update(usable, adam_state)
+        # From a start without a finite energy, towards the origin until there is one.
+        is_lost = ~(jnp.isfinite(energy) | jnp.isfinite(least))
+        update = jax.tree.map(lambda by_adam, z: jnp.where(is_lost, -0.1 * z, by_adam), update, position)
         return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
 
     def stretch(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:

@@ -124,7 +124,6 @@ def test_mistakes_in_the_arguments(change, error, message):
         ({"held_out": 5, "evaluate_every": 0}, "evaluate_every must be a whole number of at least 1, but got 0"),
         ({"held_out": 5, "patience": 1.5}, "patience must be a whole number of at least 1, but got 1.5"),
         ({"patience": 3}, "held_out=1000"),
-        ({"checkpoint_every": 3}, "checkpoint=path"),
     ],
 )
 def test_mistakes_in_the_options_of_run(options, message):

@@ -141,14 +141,13 @@ def test_a_truth_of_density_0_has_the_highest_rank():
     assert hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))}, **densities)).tolist() == [9, 0, 9]
 
 
-@pytest.mark.parametrize("cumulative", [True, False])
-def test_bands_hold_whole_curves_at_their_level(cumulative):
+def test_bands_hold_whole_curves_at_their_level():
     num_simulations, num_trials = 150, 2000
     grid = np.linspace(0.05, 0.95, 19)
     masses = np.diff(grid, prepend=0, append=1)
-    low, high = uniformity_band(grid if cumulative else masses, num_simulations, level=0.9, cumulative=cumulative)
+    low, high = uniformity_band(grid, num_simulations, level=0.9)
     counts = np.random.default_rng(7).multinomial(num_simulations, masses, size=num_trials)
-    curves = (np.cumsum(counts, axis=1)[:, :-1] if cumulative else counts) / num_simulations
+    curves = np.cumsum(counts, axis=1)[:, :-1] / num_simulations
     inside = np.mean(np.all((curves >= low) & (curves <= high), axis=1))
     # counts are whole: the level is reached up to the jumps of the binomial distribution
     assert 0.9 - 4 * (0.09 / num_trials) ** 0.5 - 0.01 < inside < 0.95
@@ -180,10 +179,7 @@ def test_many_draws_are_looked_at_on_a_grid():
 def test_figures_show_the_numbers():
     found = CASES["too narrow"]
     ranks = sbc_ranks(found)
-    _, (histogram, ecdf, regions, ball) = pyplot.subplots(1, 4)
-    assert plots.plot_rank_histogram(ranks["theta"][:, 0], L, num_bins=20, ax=histogram) is histogram
-    heights = [patch.get_height() for patch in histogram.patches]
-    np.testing.assert_allclose(heights, np.histogram(ranks["theta"][:, 0], np.arange(0, 101, 5))[0] * 20 / S)
+    _, (ecdf, regions, ball) = pyplot.subplots(1, 3)
     plots.plot_rank_ecdf(ranks, L, ax=ecdf)
     assert [line.get_label() for line in ecdf.get_lines()[:2]] == ["theta[0]", "theta[1]"]
     x, y = ecdf.get_lines()[1].get_data()
@@ -193,11 +189,6 @@ def test_figures_show_the_numbers():
     np.testing.assert_allclose(regions.get_lines()[1].get_ydata()[1:-1], coverage["theta"].empirical[1])
     plots.plot_coverage(tarp(jax.random.key(0), found), ax=ball)
     assert ball.get_legend() is None
-    new = plots.plot_rank_histogram(ranks["theta"][:, 0], L)  # a figure of its own
-    assert new is not histogram
-    assert len(new.patches) == 25  # of 4 ranks each
-    uneven = plots.plot_rank_histogram(np.arange(0, 97), 96, num_bins=5)  # each rank once, in bins of 19 and 20
-    np.testing.assert_allclose([patch.get_height() for patch in uneven.patches], np.ones(5))
     pyplot.close("all")
 
 
@@ -247,10 +238,7 @@ FEW = {"z": np.zeros(3)}
         (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but .* values nan"),
         (lambda: uniformity_p_value([0.5, 2.0], 9), r"of whole numbers in 0, ..., num_draws = 9"),
         (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but .* values 0, ..., 12"),
-        (lambda: uniformity_band([0.5, 0.2], 10), "increasing sequence"),
-        (lambda: uniformity_band([0.5, 0.2], 10, cumulative=False), "masses of bins with sum 1"),
         (lambda: uniformity_band([0.5], 10, level=95), "level must lie between 0 and 1.*but got 95"),
-        (lambda: plots.plot_rank_histogram(np.zeros((3, 2)), 9), r"ranks of one scalar.*\(3, 2\)"),
     ],
 )
 def test_refuses_what_does_not_fit(call, message):
