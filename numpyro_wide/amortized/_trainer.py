@@ -111,9 +111,8 @@ class AmortizedForwardKL:
     approximate posterior given any observation.
 
     Mutable state, such as the running means of batch normalisation: all simulations of a step start from the same
-    state, and the states they leave are averaged (of integers and PRNG keys, the first simulation's is kept). Give a
-    normalisation layer ``axis_name="simulations"`` for statistics over the batch, and let an argument of model and
-    guide, ``train=True``, say whether to use them: ``Predictive`` knows no such axis.
+    state, and the states they leave are averaged (of integers and PRNG keys, the first one's is kept). Give a layer
+    ``axis_name="simulations"`` for statistics over the batch, but not in ``Predictive``, which has no such axis.
 
     Args:
         model: a NumPyro model without param sites, ``model(*args, **kwargs)``.
@@ -289,12 +288,14 @@ class AmortizedForwardKL:
             new, losses = train(start, number, arrays, capacity=capacity, stable=stable_update)
             return new._replace(held_out=state.held_out), losses[:length]
 
-        state, best = first, None
+        state = first
+        best: HeldOut | None = None
+        losses: Any = np.zeros(0, jnp.zeros(0).dtype)
         if not progress_bar and not held_out:
             # Nothing to look at in between: a single program, which a caller may vmap.
             state, losses = take(state, num_steps, num_steps)
         else:
-            losses, done, origin = np.zeros(0, jnp.zeros(0).dtype), 0, int(state.step)
+            done, origin = 0, int(state.step)
             if held_out:
                 none = jnp.zeros(0, jnp.int32)
                 nothing = HeldOut(none, jnp.zeros(0), self.get_params(state), jnp.asarray(jnp.inf), state.step)
@@ -316,8 +317,8 @@ class AmortizedForwardKL:
         params = best.best_params if best and best.steps.size else self.get_params(state)
         if not_jax_tracer(losses) and 2 * (num_skipped := int(state.num_skipped - first.num_skipped)) > len(losses):
             warnings.warn(
-                f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: perhaps "
-                "the guide gives simulated latents no density (compare the supports), or simulations overflow.",
+                f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: the "
+                "guide may give simulated latents no density (compare the supports), or simulations overflow.",
                 stacklevel=2,
             )
         return AmortizedRunResult(params, state, losses)
@@ -417,7 +418,8 @@ class AmortizedForwardKL:
         self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple, args: tuple, kwargs: dict
     ) -> tuple[Array, dict[str, Any] | None]:
         """Return the negative mean log density of a batch, and the mutable state that the guide leaves."""
-        log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), *batch, args, kwargs)
+        draws, keys = batch
+        log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), draws, keys, args, kwargs)
         return -jnp.mean(log_q), mutable or None
 
     def _step(

@@ -44,8 +44,7 @@ def init_to_optimum(
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
     For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
-    no answer: at the optimum itself the noise of a network that can fit every row goes to zero, and predictions from
-    there are worthless. So hold the noise, at least, and let a kernel sample from what this returns.
+    no answer: at the optimum the noise of a network that can fit every row goes to zero. So hold the noise, at least.
 
     Args:
         rng_key: a PRNG key.

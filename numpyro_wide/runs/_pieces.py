@@ -32,9 +32,8 @@ Draws = dict[str, np.ndarray]
 class StoredDraws:
     """Draws that :func:`run_in_pieces` has written; to be read as an ``MCMC`` after its run.
 
-    Arrays are memory-mapped: they take memory where they are looked at, and the operating system may take it back.
-    The pieces are put together in temporary files of the folder, which take as much room there while the arrays are in
-    use. :func:`~numpyro_wide.diagnostics.to_arviz` takes this object instead of an ``MCMC``, and
+    Arrays are memory-mapped, from temporary files of the folder that hold all pieces as long as the arrays are in use.
+    :func:`~numpyro_wide.diagnostics.to_arviz` takes this object instead of an ``MCMC``, and
     :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads in blocks.
 
     Args:
@@ -115,15 +114,13 @@ def run_in_pieces(
 ) -> StoredDraws:
     """Run NumPyro's ``MCMC``, with any kernel, for longer than memory or patience would allow.
 
-    ``mcmc.num_samples`` draws at a time are written to ``folder``, with the state after them: memory does not grow with
-    the number of draws. A process that is killed, at whatever moment, loses the piece that it was at; called again with
-    the same arguments, this continues from there, and ends with the same draws, bit for bit, as a run that was never
-    stopped. Warmup is done once, and its end is the first state that is written. Called with a larger ``num_samples``,
-    a finished run continues.
+    ``mcmc.num_samples`` draws at a time are written to ``folder``, an ``.npz`` file a piece, with the state after them.
+    A process that is killed loses the piece that it was at; called again with the same arguments, this continues from
+    there, and ends with the same draws, bit for bit, as a run that was never stopped. With a larger ``num_samples``, a
+    finished run continues.
 
     Args:
-        mcmc: the chains; its ``num_samples`` is the size of a piece, and its warmup, chains and chain method those of
-            the run.
+        mcmc: the chains; its ``num_samples`` is the size of a piece.
         folder: a folder of this run alone, with room for all draws.
         rng_key: a PRNG key.
         *model_args: positional arguments of the model, as ``MCMC.run`` takes them.
@@ -243,9 +240,8 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
             error.errno,
-            f"the file cannot be written ({why}), and the pieces before it are whole; make room there and call again, "
-            "which continues after the last piece, or ask for fewer draws, thin them, or store functions of them "
-            "(numpyro_wide.runs.reduced)",
+            f"the file cannot be written ({why}); the pieces before it are whole. Make room and call again, which "
+            "continues after them, or store fewer draws or functions of them (numpyro_wide.runs.reduced)",
             str(path),
         ) from error
 
