@@ -50,16 +50,14 @@ class Simulations:
     """Latents that made simulated data, and draws from the posterior under test given those data.
 
     Latents that the posterior does not cover are marginalised: leave them out. A test quantity, such as the log
-    likelihood (Modrák 2023), joins as one more name in both dictionaries.
-
-    The arrays are copied: what is done to the caller's later changes nothing here.
+    likelihood (Modrák 2023), joins as one more name in both dictionaries. The arrays are copied.
 
     Args:
         truth: latents of each simulation by name, (num_simulations, ...).
         draws: posterior draws for each simulation by name, (num_simulations, num_draws, ...).
         observed: simulated data by name, (num_simulations, ...), if they are to be kept.
-        log_density_truth: log density of the posterior under test, up to a constant for each simulation, at the
-            truth, (num_simulations,), -inf outside of its support; needed for highest-density regions alone.
+        log_density_truth: log density of the posterior under test at the truth, up to a constant for each simulation,
+            (num_simulations,), -inf outside of its support; for highest-density regions.
         log_density_draws: log density of the posterior under test at the draws, (num_simulations, num_draws).
 
     Example:
@@ -103,10 +101,7 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lay all scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P).
-
-        Both hold floats, whatever the latents are.
-        """
+        """Lay all components side by side as floats: truth (simulations, P) and draws (simulations, num_draws, P)."""
         shape = (self.num_simulations, self.num_draws, -1)
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
@@ -261,9 +256,8 @@ _TARP = "(rng_key, simulations, references=None)"
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
     """Count the draws that lie below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
-    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A histogram that bulges in
-    the middle tells of posteriors that are too wide, one with horns of posteriors too narrow, a slope of bias. A
-    posterior that ignores the data and returns the prior passes: see :func:`tarp` with references made from data.
+    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A posterior that ignores the
+    data and returns the prior passes: see :func:`tarp` with references made from data.
 
     Args:
         simulations: truths and draws.
@@ -376,8 +370,8 @@ def expected_coverage(
     """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, equation 7).
 
     Central intervals run between order statistics of the draws, and highest-density regions are where the density
-    under test exceeds that of a draw, so that the coverage of the exact posterior is the nominal one for any number
-    of draws, with no approximation. Above the diagonal the posterior is too wide, below it too narrow or biased.
+    under test exceeds that of a draw: for the exact posterior their coverage is the nominal one for any number of
+    draws. Above the diagonal the posterior is too wide, below it too narrow or biased.
 
     Args:
         simulations: truths and draws; with log densities for ``region="hpd"``.
@@ -479,14 +473,12 @@ def from_guide(
     Args:
         rng_key: a PRNG key.
         model: ``model(*model_args)``, called without data, samples every site.
-        guide: ``guide(observed_values, *model_args)``, given a dictionary of the observed sites of *one* simulated data
-            set, samples latents of the model.
+        guide: ``guide(observed_values, *model_args)``, for *one* simulated data set, samples latents of the model.
         params: values of the guide's param and mutable sites, as a trainer returns them; {} if it has none.
         *model_args: arguments of model and guide.
         observed: name, or names, of the sample or deterministic sites that are data at inference time.
         num_simulations: number of simulated data sets.
-        num_draws: number of draws from the guide for each data set; num_draws + 1 with many divisors makes for even
-            histograms.
+        num_draws: number of draws from the guide for each data set.
         batch_size: number of data sets whose draws are made at a time.
 
     Returns:

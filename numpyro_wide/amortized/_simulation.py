@@ -129,11 +129,6 @@ def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
             f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}; give the guide a distribution "
             "with the model's support."
         )
-    if site["infer"].get("enumerate"):
-        raise ValueError(
-            f"the guide's site {name!r} asks to be enumerated, but is scored at its simulated value; remove "
-            "infer={'enumerate': ...}. Leave the site out of the guide to have it marginalised."
-        )
 
 
 def _check_plates_and_scales(where: str, sites: Sites) -> None:

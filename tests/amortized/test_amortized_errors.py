@@ -86,7 +86,6 @@ def no_param(observed_values):
         (normal_model, site("theta", normal.expand([3]).to_event(1)), r"model's shape \(\), but has \(3,\)"),
         (normal_model, site("theta", dist.Poisson(1.0)), "'theta' is discrete, but the model's is continuous"),
         (of_counts, site("theta"), "'theta' is continuous, but the model's is discrete"),
-        (of_counts, site("theta", dist.Poisson(1.0), infer={"enumerate": "parallel"}), "asks to be enumerated"),
         (normal_model, scale(site("theta"), 2.0), "guide's site 'theta' has a scaled"),
     ],
 )
