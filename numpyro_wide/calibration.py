@@ -1,12 +1,10 @@
 """Calibration of posteriors on average over their own model: ranks, coverage, and tests with random points.
 
-Simulate latents and data from the model, draw from the posterior under test given the data (:func:`from_guide`,
-:func:`from_mcmc`, or any other in a :class:`Simulations`), and compare the draws with the latents that made the data.
+Simulate latents and data from the model, draw from the posterior under test given the data (:func:`from_guide`, or any
+other in a :class:`Simulations`), and compare the draws with the latents that made the data. Chains: ``simuk.SBC``.
 :mod:`numpyro_wide.plots` draws the results with simultaneous bands.
 """
 
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,29 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
-from numpyro.handlers import condition
-from numpyro.infer import MCMC
-from numpyro.infer.mcmc import MCMCKernel
-from tqdm.auto import tqdm
 
-from numpyro_wide._arviz import effective_sample_size
 from numpyro_wide._checks import (
     check_key,
     check_levels,
-    check_names_known,
     check_one_of,
     kind_of,
     listing,
     whole_number,
 )
-from numpyro_wide._traces import Sites, run_model, sample_sites
+from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.amortized._simulation import (
     Draws,
     check_guide,
     check_params,
     check_simulator,
     draw_from_guide,
-    latent_names,
     log_density,
     run_guide,
     simulate,
@@ -48,7 +39,6 @@ from numpyro_wide.amortized._simulation import (
 __all__ = [
     "expected_coverage",
     "from_guide",
-    "from_mcmc",
     "sbc_ranks",
     "tarp",
     "uniformity_p_value",
@@ -60,22 +50,15 @@ class Simulations:
     """Latents that made simulated data, and draws from the posterior under test given those data.
 
     Latents that the posterior does not cover are marginalised: leave them out. A test quantity, such as the log
-    likelihood (Modrák 2023), joins as one more name in both dictionaries.
-
-    The arrays are copied: what is done to the caller's later changes nothing here.
+    likelihood (Modrák 2023), joins as one more name in both dictionaries. The arrays are copied.
 
     Args:
         truth: latents of each simulation by name, (num_simulations, ...).
         draws: posterior draws for each simulation by name, (num_simulations, num_draws, ...).
         observed: simulated data by name, (num_simulations, ...), if they are to be kept.
-        log_density_truth: log density of the posterior under test, up to a constant for each simulation, at the
-            truth, (num_simulations,), -inf outside of its support; needed for highest-density regions alone.
+        log_density_truth: log density of the posterior under test at the truth, up to a constant for each simulation,
+            (num_simulations,), -inf outside of its support; for highest-density regions.
         log_density_draws: log density of the posterior under test at the draws, (num_simulations, num_draws).
-        ess: effective sample sizes of draws by MCMC, by name, (num_simulations, ...).
-
-    Raises:
-        TypeError: if the arrays do not hold real numbers.
-        ValueError: if names or shapes do not fit, or a value is NaN.
 
     Example:
         >>> import numpy as np
@@ -90,19 +73,17 @@ class Simulations:
     observed: Mapping[str, ArrayLike] = field(default_factory=dict)
     log_density_truth: ArrayLike | None = None
     log_density_draws: ArrayLike | None = None
-    ess: Mapping[str, ArrayLike] | None = None
 
     def __post_init__(self) -> None:
         """Check the arrays, and hold copies."""
-        for name in ("truth", "draws", "observed", "ess"):
+        for name in ("truth", "draws", "observed"):
             group = getattr(self, name)
-            if group is not None:
-                if not isinstance(group, Mapping):
-                    raise TypeError(
-                        f"{name} must be a dictionary of arrays by name, but is {kind_of(group)}; write "
-                        f"{name}={{'theta': ...}}."
-                    )
-                object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
+            if not isinstance(group, Mapping):
+                raise TypeError(
+                    f"{name} must be a dictionary of arrays by name, but is {kind_of(group)}; write "
+                    f"{name}={{'theta': ...}}."
+                )
+            object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
         for name in ("log_density_truth", "log_density_draws"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, real_array(name, getattr(self, name)))
@@ -120,10 +101,7 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lay all scalar components side by side, truth (num_simulations, P) and draws (num_simulations, num_draws, P).
-
-        Both hold floats, whatever the latents are.
-        """
+        """Lay all components side by side as floats: truth (simulations, P) and draws (simulations, num_draws, P)."""
         shape = (self.num_simulations, self.num_draws, -1)
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
@@ -131,29 +109,13 @@ class Simulations:
 
 
 def check_simulations(value: Any, order: str) -> None:
-    """Refuse anything but simulations.
-
-    Args:
-        value: argument that came.
-        order: order of the arguments, for the message.
-
-    Raises:
-        TypeError: if it is something else.
-    """
+    """Refuse anything but simulations."""
     if not isinstance(value, Simulations):
         raise TypeError(f"simulations must be Simulations, but got {kind_of(value)}; the order is {order}.")
 
 
 def real_array(name: str, values: ArrayLike) -> np.ndarray:
-    """Copy real numbers into a NumPy array.
-
-    Args:
-        name: name of the array, for messages.
-        values: numbers, truth values, or what NumPy makes an array of them from.
-
-    Raises:
-        TypeError: if they are complex, or no numbers.
-    """
+    """Copy real numbers, refused otherwise, into a NumPy array."""
     array = np.array(values)
     if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
@@ -202,36 +164,17 @@ NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage po
 
 
 def uniformity_band(
-    probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95, cumulative: bool = True
+    probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make a simultaneous band for the proportions of independent simulations at given nominal probabilities.
+    """Make a simultaneous band (m,), (m,) for proportions of simulations at increasing nominal probabilities (m,).
 
     The pointwise level is lowered until a whole curve of an exact posterior stays inside with probability
     ``level`` (Säilynoja 2022, Section 3.2; by simulation of the null, seeded).
-
-    Args:
-        probabilities: nominal probabilities (m,) in [0, 1]: increasing values of a distribution function, or, if not
-            ``cumulative``, masses of the bins of a histogram, with sum 1.
-        num_simulations: number of independent simulations.
-        level: probability that the whole curve of an exact posterior is inside, in (0, 1).
-        cumulative: whether the probabilities are values of a distribution function; False for masses of bins.
-
-    Returns:
-        Lower and upper proportions, each (m,).
-
-    Raises:
-        ValueError: for a level outside (0, 1) or probabilities that are none.
-
-    Example:
-        >>> from numpyro_wide.calibration.internal import uniformity_band
-        >>> low, high = uniformity_band([0.25, 0.5, 0.75], num_simulations=400)
-        >>> low.round(2).tolist(), high.round(2).tolist()
-        ([0.2, 0.44, 0.7], [0.3, 0.56, 0.8])
     """
     num_simulations = whole_number("num_simulations", num_simulations)
-    probabilities = _check(probabilities, level, cumulative)
-    null = _null_tails(probabilities, num_simulations, cumulative)
-    tail = np.quantile(null, 1 - level) / 2
+    check_levels("level", level)
+    probabilities = np.asarray(probabilities, float)
+    tail = np.quantile(_null_tails(probabilities, num_simulations), 1 - level) / 2
     low = _binomial().ppf(tail, num_simulations, probabilities)
     high = _binomial().ppf(1 - tail, num_simulations, probabilities)
     return np.maximum(low, 0) / num_simulations, high / num_simulations
@@ -246,10 +189,6 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
 
     Returns:
         p-values (...), one for each scalar component, at least 1/1001. Of several, divide the level by their number.
-
-    Raises:
-        TypeError: if the ranks are not real numbers.
-        ValueError: for no ranks, or ranks that are not whole numbers in 0, ..., num_draws.
 
     Example:
         >>> import numpy as np
@@ -280,20 +219,17 @@ def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
 
 def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
     """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,), increasing, for p-values (...)."""
-    null = _null_tails(nominal, num_simulations, cumulative=True)
+    null = _null_tails(nominal, num_simulations)
     counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
     observed = _smallest_tail(counts, _tails(nominal, num_simulations))
     return (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
 
 
-def _null_tails(probabilities: np.ndarray, num_simulations: int, cumulative: bool) -> np.ndarray:
+def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Simulate curves of an exact posterior, and find the smallest pointwise p-value of each."""
-    rng = np.random.default_rng(0)
-    masses = np.diff(probabilities, prepend=0, append=1) if cumulative else probabilities
-    counts = rng.multinomial(num_simulations, np.maximum(masses, 0), size=NUM_NULL)
-    if cumulative:
-        counts = np.cumsum(counts, axis=1)[:, :-1]
-    return _smallest_tail(counts, _tails(probabilities, num_simulations))
+    masses = np.maximum(np.diff(probabilities, prepend=0, append=1), 0)
+    counts = np.random.default_rng(0).multinomial(num_simulations, masses, size=NUM_NULL)
+    return _smallest_tail(np.cumsum(counts, axis=1)[:, :-1], _tails(probabilities, num_simulations))
 
 
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
@@ -314,26 +250,14 @@ def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
     return np.min(tails[counts, np.arange(tails.shape[1])], axis=-1)
 
 
-def _check(probabilities: ArrayLike, level: float, cumulative: bool) -> np.ndarray:
-    probabilities = np.asarray(probabilities, float)
-    check_levels("level", level)
-    right = np.all((probabilities >= 0) & (probabilities <= 1)) and probabilities.ndim == 1
-    right = right and (np.all(np.diff(probabilities) >= 0) if cumulative else np.isclose(np.sum(probabilities), 1))
-    if not right:
-        kind = "an increasing sequence within [0, 1]" if cumulative else "masses of bins with sum 1"
-        raise ValueError(f"probabilities must be {kind}, but got {probabilities}.")
-    return probabilities
-
-
 _TARP = "(rng_key, simulations, references=None)"
 
 
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
     """Count the draws that lie below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
-    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A histogram that bulges in
-    the middle tells of posteriors that are too wide, one with horns of posteriors too narrow, a slope of bias. A
-    posterior that ignores the data and returns the prior passes: see :func:`tarp` with references made from data.
+    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A posterior that ignores the
+    data and returns the prior passes: see :func:`tarp` with references made from data.
 
     Args:
         simulations: truths and draws.
@@ -358,18 +282,7 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
 
 
 def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.ndarray:
-    """Count the draws that have a higher density than the truth: ranks of highest-density regions (Hermans 2022).
-
-    Args:
-        simulations: truths and draws, with ``log_density_truth`` and ``log_density_draws``.
-        rng_key: a PRNG key that breaks ties at random; a fixed key if None.
-
-    Returns:
-        Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
-
-    Raises:
-        ValueError: if the simulations hold no log densities.
-    """
+    """Count the draws that have a higher density than the truth, (num_simulations,) (Hermans 2022)."""
     check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
         raise ValueError(
@@ -383,24 +296,7 @@ def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.n
 def tarp_ranks(
     rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
 ) -> np.ndarray:
-    """Count the draws that are nearer to a reference point than the truth is (Lemos 2023, Theorem 3).
-
-    All latents are seen at once, each scaled to the unit interval by the range of its truths. Where the references
-    are drawn independently of the data, a posterior that returns the prior passes as it does in :func:`sbc_ranks`;
-    with references that depend on the data, uniform ranks for all of them are sufficient for the exact posterior.
-
-    Args:
-        rng_key: a PRNG key for the references, and for ties.
-        simulations: truths and draws.
-        references: reference points by name, (num_simulations, ...); None for uniform points in the box of truths.
-
-    Returns:
-        Ranks (num_simulations,), uniform on 0, ..., num_draws for the exact posterior.
-
-    Raises:
-        TypeError: if an argument is of another kind.
-        ValueError: if the references' names or shapes are not those of the truths, or one of either is not finite.
-    """
+    """Count the draws nearer to a reference point than the truth, (num_simulations,) (Lemos 2023, Theorem 3)."""
     check_key("rng_key", rng_key, _TARP)
     check_simulations(simulations, _TARP)
     rng = _generator(rng_key)
@@ -474,8 +370,8 @@ def expected_coverage(
     """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, equation 7).
 
     Central intervals run between order statistics of the draws, and highest-density regions are where the density
-    under test exceeds that of a draw, so that the coverage of the exact posterior is the nominal one for any number
-    of draws, with no approximation. Above the diagonal the posterior is too wide, below it too narrow or biased.
+    under test exceeds that of a draw: for the exact posterior their coverage is the nominal one for any number of
+    draws. Above the diagonal the posterior is too wide, below it too narrow or biased.
 
     Args:
         simulations: truths and draws; with log densities for ``region="hpd"``.
@@ -484,9 +380,6 @@ def expected_coverage(
 
     Returns:
         :class:`~numpyro_wide.calibration.Coverage` by name; for "hpd" the one name is "joint".
-
-    Raises:
-        ValueError: for another region, "hpd" without log densities, or "central" with a single draw each.
 
     Example:
         >>> import numpy as np
@@ -514,8 +407,10 @@ def expected_coverage(
 def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
     """Test accuracy with random points: the coverage of balls around reference points (Lemos 2023).
 
-    A ball around the reference that holds a fraction α of the draws holds the truth with probability α. It sees
-    all latents at once, and with them wrong correlations, which no scalar rank does.
+    A ball around the reference that holds a fraction α of the draws holds the truth with probability α. All latents are
+    seen at once, and with them wrong correlations, which no scalar rank sees. Where the references do not depend on the
+    data, a posterior that returns the prior passes; with references that do, uniform ranks for all of them are
+    sufficient for the exact posterior.
 
     Args:
         rng_key: a PRNG key for the references, and for ties.
@@ -525,9 +420,6 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
 
     Returns:
         One :class:`~numpyro_wide.calibration.Coverage` of all latents together.
-
-    Raises:
-        ValueError: if the references' names or shapes are not those of the truths.
 
     Example:
         >>> import jax, numpy as np
@@ -581,23 +473,20 @@ def from_guide(
     Args:
         rng_key: a PRNG key.
         model: ``model(*model_args)``, called without data, samples every site.
-        guide: ``guide(observed_values, *model_args)``, given a dictionary of the observed sites of *one* simulated data
-            set, samples latents of the model.
+        guide: ``guide(observed_values, *model_args)``, for *one* simulated data set, samples latents of the model.
         params: values of the guide's param and mutable sites, as a trainer returns them; {} if it has none.
         *model_args: arguments of model and guide.
         observed: name, or names, of the sample or deterministic sites that are data at inference time.
         num_simulations: number of simulated data sets.
-        num_draws: number of draws from the guide for each data set; num_draws + 1 with many divisors makes for even
-            histograms.
+        num_draws: number of draws from the guide for each data set.
         batch_size: number of data sets whose draws are made at a time.
 
     Returns:
         :class:`Simulations` of the guide's sites.
 
     Raises:
-        ValueError: if the model does not simulate (it observes, has factors, param sites, subsampled plates or scaled
-            densities) or lacks an observed site; if the guide draws anything but latents of the model in the model's
-            shapes; or if ``params`` lacks one of the guide's sites, which would then not be the fitted guide.
+        ValueError: if the model observes, a site is missing, the guide draws anything but latents of the model, or
+            ``params`` lacks one of the guide's sites, which would then not be the fitted guide.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -616,8 +505,10 @@ def from_guide(
     num_draws, batch_size = whole_number("num_draws", num_draws), whole_number("batch_size", batch_size)
     simulate_key, guide_key = random.split(rng_key)
     names = site_names(observed)
-    model_sites = _checked_run(model, model_args, names)
-    joint = _simulate(simulate_key, model, model_args, names, num_simulations)
+    model_sites = run_model(model, model_args)
+    check_simulator(model_sites, names)
+    keys = random.split(simulate_key, num_simulations)
+    joint = lax.map(lambda key: simulate(model, key, names, model_args, {}), keys)
     data = {name: joint[name] for name in names}
     first = {name: value[0] for name, value in data.items()}
     guide_sites = check_params(guide, guide_key, params, first, model_args, {})
@@ -636,129 +527,3 @@ def from_guide(
     run = jax.jit(lambda inputs: lax.map(posterior, inputs, batch_size=min(batch_size, num_simulations)))
     draws, at_truth, at_draws = run((keys, data, truth))
     return Simulations(truth, draws, data, at_truth, at_draws)
-
-
-def from_mcmc(
-    rng_key: Array,
-    model: Model,
-    make_kernel: Callable[[Model], MCMCKernel],
-    *model_args: Any,
-    observed: str | Sequence[str],
-    num_simulations: int = 100,
-    num_draws: int = 99,
-    num_warmup: int = 500,
-    thinning: int = 1,
-    sites: Sequence[str] | None = None,
-    progress_bar: bool = True,
-) -> Simulations:
-    """Draw by MCMC for data simulated from the model, one chain for each data set.
-
-    Ranks among correlated draws are not uniform: thin until the draws that are kept are as good as independent
-    (Talts 2018, Section 5.1). The effective sample sizes are in the result, and a warning proposes a thinning if
-    they fall short. Everything is compiled once.
-
-    Args:
-        rng_key: a PRNG key.
-        model: ``model(*model_args)``, called without data, samples every site.
-        make_kernel: function from a model to a kernel, such as ``NUTS`` or ``partial(NUTS, target_accept_prob=0.9)``.
-        *model_args: arguments of the model.
-        observed: name, or names, of the sample sites that are data at inference time.
-        num_simulations: number of simulated data sets.
-        num_draws: number of draws that are kept of each chain; num_draws + 1 with many divisors makes for even
-            histograms.
-        num_warmup: number of warmup steps of each chain.
-        thinning: number of steps from one draw that is kept to the next.
-        sites: names of the latents to look at; None for all that the model samples.
-        progress_bar: whether to show the number of chains that have run.
-
-    Returns:
-        :class:`Simulations` with ``ess``.
-
-    Raises:
-        ValueError: if the model does not simulate, as for :func:`from_guide`, or does not sample a site of the given
-            names.
-    """
-    check_key("rng_key", rng_key, "from_mcmc(rng_key, model, make_kernel, x, observed=...)")
-    num_simulations, num_draws = whole_number("num_simulations", num_simulations), whole_number("num_draws", num_draws)
-    num_warmup, thinning = whole_number("num_warmup", num_warmup, least=0), whole_number("thinning", thinning)
-    simulate_key, chain_key = random.split(rng_key)
-    names = site_names(observed)
-    model_sites = _checked_run(model, model_args, names)
-    _check_have_densities(model_sites, names)
-    latents = sorted(latent_names(model_sites, names))
-    wanted = latents if sites is None else list(sites)
-    check_names_known("sites", wanted, latents, kind="latent site")
-    if not wanted:
-        raise ValueError(f"sites must name some of the model's latent sites, {listing(latents)}, but names none.")
-    joint = _simulate(simulate_key, model, model_args, names, num_simulations)
-    data = {name: joint[name] for name in names}
-
-    def conditioned(values: Draws, *args: Any) -> Any:
-        return condition(model, data=values)(*args)
-
-    # Under jit as a whole: MCMC compiles anew for each run, because it initialises its kernel outside.
-    @jax.jit
-    def run(key: Array, values: Draws) -> Draws:
-        mcmc = MCMC(
-            make_kernel(conditioned),
-            num_warmup=num_warmup,
-            num_samples=num_draws * thinning,
-            thinning=thinning,
-            progress_bar=False,
-        )
-        mcmc.run(key, values, *model_args)
-        return {name: mcmc.get_samples()[name] for name in wanted}
-
-    keys = random.split(chain_key, num_simulations)
-    chains = []
-    for index in tqdm(range(num_simulations), desc="chains", disable=not progress_bar):
-        chains.append(jax.device_get(run(keys[index], {name: value[index] for name, value in data.items()})))
-    draws = {name: np.stack([chain[name] for chain in chains]) for name in wanted}
-    ess = {name: _effective_sample_sizes(values) for name, values in draws.items()}
-    _warn_of_correlation(ess, num_draws, thinning)
-    return Simulations({name: joint[name] for name in wanted}, draws, data, ess=ess)
-
-
-def _checked_run(model: Model, model_args: tuple[Any, ...], observed: tuple[str, ...]) -> Sites:
-    sites = run_model(model, model_args)
-    check_simulator(sites, observed)
-    return sites
-
-
-def _simulate(
-    rng_key: Array, model: Model, model_args: tuple[Any, ...], observed: tuple[str, ...], num_simulations: int
-) -> Draws:
-    """Simulate, one data set after another, all sample sites and the observed ones, (num_simulations, ...)."""
-    keys = random.split(rng_key, num_simulations)
-    return lax.map(lambda key: simulate(model, key, observed, model_args, {}), keys)
-
-
-def _check_have_densities(model_sites: Sites, observed: tuple[str, ...]) -> None:
-    without = [name for name in observed if model_sites[name]["type"] != "sample"]
-    if without:
-        raise ValueError(
-            f"a chain needs the density of what is observed, but {listing(without)} are functions of the latents; name "
-            "sample sites as observed, or see from_guide, which needs none."
-        )
-
-
-def _effective_sample_sizes(draws: np.ndarray) -> np.ndarray:
-    """Estimate the effective sample sizes (num_simulations, ...) of single chains (num_simulations, num_draws, ...)."""
-    columns = draws.reshape(draws.shape[0], draws.shape[1], -1)
-    chains = np.moveaxis(columns, 0, 1)[None].astype(float)  # simulations as components of one chain
-    return effective_sample_size(chains).reshape(draws.shape[:1] + draws.shape[2:])
-
-
-def _warn_of_correlation(ess: dict[str, np.ndarray], num_draws: int, thinning: int) -> None:
-    """Warn if the typical chain of some latent is worth far fewer draws than it has."""
-    name, typical = min(
-        ((name, float(np.min(np.median(values, axis=0)))) for name, values in ess.items()), key=lambda pair: pair[1]
-    )
-    if typical < 0.7 * num_draws:
-        warnings.warn(
-            f"the {num_draws} draws of {name!r} are worth {typical:.0f} independent ones in the median simulation, so "
-            "that ranks are not uniform even for an exact posterior: "
-            f"use thinning={math.ceil(thinning * num_draws / typical)}.",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -7,6 +7,9 @@ With a guide $q(\theta; \eta) = h(\theta) \exp(\eta^\top T(\theta) - A(\eta))$ i
 takes ``shift=1e-4`` for networks whose output starts at zero; where zero lies outside the family's space, the shift
 moves the start into it.
 
+All constructors are ``family(natural, *, shift=0.0, validate_args=None)`` and return a distribution of NumPyro, whose
+log density is computed in float32 at least. Known parameters outside of their space are refused.
+
 Write ``shift=natural.parameters(dist.Normal(0.0, 1.0))`` to start at a given distribution, and
 ``biject_to(natural.domain(natural.Normal))`` for a smooth map from unconstrained numbers into the space of natural
 parameters where an encoder might leave it (the objective is then no longer convex in the encoder's output).
@@ -15,7 +18,7 @@ parameters where an encoder might leave it (the objective is then no longer conv
 import math
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,18 +50,7 @@ __all__ = [
 ]
 
 
-Family = TypeVar("Family", bound=Callable[..., Any])
 _DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
-
-
-def family(space: constraints.Constraint) -> Callable[[Family], Family]:
-    """Register the space of a constructor's natural parameters."""
-
-    def register(constructor: Family) -> Family:
-        _DOMAINS[constructor] = space
-        return constructor
-
-    return register
 
 
 def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
@@ -66,15 +58,6 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
 
     ``biject_to`` of it maps unconstrained vectors of the same size into the space smoothly, so that an encoder
     cannot leave it; ``numpyro.param`` takes it as its ``constraint``.
-
-    Args:
-        constructor: constructor of ``numpyro_wide.natural``, such as ``natural.Gamma``.
-
-    Returns:
-        A constraint with ``event_dim`` 1.
-
-    Raises:
-        ValueError: if ``constructor`` is not one of them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,20 +75,29 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
     return _DOMAINS[constructor]
 
 
+@singledispatch
+def parameters(distribution: dist.Distribution) -> Array:
+    """Compute the natural parameters of a NumPyro distribution, (*batch_shape, size), in the order of its constructor.
+
+    Example:
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_wide import natural
+        >>> natural.parameters(dist.Normal(3.0, 0.5)).tolist()
+        [12.0, -2.0]
+    """
+    raise ValueError(
+        f"natural parameters are known for the families of numpyro_wide.natural, but got "
+        f"{type(distribution).__name__}; of a distribution under to_event or expand, pass the base."
+    )
+
+
 def boxed(*components: constraints.Constraint) -> constraints.Constraint:
     """Constrain the components of a vector, each by its own constraint on numbers."""
     return constraints.independent(constraints.cat(components, dim=-1), 1)
 
 
-def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
-    """Return ``natural + shift`` as floats, after the checks that all constructors make.
-
-    Args:
-        natural: natural parameters as the user passed them, (..., size).
-        shift: number or array that broadcasts against them.
-        constructor: constructor that calls, for its domain and its name.
-        size: number of natural parameters; None for any.
-    """
+def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
+    """Return ``natural + shift`` as floats, (..., size), refused where known numbers lie outside of the space."""
     # In float32 at least: encoders may work in half precision, densities must not.
     natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
@@ -122,22 +114,42 @@ def shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any
             f"{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
             "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
         )
-    _check_inside(total, name, _DOMAINS[constructor])
-    return total
-
-
-def _check_inside(natural: Array, name: str, space: constraints.Constraint) -> None:
-    """Refuse values outside the space where they are known, that is, outside jit."""
-    if not is_known(natural):
-        return
-    outside = ~np.asarray(space(natural))
-    if outside.any():
-        first = np.asarray(natural).reshape(-1, natural.shape[-1])[outside.reshape(-1)][0]
+    if is_known(total) and (outside := ~np.asarray(_DOMAINS[constructor](total))).any():
+        first = np.asarray(total).reshape(-1, total.shape[-1])[outside.reshape(-1)][0]
         raise ValueError(
             f"{name} got natural parameters outside their space (see its docstring), first {first}. Give a `shift` "
             "that moves an encoder's outputs inside, or map them with "
             f"numpyro.distributions.biject_to(natural.domain({name}))."
         )
+    return total
+
+
+def _family(
+    name: str,
+    size: int | None,
+    space: constraints.Constraint,
+    from_natural: Callable[..., dist.Distribution],
+    to_natural: Callable[[Any], Array],
+    kinds: tuple[type, ...],
+    doc: str,
+) -> Callable[..., Any]:
+    """Make the constructor of a family, and register its space and its inverse at NumPyro's distributions."""
+
+    def constructor(
+        natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+    ) -> dist.Distribution:
+        return from_natural(_shifted(natural, shift, constructor, size), validate_args=validate_args)
+
+    constructor.__name__ = constructor.__qualname__ = name
+    constructor.__doc__ = doc
+    _DOMAINS[constructor] = space
+    for kind in kinds:
+        parameters.register(kind)(to_natural)
+    return constructor
+
+
+def _stack(*components: Array) -> Array:
+    return jnp.stack(jnp.broadcast_arrays(*components), axis=-1)
 
 
 def pack_normal(vector: Array, precision: Array) -> Array:
@@ -221,300 +233,7 @@ class _MultivariateNormalMap(Transform):
     __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms
 
 
-multivariate_normal_space = _MultivariateNormalMap.codomain
 biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNormalMap())
-
-
-@family(boxed(constraints.real, constraints.less_than(0.0)))
-def Normal(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Normal:
-    r"""Normal distribution with $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)); the second is negative.
-
-    Args:
-        natural: natural parameters η, (..., 2).
-        shift: number or array that is added to η; ``shift=jnp.array([0.0, -0.5])`` makes an encoder that starts at zero
-            start at N(0, 1).
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Normal` of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has two entries, and the second is negative.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> q = natural.Normal(jnp.array([3.0, -2.0]))
-        >>> float(q.loc), float(q.scale)
-        (0.75, 0.5)
-    """
-    loc, scale = _loc_and_scale(shifted(natural, shift, Normal, 2))
-    return dist.Normal(loc, scale, validate_args=validate_args)
-
-
-@family(boxed(constraints.real, constraints.less_than(0.0)))
-def LogNormal(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.LogNormal:
-    r"""Log-normal distribution with $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.
-
-    Args:
-        natural: natural parameters η, (..., 2).
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.LogNormal` of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has two entries, and the second is negative.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.LogNormal(jnp.zeros((4, 2)), shift=jnp.array([0.0, -0.5])).batch_shape
-        (4,)
-    """
-    loc, scale = _loc_and_scale(shifted(natural, shift, LogNormal, 2))
-    return dist.LogNormal(loc, scale, validate_args=validate_args)
-
-
-@family(multivariate_normal_space)
-def MultivariateNormal(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.MultivariateNormal:
-    r"""Multivariate Normal distribution with T(θ) = (θ, θ_i θ_j for i ≥ j, row by row).
-
-    With the precision Λ, η is Λμ, followed by −½ Λ_ii and −Λ_ij for i > j in the order of
-    ``numpy.tril_indices``: D(D + 3)/2 numbers, none of them redundant. Λ must be positive definite.
-    :func:`parameters` packs them.
-
-    Args:
-        natural: natural parameters η, (..., D(D + 3)/2).
-        shift: number or array that is added to η; ``natural.parameters(dist.MultivariateNormal(...))`` is a start for
-            an encoder.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.MultivariateNormal` of batch shape (...) and event shape (D,).
-
-    Raises:
-        ValueError: if the last axis has another size, or Λ is not positive definite.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> q = natural.MultivariateNormal(jnp.array([2.0, 4.0, -1.0, 0.0, -2.0]))
-        >>> q.loc.tolist(), q.covariance_matrix.diagonal().tolist()
-        ([1.0, 1.0], [0.5, 0.25])
-    """
-    eta = shifted(natural, shift, MultivariateNormal, None)
-    vector, precision = unpack_normal(eta)
-    centred = dist.MultivariateNormal(precision_matrix=precision)
-    root = centred.scale_tril
-    half_way = jnp.einsum("...ij,...i->...j", root, vector)
-    loc = jnp.einsum("...ij,...j->...i", root, half_way)
-    return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
-
-
-def _loc_and_scale(eta: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
-    variance = -0.5 / eta[..., 1]
-    return eta[..., 0] * variance, jnp.sqrt(variance)
-
-
-_ABOVE_MINUS_ONE = constraints.greater_than(-1.0)
-_NEGATIVE = constraints.less_than(0.0)
-
-
-@family(boxed(_ABOVE_MINUS_ONE, _NEGATIVE))
-def Gamma(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Gamma:
-    r"""Gamma distribution with $T(\theta) = (\log\theta, \theta)$, η = (α − 1, −β), α the shape and β the rate.
-
-    Args:
-        natural: natural parameters η, (..., 2), the first above −1, the second negative.
-        shift: number or array that is added to η; ``shift=jnp.array([0.0, -1.0])`` makes an encoder that starts at zero
-            start at Exp(1).
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Gamma` of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has two entries within their bounds.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Gamma(jnp.array([2.0, -6.0])).mean
-        Array(0.5, dtype=float32)
-    """
-    eta = shifted(natural, shift, Gamma, 2)
-    return dist.Gamma(eta[..., 0] + 1, -eta[..., 1], validate_args=validate_args)
-
-
-@family(boxed(_NEGATIVE))
-def Exponential(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Exponential:
-    r"""Exponential distribution with $T(\theta) = \theta$, η the negative of its rate.
-
-    Args:
-        natural: natural parameters η, (..., 1), negative.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Exponential` of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has one entry, and it is negative.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Exponential(jnp.array([-4.0])).mean
-        Array(0.25, dtype=float32)
-    """
-    return dist.Exponential(-shifted(natural, shift, Exponential, 1)[..., 0], validate_args=validate_args)
-
-
-@family(constraints.independent(_ABOVE_MINUS_ONE, 1))
-def Beta(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Beta:
-    r"""Beta distribution with $T(\theta) = (\log\theta, \log(1 - \theta))$, η = (α − 1, β − 1).
-
-    Args:
-        natural: natural parameters η, (..., 2), above −1; zero is the uniform distribution.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Beta` of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has two entries above −1.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Beta(jnp.array([0.0, 2.0])).mean
-        Array(0.25, dtype=float32)
-    """
-    eta = shifted(natural, shift, Beta, 2)
-    return dist.Beta(eta[..., 0] + 1, eta[..., 1] + 1, validate_args=validate_args)
-
-
-@family(constraints.independent(_ABOVE_MINUS_ONE, 1))
-def Dirichlet(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Dirichlet:
-    r"""Dirichlet distribution with $T(\theta) = \log\theta$, η = α − 1, α its concentration.
-
-    Args:
-        natural: natural parameters η, (..., K), above −1; zero is uniform on the simplex.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Dirichlet` of batch shape (...) and event shape (K,).
-
-    Raises:
-        ValueError: for a single number, or entries of at most −1.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Dirichlet(jnp.array([0.0, 1.0, 1.0])).mean.tolist()
-        [0.2, 0.4, 0.4]
-    """
-    return dist.Dirichlet(shifted(natural, shift, Dirichlet, None) + 1, validate_args=validate_args)
-
-
-@family(constraints.real_vector)
-def Bernoulli(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Distribution:
-    r"""Bernoulli distribution with $T(\theta) = \theta$, η its log-odds.
-
-    Args:
-        natural: natural parameters η, (..., 1), any number.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        NumPyro's Bernoulli distribution with these logits, of batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has one entry.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Bernoulli(jnp.zeros((3, 1))).probs.tolist()
-        [0.5, 0.5, 0.5]
-    """
-    return dist.Bernoulli(logits=shifted(natural, shift, Bernoulli, 1)[..., 0], validate_args=validate_args)
-
-
-@family(constraints.real_vector)
-def Categorical(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Distribution:
-    r"""Categorical distribution with T(θ) the indicators of its K classes, η their unnormalised log probabilities.
-
-    A number added to all of η changes nothing, so that the convexity of the expected forward KL divergence is
-    strict in every direction but that one. Where a unique minimiser matters, hold one entry at zero.
-
-    Args:
-        natural: natural parameters η, (..., K), any numbers.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        NumPyro's categorical distribution with these logits, of batch shape (...).
-
-    Raises:
-        ValueError: for a single number instead of an array.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Categorical(jnp.log(jnp.array([1.0, 3.0]))).probs.round(2).tolist()
-        [0.25, 0.75]
-    """
-    return dist.Categorical(logits=shifted(natural, shift, Categorical, None), validate_args=validate_args)
-
-
-@family(constraints.real_vector)
-def Poisson(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> dist.Poisson:
-    r"""Poisson distribution with $T(\theta) = \theta$, η the logarithm of its rate.
-
-    Args:
-        natural: natural parameters η, (..., 1), any number.
-        shift: number or array that is added to η.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A :class:`numpyro.distributions.Poisson` of batch shape (...), whose log density is finite even where
-        its rate is zero in floating point.
-
-    Raises:
-        ValueError: unless the last axis has one entry.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> natural.Poisson(jnp.log(jnp.array([2.0]))).mean
-        Array(2., dtype=float32)
-    """
-    return NaturalPoisson(shifted(natural, shift, Poisson, 1)[..., 0], validate_args=validate_args)
 
 
 class NaturalPoisson(dist.Poisson):
@@ -534,39 +253,6 @@ class NaturalPoisson(dist.Poisson):
 
 
 _SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
-
-
-@family(constraints.real_vector)
-def VonMises(  # noqa: N802
-    natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
-) -> "NaturalVonMises":
-    r"""Von Mises distribution on the circle with $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ).
-
-    $\log q = \eta^\top T(\theta) - \log I_0(\lVert\eta\rVert) - \log 2\pi$. Every vector of two numbers is
-    allowed: at η = 0 the distribution is uniform, and its log density smooth, to all orders. The log density
-    holds its digits in float32 up to concentrations of millions: nothing is computed on the scale of
-    $I_0(\kappa) \approx e^\kappa$.
-
-    Args:
-        natural: natural parameters η, (..., 2).
-        shift: number or array that is added to η. McNamara 2025, Appendix E, takes 1e-4, for a polar form of the
-            parameters is singular at zero; this form does not need it.
-        validate_args: whether NumPyro checks the parameters; None for its global setting.
-
-    Returns:
-        A NumPyro distribution over angles with ``loc`` μ and ``concentration`` κ; batch shape (...).
-
-    Raises:
-        ValueError: unless the last axis has two entries.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide import natural
-        >>> score = jax.jit(jax.grad(lambda eta: natural.VonMises(eta).log_prob(0.0)))
-        >>> score(jnp.zeros(2)).tolist(), natural.VonMises(jnp.zeros(2), shift=1e-4).batch_shape
-        ([1.0, 0.0], ())
-    """
-    return NaturalVonMises(shifted(natural, shift, VonMises, 2), validate_args=validate_args)
 
 
 class NaturalVonMises(dist.VonMises):
@@ -661,92 +347,126 @@ def _polynomial_jvp(coefficients: tuple[float, ...], primals: tuple, tangents: t
     return _polynomial(coefficients, x), _polynomial(derivative or (0.0,), x) * dx
 
 
-@singledispatch
-def parameters(distribution: dist.Distribution) -> Array:
-    """Compute the natural parameters of a NumPyro distribution, in the layout of this module's constructors.
-
-    Args:
-        distribution: Normal, LogNormal, MultivariateNormal, VonMises, Gamma, Exponential, Beta, Dirichlet,
-            Bernoulli, Categorical or Poisson distribution of NumPyro.
-
-    Returns:
-        η, of shape ``distribution.batch_shape + (number of parameters,)``.
-
-    Raises:
-        ValueError: for another kind of distribution.
-
-    Example:
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_wide import natural
-        >>> natural.parameters(dist.Normal(3.0, 0.5)).tolist()
-        [12.0, -2.0]
-    """
-    raise ValueError(
-        f"natural parameters are known for the families of numpyro_wide.natural, but got "
-        f"{type(distribution).__name__}; of a distribution under to_event or expand, pass the base."
-    )
+def _loc_and_scale(eta: Array) -> tuple[Array, Array]:
+    variance = -0.5 / eta[..., 1]
+    return eta[..., 0] * variance, jnp.sqrt(variance)
 
 
-def _stack(*components: Array) -> Array:
-    return jnp.stack(jnp.broadcast_arrays(*components), axis=-1)
+def _of_normal(q: dist.Normal | dist.LogNormal) -> Array:
+    precision = 1 / jnp.square(q.scale)
+    return _stack(q.loc * precision, -0.5 * precision)
 
 
-@parameters.register(dist.LogNormal)
-@parameters.register(dist.Normal)
-def _(distribution: dist.Normal) -> Array:
-    precision = 1 / jnp.square(distribution.scale)
-    return _stack(distribution.loc * precision, -0.5 * precision)
+def _multivariate_normal(eta: Array, validate_args: bool | None) -> dist.MultivariateNormal:
+    vector, precision = unpack_normal(eta)
+    root = dist.MultivariateNormal(precision_matrix=precision).scale_tril
+    half_way = jnp.einsum("...ij,...i->...j", root, vector)
+    loc = jnp.einsum("...ij,...j->...i", root, half_way)
+    return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
 
 
-@parameters.register(dist.MultivariateNormal)
-def _(distribution: dist.MultivariateNormal) -> Array:
-    precision = distribution.precision_matrix
-    return pack_normal(jnp.einsum("...ij,...j->...i", precision, distribution.loc), precision)
+_NEGATIVE, _ABOVE_MINUS_ONE = constraints.less_than(0.0), constraints.greater_than(-1.0)
 
-
-@parameters.register(dist.VonMises)
-def _(distribution: dist.VonMises) -> Array:
-    concentration, loc = distribution.concentration, distribution.loc
-    return _stack(concentration * jnp.cos(loc), concentration * jnp.sin(loc))
-
-
-@parameters.register(NaturalVonMises)
-def _(distribution: NaturalVonMises) -> Array:
-    return distribution.natural
-
-
-@parameters.register(dist.Gamma)
-def _(distribution: dist.Gamma) -> Array:
-    return _stack(distribution.concentration - 1.0, -distribution.rate)
-
-
-@parameters.register(dist.Exponential)
-def _(distribution: dist.Exponential) -> Array:
-    return _stack(-distribution.rate)
-
-
-@parameters.register(dist.Beta)
-def _(distribution: dist.Beta) -> Array:
-    return _stack(distribution.concentration1 - 1.0, distribution.concentration0 - 1.0)
-
-
-@parameters.register(dist.Dirichlet)
-def _(distribution: dist.Dirichlet) -> Array:
-    return distribution.concentration - 1.0
-
-
-@parameters.register(dist.BernoulliLogits)
-@parameters.register(dist.BernoulliProbs)
-def _(distribution: dist.BernoulliLogits) -> Array:
-    return _stack(distribution.logits)
-
-
-@parameters.register(dist.CategoricalLogits)
-@parameters.register(dist.CategoricalProbs)
-def _(distribution: dist.CategoricalLogits) -> Array:
-    return distribution.logits
-
-
-@parameters.register(dist.Poisson)
-def _(distribution: dist.Poisson) -> Array:
-    return _stack(getattr(distribution, "log_rate", jnp.log(distribution.rate)))
+Normal = _family(
+    "Normal",
+    2,
+    boxed(constraints.real, _NEGATIVE),
+    lambda eta, **options: dist.Normal(*_loc_and_scale(eta), **options),
+    _of_normal,
+    (dist.Normal,),
+    r"Normal distribution, $T(\theta) = (\theta, \theta^2)$, η = (μ/σ², −1/(2σ²)), the second negative.",
+)
+LogNormal = _family(
+    "LogNormal",
+    2,
+    boxed(constraints.real, _NEGATIVE),
+    lambda eta, **options: dist.LogNormal(*_loc_and_scale(eta), **options),
+    _of_normal,
+    (dist.LogNormal,),
+    r"Log-normal distribution, $T(\theta) = (\log\theta, \log^2\theta)$, η as for :func:`Normal`.",
+)
+MultivariateNormal = _family(
+    "MultivariateNormal",
+    None,
+    _MultivariateNormalMap.codomain,
+    _multivariate_normal,
+    lambda q: pack_normal(jnp.einsum("...ij,...j->...i", q.precision_matrix, q.loc), q.precision_matrix),
+    (dist.MultivariateNormal,),
+    "Multivariate Normal distribution, T(θ) = (θ, θ_i θ_j for i ≥ j, row by row), η = (Λμ, −½ Λ_ii and −Λ_ij for i > j "
+    "in the order of ``numpy.tril_indices``), D(D + 3)/2 numbers, the precision Λ positive definite.",
+)
+Gamma = _family(
+    "Gamma",
+    2,
+    boxed(_ABOVE_MINUS_ONE, _NEGATIVE),
+    lambda eta, **options: dist.Gamma(eta[..., 0] + 1, -eta[..., 1], **options),
+    lambda q: _stack(q.concentration - 1.0, -q.rate),
+    (dist.Gamma,),
+    r"Gamma distribution, $T(\theta) = (\log\theta, \theta)$, η = (α − 1, −β), above −1 and negative.",
+)
+Exponential = _family(
+    "Exponential",
+    1,
+    boxed(_NEGATIVE),
+    lambda eta, **options: dist.Exponential(-eta[..., 0], **options),
+    lambda q: _stack(-q.rate),
+    (dist.Exponential,),
+    r"Exponential distribution, $T(\theta) = \theta$, η the negative of its rate.",
+)
+Beta = _family(
+    "Beta",
+    2,
+    constraints.independent(_ABOVE_MINUS_ONE, 1),
+    lambda eta, **options: dist.Beta(eta[..., 0] + 1, eta[..., 1] + 1, **options),
+    lambda q: _stack(q.concentration1 - 1.0, q.concentration0 - 1.0),
+    (dist.Beta,),
+    r"Beta distribution, $T(\theta) = (\log\theta, \log(1 - \theta))$, η = (α − 1, β − 1), above −1; zero is uniform.",
+)
+Dirichlet = _family(
+    "Dirichlet",
+    None,
+    constraints.independent(_ABOVE_MINUS_ONE, 1),
+    lambda eta, **options: dist.Dirichlet(eta + 1, **options),
+    lambda q: q.concentration - 1.0,
+    (dist.Dirichlet,),
+    r"Dirichlet distribution, $T(\theta) = \log\theta$, η = α − 1, K numbers above −1; zero is uniform on the simplex.",
+)
+Bernoulli = _family(
+    "Bernoulli",
+    1,
+    constraints.real_vector,
+    lambda eta, **options: dist.Bernoulli(logits=eta[..., 0], **options),
+    lambda q: _stack(q.logits),
+    (dist.BernoulliLogits, dist.BernoulliProbs),
+    r"Bernoulli distribution, $T(\theta) = \theta$, η its log-odds, any number.",
+)
+Categorical = _family(
+    "Categorical",
+    None,
+    constraints.real_vector,
+    lambda eta, **options: dist.Categorical(logits=eta, **options),
+    lambda q: q.logits,
+    (dist.CategoricalLogits, dist.CategoricalProbs),
+    "Categorical distribution, T(θ) the indicators of its K classes, η their unnormalised log probabilities. A number "
+    "added to all of η changes nothing: where a unique minimiser matters, hold one entry at zero.",
+)
+Poisson = _family(
+    "Poisson",
+    1,
+    constraints.real_vector,
+    lambda eta, **options: NaturalPoisson(eta[..., 0], **options),
+    lambda q: _stack(getattr(q, "log_rate", jnp.log(q.rate))),
+    (dist.Poisson,),
+    r"Poisson distribution, $T(\theta) = \theta$, η the log of its rate, which may underflow.",
+)
+VonMises = _family(
+    "VonMises",
+    2,
+    constraints.real_vector,
+    lambda eta, **options: NaturalVonMises(eta, **options),
+    lambda q: _stack(q.concentration * jnp.cos(q.loc), q.concentration * jnp.sin(q.loc)),
+    (dist.VonMises,),
+    r"Von Mises distribution on the circle, $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ): "
+    "uniform and smooth at zero, and accurate in float32 up to concentrations of millions.",
+)
+parameters.register(NaturalVonMises)(lambda q: q.natural)

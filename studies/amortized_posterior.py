@@ -9,7 +9,6 @@ checked on other simulated outbreaks, and on the real one it is compared with NU
 """
 
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +138,7 @@ def main(options):
     optimiser = optax.adam(optax.cosine_decay_schedule(2e-3, options.num_steps))
     trainer = AmortizedForwardKL(outbreak, guide, optimiser, observed="counts", batch_size=64)
     # Of all parameters, those that are the best on held-out simulations are kept.
-    params, state, _ = trainer.run(jax.random.key(0), options.num_steps, held_out=2000, checkpoint=options.checkpoint)
+    params, state, _ = trainer.run(jax.random.key(0), options.num_steps, held_out=2000)
     seconds = {"training": time.perf_counter() - start}
     print(f"Held-out loss {state.held_out.best_loss:.3f} nats, {state.num_skipped} steps skipped")
     calibrate(params, options)
@@ -172,6 +171,5 @@ if __name__ == "__main__":
             num_simulations=(1000, "simulated outbreaks to check calibration on"),
             num_warmup=(500, "of NUTS"),
             num_samples=(1000, "of NUTS, in each of two chains; as many of the guide"),
-            checkpoint={"type": Path, "help": "file to save the training in, and to resume it from"},
         )
     )

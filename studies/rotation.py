@@ -5,9 +5,10 @@ natural parameters, computed by a scaled ReLU network, is trained on simulations
 log-likelihoods, of the gap between network and twin, and of the drift of the tangent kernel, and draws two figures.
 
     python studies/rotation.py
-    python studies/rotation.py --checkpoints rotation_runs    # can be interrupted, and resumed by the same command
+    python studies/rotation.py --checkpoints rotation_runs    # interrupted, the same command skips finished trainings
 """
 
+import pickle
 import time
 from pathlib import Path
 
@@ -78,6 +79,9 @@ def expected_nll(network, weights):
 
 def train(name, network, params0, options):
     """Train on fresh simulations, with a look at the held-out ones every hundredth of the way."""
+    path = options.checkpoints and options.checkpoints / f"{name}.pickle"
+    if path and path.exists():
+        return pickle.loads(path.read_bytes())
     trainer = trainer_of(network, params0, options)
     start = time.perf_counter()
     result = trainer.run(
@@ -85,11 +89,14 @@ def train(name, network, params0, options):
         options.num_steps,
         held_out=options.num_held_out,
         evaluate_every=max(1, options.num_steps // 100),
-        checkpoint=options.checkpoints and options.checkpoints / f"{name}.npz",
     )
     weights, seen = trainer.get_params(result.state)["weights"], result.state.held_out
     found = {"steps": np.asarray(seen.steps), "held out": np.asarray(seen.losses), "weights": weights}
-    return {**found, "nll": expected_nll(network, weights), "seconds": time.perf_counter() - start}
+    found |= {"nll": expected_nll(network, weights), "seconds": time.perf_counter() - start}
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(found))
+    return found
 
 
 def draw_training(both, exact, options):
@@ -172,6 +179,6 @@ if __name__ == "__main__":
             learning_rate=(1e-4, "at the start; it falls as 1/(1/rate + t/10)"),
             num_held_out=(1000, "simulations for the curves"),
             seed=(0, "of the simulations"),
-            checkpoints={"type": Path, "help": "folder to save runs in, and to resume them from"},
+            checkpoints={"type": Path, "help": "folder to save finished trainings in, and to take them from"},
         )
     )

@@ -637,18 +637,6 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "readout/test_compiled_once.py::test_options_of_the_model_are_part_of_the_program",
         ),
         (
-            "checkpoint: constants left out of a program's digest",
-            "program {self.program(value.jaxpr)} {self(tuple(held[variable] for variable in used))}",
-            "program {self.program(value.jaxpr)}",
-            "amortized/test_amortized_checkpoints.py::test_another_run_is_refused",
-        ),
-        (
-            "checkpoint: addresses left in a digest",
-            r'_ADDRESS = re.compile(r"\b0x[0-9a-f]+")',
-            r'_ADDRESS = re.compile(r"\b1x[0-9a-f]+")',
-            "amortized/test_amortized_checkpoints.py::test_programs_of_natural_families_with_control_flow_have_a_digest",
-        ),
-        (
             "chains: all at once on a processor, at up to five times the cost",
             'return jax.default_backend() == "cpu" and jax.device_count() == 1',
             "return False",
@@ -1182,10 +1170,10 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "amortized/_trainer.py": [
         (
-            "checkpoint: guide compared without its derivative",
-            "jax.value_and_grad(objective.loss, has_aux=True)(params",
-            "objective.loss(params",
-            "amortized/test_amortized_checkpoints.py::test_another_run_is_refused",
+            "amortised training: a block of simulations drawn from where the run begins",
+            "state.step - state.step % length + jnp.arange(length)",
+            "state.step + jnp.arange(length)",
+            "amortized/test_amortized_trainer.py::test_run_goes_on_as_one_longer_run",
         ),
     ],
     "amortized/_simulation.py": [
@@ -1377,7 +1365,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "run_in_pieces: settings that are not adapted left out of a run's identity",
-            "digest(_settings(sampler))",
+            "_hash(sampler)",
             '""',
             "runs/test_folders.py::test_settings_that_are_not_adapted_belong_to_the_run",
         ),
@@ -1385,7 +1373,13 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "run_in_pieces: no lock",
             "lock.acquire(timeout=0)",
             "pass",
-            "runs/test_folders.py::test_a_second_process_is_refused_and_told_by_whom",
+            "runs/test_folders.py::test_a_second_process_is_refused",
+        ),
+        (
+            "run_in_pieces: a piece counted for one draw more than it has",
+            "ends.append(ends[-1] + size)",
+            "ends.append(ends[-1] + size + 1)",
+            "runs/test_pieces.py::test_pieces_are_the_run_in_one",
         ),
     ],
     "mcmc/_moves.py": [

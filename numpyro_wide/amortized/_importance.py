@@ -69,10 +69,8 @@ def importance_sample(
         Draws, log weights, the Pareto shape of the weights, and their effective sample size.
 
     Raises:
-        TypeError: if ``observed_values`` or ``params`` is not a dictionary.
-        ValueError: if ``params`` lacks a site of the guide, which would then not be the fitted one; if the guide
-            marginalises a latent, an observed site is a function of the latents, or ``observed_values`` has other
-            shapes than the model simulates.
+        ValueError: if ``params`` lacks a site of the guide, the guide marginalises a latent, an observed site is a
+            function of the latents, or ``observed_values`` has other shapes than the model simulates.
         FloatingPointError: if no weight is positive and finite.
 
     Example:

@@ -15,15 +15,7 @@ Draws = dict[str, Array]
 
 
 def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the observed sites as a tuple.
-
-    Args:
-        observed: name of one site, or a sequence of names.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if the sequence is empty.
-    """
+    """Return the names of the observed sites as a tuple."""
     names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
@@ -51,20 +43,7 @@ def run_guide(
     kwargs: dict,
     latents: Draws | None = None,
 ) -> Sites:
-    """Run the guide for one data set.
-
-    Args:
-        guide: ``guide(observed_values, *args, **kwargs)``.
-        rng_key: a PRNG key for the latents that are not given.
-        params: values of the guide's param and mutable sites, by name.
-        observed_values: values of the observed sites, by name.
-        args: further arguments of the guide.
-        kwargs: keyword arguments of the guide.
-        latents: values of the guide's sample sites, by name; None to have them drawn.
-
-    Returns:
-        The guide's sites, by name.
-    """
+    """Run the guide for one data set, its latents at given values or drawn; return its sites."""
     # A guide with mutable state writes into the containers it is given.
     params = jax.tree.map(lambda leaf: leaf, dict(params))
     values = {**params, **(latents or {})}
@@ -96,16 +75,7 @@ def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
 
 
 def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
-    """Refuse a model whose run is not one simulation of the observed sites.
-
-    Args:
-        sites: sites of one run of the model, called without data.
-        observed: names of the sites that are data at inference time.
-
-    Raises:
-        ValueError: if an observed site is missing, a site has a given value, parameters or state, a plate is
-            subsampled, or a log density is scaled.
-    """
+    """Refuse a model whose run, called without data, is not one simulation of the observed sites."""
     candidates = [name for name, site in sites.items() if site["type"] in ("sample", "deterministic")]
     check_names_known("observed", observed, candidates, kind="sample or deterministic site")
     given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
@@ -126,17 +96,7 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
 
 
 def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> None:
-    """Refuse a guide whose density is not one of latents of the model.
-
-    Args:
-        sites: sites of one run of the guide.
-        model_sites: sites of one run of the model.
-        observed: names of the sites that are data at inference time.
-
-    Raises:
-        ValueError: if the guide observes, samples what is no latent of the model or nothing at all, differs from the
-            model in a site's shape or kind, subsamples, or scales a log density.
-    """
+    """Refuse a guide whose density is not one of latents of the model."""
     latents = latent_names(model_sites, observed)
     samples = sample_sites(sites)
     scored = [name for name, site in samples.items() if name in observed or site["is_observed"]]
@@ -169,11 +129,6 @@ def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
             f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}; give the guide a distribution "
             "with the model's support."
         )
-    if site["infer"].get("enumerate"):
-        raise ValueError(
-            f"the guide's site {name!r} asks to be enumerated, but is scored at its simulated value; remove "
-            "infer={'enumerate': ...}. Leave the site out of the guide to have it marginalised."
-        )
 
 
 def _check_plates_and_scales(where: str, sites: Sites) -> None:
@@ -190,23 +145,7 @@ def _check_plates_and_scales(where: str, sites: Sites) -> None:
 def check_params(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
 ) -> Sites:
-    """Run the guide once, and refuse parameters that lack one of its sites, which would start from its own value.
-
-    Args:
-        guide: ``guide(observed_values, *args, **kwargs)``.
-        rng_key: a PRNG key for the run.
-        params: values of the guide's param and mutable sites, by name.
-        observed_values: values of the observed sites of one data set, by name.
-        args: further arguments of the guide.
-        kwargs: keyword arguments of the guide.
-
-    Returns:
-        The sites of the run, by name.
-
-    Raises:
-        TypeError: if ``params`` is not a dictionary.
-        ValueError: if it lacks a param or mutable site.
-    """
+    """Run the guide once, and refuse parameters that lack one of its sites, which would start from its own value."""
     if not isinstance(params, Mapping):
         raise TypeError(
             "params must be a dictionary with the values of the guide's param sites, as a trainer's run returns them, "

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import seed, trace
+from numpyro.distributions import biject_to
+from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
-from numpyro.infer.util import initialize_model, unconstrain_fn
+from numpyro.infer.util import potential_energy
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import (
@@ -22,8 +23,8 @@ from numpyro_wide._checks import (
     listing,
     whole_number,
 )
-from numpyro_wide._compile import TracedProgram, combine, over_chains, partition
-from numpyro_wide._traces import Sites, is_bound, is_valid, latent_sites, unwrap
+from numpyro_wide._compile import over_chains, run_program
+from numpyro_wide._traces import Sites, latent_sites, unwrap
 
 _NUM_STRETCHES = 50  # of the progress bar
 
@@ -43,16 +44,14 @@ def init_to_optimum(
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
     For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
-    no answer: at the optimum itself the noise of a network that can fit every row goes to zero, and predictions from
-    there are worthless. So hold the noise, at least, and let a kernel sample from what this returns.
+    no answer: at the optimum the noise of a network that can fit every row goes to zero. So hold the noise, at least.
 
     Args:
         rng_key: a PRNG key.
         model: a NumPyro model; of a wide network, the collapsed or the repriorised one.
-        *model_args: positional arguments that the kernel will be run with, observations included.
+        *model_args: positional arguments of the model, observations included. JAX arrays are traced.
         num_chains: number of starts.
-        num_steps: number of Adam's steps on the potential energy in unconstrained coordinates, which is what the kernel
-            will see.
+        num_steps: number of Adam's steps on the potential energy in unconstrained coordinates.
         step_size: size of Adam's first step; it decays to zero along a cosine.
         hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn`, which stay at the medians of
             their priors, and the weights of its :class:`~numpyro_wide.nn.NoiseNetwork` at zero, where the noise is the
@@ -60,17 +59,14 @@ def init_to_optimum(
             of the model, such as ``{"noise_base": 0.0}``.
         init_strategy: NumPyro's strategy for the position that the optimiser starts from.
         progress_bar: whether to show a bar, with the lowest and the highest potential energy of the chains.
-        **model_kwargs: keyword arguments that the kernel will be run with.
+        **model_kwargs: keyword arguments of the model.
 
     Returns:
         Unconstrained values by site, with a leading axis for the chains where there are several: ``init_params`` of
         ``MCMC.run``. Of each chain's positions, the one of least potential energy.
 
     Raises:
-        ValueError: if a number is out of its range; ``hold`` names what is no latent site, or all of them, gives one
-            another shape than it has, is another word, or is "scales" for a model without any; or a chain's potential
-            energy is finite nowhere.
-        TypeError: if ``rng_key`` is not a PRNG key.
+        ValueError: if a chain's potential energy is finite nowhere, or ``hold`` does not fit the model.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -91,47 +87,45 @@ def init_to_optimum(
     whole_number("num_chains", num_chains)
     whole_number("num_steps", num_steps)
     check_positive("step_size", step_size)
+    hold = hold or {}
+    leaves, structure = jax.tree.flatten((model_args, model_kwargs))
+    is_data = [isinstance(leaf, Array) for leaf in leaves]
+    data = [leaf for leaf, told in zip(leaves, is_data, strict=True) if told]
+
+    def arguments(data: list[Array]) -> tuple[tuple, dict]:
+        remaining = iter(data)
+        filled = [next(remaining) if told else leaf for leaf, told in zip(leaves, is_data, strict=True)]
+        return jax.tree.unflatten(structure, filled)
+
+    def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return a first position, the values that are free and those that are held."""
+        given = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
+
+        def chosen(site: dict) -> Any:
+            name, shape = site["name"], site["fn"].shape() if site["type"] == "sample" else ()
+            if name in given and given[name].shape != shape:
+                raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {given[name].shape}.")
+            return given[name] if name in given else init_strategy(site)
+
+        args, kwargs = arguments(data)
+        sites = trace(substitute(seed(model, rng_key), substitute_fn=chosen)).get_trace(*args, **kwargs)
+        held = _medians(sites, hold) if isinstance(hold, str) else given
+        check_names_known("hold", held, latent_sites(sites), kind="latent site")
+        z = {
+            name: biject_to(site["fn"].support).inv(held.get(name, site["value"]))
+            for name, site in latent_sites(sites).items()
+        }
+        return {name: z[name] for name in z if name not in held}, {name: z[name] for name in held}
+
+    def potential(free: dict[str, Array], held: dict[str, Array], data: list[Array]) -> Array:
+        return potential_energy(seed(model, 0), *arguments(data), {**free, **held})
+
     keys = jax.random.split(rng_key, num_chains)
-    potential_fn, z = _found(keys, model, model_args, model_kwargs, init_strategy)
-    held = {}
-    if hold:
-        sites = trace(seed(model, keys[0])).get_trace(*model_args, **model_kwargs)
-        given = _medians(sites, hold) if isinstance(hold, str) else dict(hold)
-        held = _held(model, model_args, model_kwargs, z, sites, given)
-    free = {name: value for name, value in z.items() if name not in held}
-    arrays, rest = partition((model_args, model_kwargs), Array)
-
-    def potential(free: dict[str, Array], held: dict[str, Array], arrays: list[Any]) -> Array:
-        args, kwargs = combine(arrays, rest)
-        return potential_fn(*args, **kwargs)({**free, **held})
-
+    free, held = run_program(lambda keys, data: jax.lax.map(lambda key: start(key, data), keys), keys, data, quick=True)
     if not free:
         raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
-    found = _descend(potential, free, (held, arrays), num_steps, step_size, progress_bar)
-    start = {name: {**found, **held}[name] for name in z}
-    return start if num_chains > 1 else {name: value[0] for name, value in start.items()}
-
-
-def _found(
-    keys: Array, model: Callable, args: tuple, kwargs: dict, init_strategy: Callable
-) -> tuple[Callable, dict[str, Array]]:
-    """Return the potential of the model, a function of its arguments, and NumPyro's first position of each chain."""
-    infos: list[Any] = []
-
-    def search(keys: Array) -> tuple[Any, Array]:
-        form = {"init_strategy": init_strategy, "dynamic_args": True}
-        infos.append(initialize_model(keys, model, model_args=args, model_kwargs=kwargs, **form))
-        return infos[-1].param_info, is_valid(infos[-1].model_trace)
-
-    # As one program, which a model that computes the same finds again; unless NumPyro keeps numbers of its trace, or
-    # what is wrong is to be told by a run that sees numbers.
-    program = TracedProgram(search, keys)
-    if not is_bound(infos[0].model_trace):
-        found, passes = program(keys)
-        if passes and np.all(np.isfinite(found.potential_energy)):
-            return infos[0].potential_fn, found.z
-    search(keys)
-    return infos[-1].potential_fn, infos[-1].param_info.z
+    found = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
+    return found if num_chains > 1 else {name: value[0] for name, value in found.items()}
 
 
 def _medians(sites: Sites, hold: str) -> dict[str, Any]:
@@ -153,20 +147,6 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
     return scales
 
 
-def _held(
-    model: Callable, args: tuple, kwargs: dict, z: dict[str, Array], sites: Sites, hold: dict[str, Any]
-) -> dict[str, Array]:
-    """Return the values that are held, unconstrained, for each chain."""
-    check_names_known("hold", hold, z, kind="latent site")
-    for name, value in hold.items():
-        shape = jnp.shape(sites[name]["value"])
-        if jnp.shape(value) != shape:
-            raise ValueError(f"hold[{name!r}] must be of the site's shape, {shape}, but is of {jnp.shape(value)}.")
-    values = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in hold.items()}
-    found = unconstrain_fn(seed(model, jax.random.key(0)), args, kwargs, values) if values else {}
-    return {name: jnp.broadcast_to(value, z[name].shape) for name, value in found.items()}
-
-
 def _descend(
     potential: Callable, free: Any, rest: tuple[Any, list[Any]], num_steps: int, step_size: float, progress_bar: bool
 ) -> Any:
@@ -175,28 +155,32 @@ def _descend(
 
     adam = optax.adam(optax.cosine_decay_schedule(step_size, num_steps))
 
-    def step(state: tuple, held: Any, arrays: list[Any]) -> tuple:
+    def step(state: tuple, held: Any, data: list[Any]) -> tuple:
         position, adam_state, best, least = state
-        energy, slope = jax.value_and_grad(potential)(position, held, arrays)
+        energy, slope = jax.value_and_grad(potential)(position, held, data)
         is_best = energy < least  # false for NaN
         best = jax.tree.map(partial(jnp.where, is_best), position, best)
-        usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)), slope)
+        usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), slope)
         update, adam_state = adam.update(usable, adam_state)
+        # From a start without a finite energy, towards the origin until there is one.
+        is_lost = ~(jnp.isfinite(energy) | jnp.isfinite(least))
+        update = jax.tree.map(lambda by_adam, z: jnp.where(is_lost, -0.1 * z, by_adam), update, position)
         return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
 
-    def stretch(states: tuple, held: Any, arrays: list[Any], length: Array) -> tuple:
+    def stretch(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:
         def one(state: tuple, held: Any) -> tuple:
-            return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, arrays), state)
+            return jax.lax.fori_loop(0, length, lambda _, state: step(state, held, data), state)
 
         return over_chains(one)(states, held)
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
-    program = TracedProgram(stretch, states, *rest, jnp.int32(1))
-    lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(int))
+    # The bar's stretches are one program; without a bar, that of another object with a model of the same text serves.
+    run = jax.jit(stretch) if progress_bar else partial(run_program, stretch)
+    num_stretches = min(num_steps, _NUM_STRETCHES) if progress_bar else 1
     with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
-        for length in lengths:
-            states = program(states, *rest, jnp.int32(length))
+        for length in np.diff(np.linspace(0, num_steps, num_stretches + 1).astype(np.int32)):
+            states = run(states, *rest, length)
             if progress_bar:
                 bar.set_postfix_str(f"U from {states[3].min():.4g} to {states[3].max():.4g}", refresh=False)
                 bar.update(length)

@@ -33,9 +33,7 @@ def reduced(
         A kernel for :class:`numpyro.infer.MCMC`.
 
     Raises:
-        TypeError: if ``kernel`` is not a kernel, or a function is not callable.
-        ValueError: when the chain starts, if a dropped site does not exist, or a function has the name of a site that
-            is stored.
+        ValueError: when the chain starts, if a dropped site does not exist, or a function has a stored site's name.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -69,13 +67,7 @@ def reduced(
 
 
 class ReducedKernel(MCMCKernel):
-    """Kernel that takes the steps of another one, whose attributes it has, and stores other values.
-
-    Args:
-        kernel: the kernel that takes the steps.
-        drop: names of sites that are not stored.
-        functions: functions of a draw, by the name that their values are stored under.
-    """
+    """Kernel that takes the steps of another one, whose attributes it has, and stores other values."""
 
     def __init__(self, kernel: MCMCKernel, drop: tuple[str, ...], functions: dict[str, Callable]):
         self.kernel = kernel

@@ -86,7 +86,6 @@ def no_param(observed_values):
         (normal_model, site("theta", normal.expand([3]).to_event(1)), r"model's shape \(\), but has \(3,\)"),
         (normal_model, site("theta", dist.Poisson(1.0)), "'theta' is discrete, but the model's is continuous"),
         (of_counts, site("theta"), "'theta' is continuous, but the model's is discrete"),
-        (of_counts, site("theta", dist.Poisson(1.0), infer={"enumerate": "parallel"}), "asks to be enumerated"),
         (normal_model, scale(site("theta"), 2.0), "guide's site 'theta' has a scaled"),
     ],
 )
@@ -124,7 +123,6 @@ def test_mistakes_in_the_arguments(change, error, message):
         ({"held_out": 5, "evaluate_every": 0}, "evaluate_every must be a whole number of at least 1, but got 0"),
         ({"held_out": 5, "patience": 1.5}, "patience must be a whole number of at least 1, but got 1.5"),
         ({"patience": 3}, "held_out=1000"),
-        ({"checkpoint_every": 3}, "checkpoint=path"),
     ],
 )
 def test_mistakes_in_the_options_of_run(options, message):

@@ -1,5 +1,11 @@
 """The trainer's protocol: steps, runs, resuming, skipping, held-out losses."""
 
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +16,6 @@ import pytest
 from jax.example_libraries import optimizers
 
 from numpyro_wide import AmortizedForwardKL
-from numpyro_wide.amortized import _trainer as _run
 from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SLOPE, failing_model, linear_guide, normal_model
 
 KEY = jax.random.key(3)
@@ -48,45 +53,22 @@ def test_run_goes_on_as_one_longer_run(uninterrupted):
     )
 
 
-def test_interrupted_run_resumes_from_its_checkpoint(uninterrupted, tmp_path, monkeypatch):
-    options = {"progress_bar": False, "held_out": 50, "evaluate_every": 40, "checkpoint_every": 27}
-    path = tmp_path / "folder" / "checkpoint.npz"
-    save, saved = _run._resume.save, []
-
-    def save_twice(path, record):
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-        saved.append(int(record["state"].step))
-        save(path, record)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_run._resume, "save", save_twice)
-        with pytest.raises(KeyboardInterrupt):
-            trainer().run(KEY, 150, checkpoint=path, **options)
-    assert saved == [27, 54]
-    assert [file.name for file in path.parent.iterdir()] == ["checkpoint.npz"]
-    resumed = trainer().run(KEY, 150, checkpoint=str(path), **options)
-    assert_same(tuple(resumed), tuple(uninterrupted))
-    # What is finished is read, not run.
-    assert_same(tuple(trainer().run(KEY, 150, checkpoint=path, **options)), tuple(uninterrupted))
+def test_a_state_on_disk_is_resumed_in_another_process(uninterrupted, tmp_path):
+    first = trainer().run(KEY, 37, progress_bar=False, held_out=50, evaluate_every=40)
+    path = tmp_path / "state.pickle"
+    path.write_bytes(pickle.dumps(first.state))
+    code = "from tests.amortized.test_amortized_trainer import resume; import sys; resume(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(path)]
+    finished = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    losses = [*np.asarray(first.losses).tolist(), *json.loads(finished.stdout)]
+    assert losses == np.asarray(uninterrupted.losses).tolist()
 
 
-def test_checkpoint_of_another_run_is_refused(tmp_path):
-    def several_slopes(observed_values):
-        slope = numpyro.param("slope", jnp.ones(2))
-        intercept, scale = numpyro.param("intercept", 0.0), numpyro.param("scale", 1.0)
-        numpyro.sample("theta", dist.Normal(slope.sum() * observed_values["x"] + intercept, scale))
-
-    path = tmp_path / "checkpoint.npz"
-    trainer().run(KEY, 2, progress_bar=False, checkpoint=path)
-    with pytest.raises(ValueError, match="another rng_key or batch_size"):
-        trainer().run(jax.random.key(4), 2, progress_bar=False, checkpoint=path)
-    with pytest.raises(ValueError, match="another rng_key or batch_size"):
-        trainer(batch_size=4).run(KEY, 2, progress_bar=False, checkpoint=path)
-    with pytest.raises(ValueError, match="checkpoint.npz is of a run with another optimiser"):
-        trainer(optax.sgd(0.1)).run(KEY, 2, progress_bar=False, checkpoint=path)
-    with pytest.raises(ValueError, match="checkpoint.npz is of a run with another guide"):
-        trainer(guide=several_slopes).run(KEY, 2, progress_bar=False, checkpoint=path)
+def resume(path):
+    """Go on from a state on disk, and print the losses of the steps that are left."""
+    options = {"init_state": pickle.loads(Path(path).read_bytes()), "held_out": 50, "evaluate_every": 40}
+    print(np.asarray(trainer().run(KEY, 113, progress_bar=False, **options).losses).tolist())
 
 
 def test_run_is_a_loop_of_updates():

@@ -1,6 +1,4 @@
-"""Draws from guides and by MCMC, for data simulated from a model with plates and a nuisance."""
-
-from functools import partial
+"""Draws from guides, for data simulated from a model with plates and a nuisance."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +6,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import NUTS, BarkerMH
 
-from numpyro_wide.calibration import expected_coverage, from_guide, from_mcmc, sbc_ranks, tarp, uniformity_p_value
+from numpyro_wide.calibration import expected_coverage, from_guide, sbc_ranks, tarp, uniformity_p_value
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 
@@ -65,44 +62,6 @@ def test_the_parameters_of_a_guide_count(exact):
     assert uniformity_p_value(sbc_ranks(wide)["slope"], 99) < 0.002
 
 
-def test_mcmc_is_calibrated_and_follows_its_data():
-    found = from_mcmc(
-        jax.random.key(1),
-        model,
-        partial(NUTS, max_tree_depth=5),
-        X,
-        observed=["y"],
-        num_simulations=80,
-        num_draws=19,
-        num_warmup=100,
-        thinning=4,
-        progress_bar=False,
-    )
-    assert found.draws.keys() == {"slope", "nuisance"}
-    mean, scale = posterior_of_slope(X, found.observed["y"])
-    standardised = (np.mean(found.draws["slope"], axis=1) - mean) / scale
-    np.testing.assert_allclose(standardised, np.zeros(80), atol=5 / 15**0.5)  # chains worth 15 draws
-    for name, ranks in sbc_ranks(found).items():
-        assert uniformity_p_value(ranks, 19) > 0.01
-        assert np.median(found.ess[name]) > 14
-
-
-def test_correlated_draws_are_reported():
-    with pytest.warns(UserWarning, match=r"the 20 draws of 'slope' are worth .* use thinning=\d+"):
-        from_mcmc(
-            jax.random.key(0),
-            model,
-            partial(BarkerMH, step_size=0.05, adapt_step_size=False, adapt_mass_matrix=False),
-            X,
-            observed="y",
-            num_simulations=5,
-            num_draws=20,
-            num_warmup=1,
-            sites=["slope"],
-            progress_bar=False,
-        )
-
-
 def test_refuses_unknown_sites():
     sites = "the sample or deterministic site 'z', which the model does not have; .* are 'slope', 'nuisance', 'y'"
     with pytest.raises(ValueError, match=rf"observed names {sites}"):
@@ -110,8 +69,6 @@ def test_refuses_unknown_sites():
     other = lambda observed, x: numpyro.sample("w", dist.Normal())  # noqa: E731
     with pytest.raises(ValueError, match=r"latent site 'w', which the model does not have.*'slope', 'nuisance'"):
         from_guide(jax.random.key(0), model, other, {}, X, observed="y", num_simulations=2)
-    with pytest.raises(ValueError, match=r"sites names the latent site 'y', which .*'nuisance', 'slope'"):
-        from_mcmc(jax.random.key(0), model, NUTS, X, observed="y", sites=["y"], num_simulations=2)
 
 
 def test_a_guide_without_its_parameters_is_refused():
@@ -133,20 +90,13 @@ def test_models_that_do_not_simulate_are_refused():
         with numpyro.plate("rows", 6, subsample_size=3):
             numpyro.sample("y", dist.Normal(slope, 0.7))
 
-    def implicit(x):
-        numpyro.deterministic("y", 2 * numpyro.sample("slope", dist.Normal()))
+    def attempt(model):
+        from_guide(jax.random.key(0), model, guide, {"inflation": 1.0}, X, observed="y")
 
-    calls = [
-        lambda model: from_guide(jax.random.key(0), model, guide, {"inflation": 1.0}, X, observed="y"),
-        lambda model: from_mcmc(jax.random.key(0), model, NUTS, X, observed="y"),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match=r"must simulate every site, but 'penalty'"):
-            call(with_factor)
-        with pytest.raises(ValueError, match=r"plate 'rows' takes 3 of 6 rows"):
-            call(subsampled)
-    with pytest.raises(ValueError, match=r"needs the density of what is observed, but 'y' are functions"):
-        calls[1](implicit)
+    with pytest.raises(ValueError, match=r"must simulate every site, but 'penalty'"):
+        attempt(with_factor)
+    with pytest.raises(ValueError, match=r"plate 'rows' takes 3 of 6 rows"):
+        attempt(subsampled)
 
 
 def test_a_guide_may_see_a_function_of_the_latents():
@@ -164,8 +114,6 @@ def test_a_guide_may_see_a_function_of_the_latents():
 def test_the_key_comes_first():
     with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*order is from_guide\(rng_key, model, guide"):
         from_guide(model, guide, {}, X, observed="y")
-    with pytest.raises(TypeError, match=r"rng_key must be a PRNG key.*order is from_mcmc\(rng_key, model, make_kernel"):
-        from_mcmc(model, NUTS, X, observed="y")
 
 
 @pytest.mark.parametrize("name", ["num_simulations", "num_draws", "batch_size"])

@@ -110,7 +110,7 @@ def test_errors(tmp_path, finished):
         pieces(tmp_path, num_samples=25)
     with pytest.raises(TypeError, match="must be a numpyro.infer.MCMC"):
         pieces(tmp_path, SplitHMC(COLLAPSED))
-    with pytest.raises(TypeError, match="'adapt_state' is an AdaptState.*adapt_state.step_size"):
+    with pytest.raises(TypeError, match="but 'adapt_state' is an AdaptState.*adapt_state.step_size"):
         pieces(tmp_path, extra_fields=("adapt_state",))
     with pytest.raises(FileNotFoundError, match="there are no draws in"):
         StoredDraws(tmp_path / "nowhere")
