@@ -28,9 +28,28 @@ def test_a_function_made_anew_finds_its_program():
     np.testing.assert_allclose(other["scaled"], 1.75 * X)
 
 
-def test_arrays_of_a_closure_are_part_of_the_program():
+def test_arrays_of_a_closure_are_data_of_the_program():
     for constant in (np.array([1.0, 2.0, 3.5], "f"), np.array([3.0, 2.0, 1.5], "f"), jnp.array([0.5, 1.0, 2.0])):
-        np.testing.assert_allclose(run_program(lambda x, c=constant: x * c, X), X * np.asarray(constant))
+        with compilations() as compiled:
+            found = run_program(lambda x, c=constant: x * jnp.asarray(c), X)
+        np.testing.assert_allclose(found, X * np.asarray(constant))
+    assert compiled == []
+
+
+def test_results_that_are_thrown_away_are_no_part_of_the_program():
+    def checked(x):
+        jnp.linalg.norm(x)
+        return x + 1.0
+
+    run_program(checked, X)
+    with compilations() as compiled:
+        run_program(lambda x: x + 1.0, X)
+    assert compiled == []
+
+
+def test_an_array_that_is_mapped_over_may_be_closed_over():
+    found = jax.vmap(lambda c: run_program(lambda x: c * x, X))(jnp.arange(2.0))
+    np.testing.assert_allclose(found, [0 * X, X])
 
 
 def test_which_argument_is_used_tells_programs_apart():
