@@ -1,12 +1,13 @@
 """Integrators of Hamiltonian and isokinetic dynamics."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from numpyro.util import identity
 
 PyTree = Any
 
@@ -54,17 +55,6 @@ def half_square_difference(a: PyTree, b: PyTree) -> Array:
     return 0.5 * total(jax.tree.map(lambda x, y: (x - y) * (x + y), a, b))
 
 
-def all_finite(tree: PyTree) -> Array:
-    """Tell whether every entry of every leaf is finite."""
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)], dtype=bool))
-
-
-def is_elsewhere(new: PyTree, old: PyTree) -> Array:
-    """Tell whether any entry of a position differs from another position's."""
-    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-    return jnp.any(jnp.stack([jnp.any(one != other) for one, other in pairs] or [jnp.array(True)]))
-
-
 def select(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     """Take ``a`` where the scalar ``condition`` holds and ``b`` elsewhere, untouched by NaNs in the other."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
@@ -76,25 +66,11 @@ def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | Array
     return jax.tree.map(lambda m, xi: persistence * m + fresh * xi, momentum, noise)
 
 
-def leapfrog(
-    evaluate: Evaluate, point: Point, momentum: PyTree, step_size: Array, scale: PyTree = None
-) -> tuple[Point, PyTree]:
-    """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖².
-
-    Args:
-        evaluate: function from a position to its :class:`Point`; called once.
-        point: point at which the step starts.
-        momentum: momentum in units in which its law is N(0, I) whatever the mass, a pytree like the position.
-        step_size: step ε, a scalar.
-        scale: square root of the inverse of a diagonal mass, a pytree like the position, or None for 1.
-
-    Returns:
-        The :class:`Point` and the momentum at the end of the step.
-    """
-    steps = jax.tree.map(lambda x: step_size, point.z) if scale is None else _scaled(step_size, scale)
-    momentum = _kick(momentum, point.z_grad, 0.5, steps)
-    end = evaluate(jax.tree.map(lambda x, m, step: x + step * m, point.z, momentum, steps))
-    return end, _kick(momentum, end.z_grad, 0.5, steps)
+def leapfrog(evaluate: Evaluate, point: Point, momentum: PyTree, step_size: Array) -> tuple[Point, PyTree]:
+    """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖²: the point and the momentum at its end."""
+    momentum = _kick(momentum, point.z_grad, 0.5 * step_size)
+    end = evaluate(jax.tree.map(lambda x, m: x + step_size * m, point.z, momentum))
+    return end, _kick(momentum, end.z_grad, 0.5 * step_size)
 
 
 def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, PyTree]:
@@ -104,35 +80,60 @@ def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, Py
     return turned, jax.tree.map(lambda x, v: cos * v - sin * x, position, velocity)
 
 
-def split_trajectory(
-    evaluate: Evaluate, point: Point, velocity: PyTree, angle: Array, num_steps: int | Array
-) -> tuple[Point, PyTree]:
-    """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I) (:eq:`split`).
+class Gaussian(Protocol):
+    """A Gaussian N(m, C), C = S Sᵀ, that a split trajectory takes for its reference."""
 
-    One rotation makes a leapfrog: half a kick, the rotation, half a kick (Beskos et al. 2011; Shahbaba et al. 2014).
-    Two have the kicks of the two-stage integrator with the smaller energy error (Blanes, Casas, Sanz-Serna 2014,
-    eq. 6.6). Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the
-    energy error of second order in the stiff directions, for no more gradients.
+    def center(self, z: PyTree) -> PyTree:
+        """Return z − m."""
+
+    def covariance(self, gradient: PyTree) -> PyTree:
+        """Return C g."""
+
+
+def split_trajectory(
+    evaluate: Evaluate,
+    point: Point,
+    velocity: PyTree,
+    angle: Array,
+    num_steps: int | Array,
+    reference: Gaussian | None = None,
+) -> tuple[Point, PyTree]:
+    """Follow H = ½‖ψ‖² + Φ + ½‖v‖², x = m + S ψ, by kicks of Φ between exact rotations of (ψ, v) (:eq:`split`).
+
+    Rotations are the same in the coordinates (x − m, S v), in which a kick is by C ∇U − (x − m); S is not needed. One
+    rotation makes a leapfrog: half a kick, the rotation, half a kick (Beskos et al. 2011; Shahbaba et al. 2014). Two
+    have the kicks of the two-stage integrator with the smaller energy error (Blanes, Casas, Sanz-Serna 2014, eq. 6.6).
+    Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the energy
+    error of second order in the stiff directions, for no more gradients.
 
     Args:
         evaluate: function from a position to its :class:`Point`; called ``num_steps`` times.
         point: point at which the trajectory starts.
-        velocity: velocity with the law N(0, I), a pytree like the position.
+        velocity: velocity S v with the law N(0, C), a pytree like the position.
         angle: mean angle of a rotation, in radians, a scalar.
         num_steps: number of rotations; may be traced.
+        reference: the Gaussian N(m, C), or None for N(0, I).
 
     Returns:
         The :class:`Point` and the velocity at the end of the trajectory.
     """
+    center, covariance = (identity, identity) if reference is None else (reference.center, reference.covariance)
+
+    def kick(velocity: PyTree, point: Point, index: int | Array) -> PyTree:
+        time = kick_share(index, num_steps) * angle
+        return jax.tree.map(lambda v, g, x: v - time * (g - x), velocity, covariance(point.z_grad), center(point.z))
 
     def body(i: Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
         point, velocity = carry
-        velocity = _reference_kick(velocity, point, kick_share(i, num_steps) * angle)
-        position, velocity = rotate(point.z, velocity, rotation_share(i, num_steps) * angle)
+        velocity = kick(velocity, point, i)
+        centered = center(point.z)
+        turned, velocity = rotate(centered, velocity, rotation_share(i, num_steps) * angle)
+        # By what it moves, which is exact where m = 0.
+        position = jax.tree.map(lambda x, old, new: x - old + new, point.z, centered, turned)
         return evaluate(position), velocity
 
     end, velocity = jax.lax.fori_loop(0, num_steps, body, (point, velocity))
-    return end, _reference_kick(velocity, end, kick_share(0, num_steps) * angle)
+    return end, kick(velocity, end, 0)
 
 
 # The first two kicks and the first rotation of a graded trajectory, in units of those in its midst.
@@ -197,20 +198,12 @@ def _complement(fraction: float | Array) -> Array:
     return jnp.sqrt((1 - fraction) * (1 + fraction))
 
 
-def _scaled(step_size: Array, scale: PyTree) -> PyTree:
-    return jax.tree.map(lambda s: step_size * s, scale)
-
-
-def _kick(momentum: PyTree, gradient: PyTree, fraction: float, steps: PyTree) -> PyTree:
-    return jax.tree.map(lambda m, g, step: m - fraction * step * g, momentum, gradient, steps)
+def _kick(momentum: PyTree, gradient: PyTree, time: Array) -> PyTree:
+    return jax.tree.map(lambda m, g: m - time * g, momentum, gradient)
 
 
 def _reference_gradient(point: Point) -> PyTree:
     return jax.tree.map(lambda g, x: g - x, point.z_grad, point.z)
-
-
-def _reference_kick(velocity: PyTree, point: Point, time: Array) -> PyTree:
-    return jax.tree.map(lambda v, g: v - time * g, velocity, _reference_gradient(point))
 
 
 # McLachlan's two-stage integrator of minimal norm: kicks of λ, 1 − 2λ and λ around two drifts of one half (McLachlan
