@@ -43,7 +43,7 @@ class Reference(NamedTuple):
 
     basis: tuple[Array, ...]  # V of each leaf, orthonormal rows, (r, p)
     mean: tuple[Array, ...]  # m of each leaf, (p, 1)
-    scale: Array  # standard deviations s along V, (leaf, 16), of which r count
+    scale: tuple[Array, ...]  # standard deviations s along V, (r, 1)
     window: tuple[Array, ...]  # W of each leaf, orthonormal directions that are being measured, (r, p)
     # Sum of W ∇Φ ∇Φᵀ, ∇Φ = ∇U − z, whose rows are the directions of the next window, (r, p).
     sketch: tuple[Array, ...]
@@ -57,7 +57,7 @@ class Reference(NamedTuple):
         window = tuple(map(_directions, noise))
         mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
         moments = jnp.zeros((len(rows), 1 + 2 * RANK, 1 + 2 * RANK))
-        scale = jnp.ones((len(rows), RANK))
+        scale = tuple(jnp.ones_like(directions[:, :1]) for directions in window)
         return cls(window, mean, scale, window, tuple(map(jnp.zeros_like, window)), moments)
 
     def count_draw(self, point: Draw) -> Self:
@@ -76,13 +76,18 @@ class Reference(NamedTuple):
 
     def close(self) -> Self:
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
-        ranks = np.array([len(window) for window in self.window])
+        ranks = [len(window) for window in self.window]
         # A loop, since what is written once a leaf is compiled once a leaf.
-        turns, loc, scale = jax.lax.map(_measure, (self.moments, np.arange(RANK) < ranks[:, None]))
-        basis = tuple(turn[:r, :r].T @ window for turn, window, r in zip(turns, self.window, ranks, strict=True))
-        mean = tuple(window.T @ part[:r, None] for part, window, r in zip(loc, self.window, ranks, strict=True))
+        is_used = np.arange(RANK) < np.array(ranks)[:, None]
+        turns, loc, scale = jax.lax.map(_measure, (self.moments, is_used))
+        leaves = list(zip(self.window, ranks, turns, loc, scale, strict=True))
+        found = (
+            tuple(turn[:r, :r].T @ window for window, r, turn, _, _ in leaves),
+            tuple(window.T @ loc[:r, None] for window, r, _, loc, _ in leaves),
+            tuple(scale[:r, None] for _, r, _, _, scale in leaves),
+        )
         sound = jnp.all(jnp.isfinite(turns)) & jnp.all(jnp.isfinite(loc)) & jnp.all(scale > 0)
-        found = select(sound, (basis, mean, scale), (self.basis, self.mean, self.scale))
+        found = select(sound, found, (self.basis, self.mean, self.scale))
         nothing = jax.tree.map(jnp.zeros_like, self)
         return type(self)(*found, tuple(map(_directions, self.sketch)), nothing.sketch, nothing.moments)
 
@@ -108,10 +113,8 @@ class Reference(NamedTuple):
 
     def relative_log_density(self, z: PyTree) -> Array:
         """Compute log N(z; m, C) − log N(z; 0, I), a scalar, without the difference of two large numbers."""
-        units = zip(self.basis, self.scale, jax.tree.leaves(z), strict=True)
-        log_scales = [
-            _rows(leaf).shape[1] * jnp.sum(jnp.log(scale[: len(basis)])) for basis, scale, leaf in units if leaf.size
-        ]
+        units = zip(self.scale, jax.tree.leaves(z), strict=True)
+        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(scale)) for scale, leaf in units if leaf.size]
         return half_square_difference(z, self.unspread(self.center(z))) - total(log_scales)
 
     def _along(self, factor: Callable[[Array], Array], tree: PyTree) -> PyTree:
@@ -121,8 +124,7 @@ class Reference(NamedTuple):
     def _for_each_leaf(self, change: Callable[..., Array], tree: PyTree) -> PyTree:
         """Replace every leaf, a matrix x, by ``change(x, basis, mean, scale)``."""
         leaves, structure = jax.tree.flatten(tree)
-        scales = [scale[: len(basis), None] for scale, basis in zip(self.scale, self.basis, strict=True)]
-        parts = zip(leaves, self.basis, self.mean, scales, strict=True)
+        parts = zip(leaves, self.basis, self.mean, self.scale, strict=True)
         changed = [change(_rows(x), *others).reshape(x.shape) if x.size else x for x, *others in parts]
         return jax.tree.unflatten(structure, changed)
 
@@ -135,7 +137,7 @@ def _rows(leaf: Array) -> Array:
     """Return a leaf as a matrix with one column a unit; an empty leaf as a zero."""
     if leaf.size == 0:
         return jnp.zeros((1, 1), leaf.dtype)
-    return leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
+    return leaf if leaf.ndim == 2 else leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
 
 
 def _directions(rows: Array) -> Array:
@@ -157,7 +159,9 @@ def _measure(measured: tuple[Array, Array]) -> tuple[Array, Array, Array]:
     # With cov(∇U) = L Lᵀ the geometric mean is L⁻ᵀ (Lᵀ cov(z) L)^½ L⁻¹.
     root = jnp.linalg.cholesky(covariances[RANK:, RANK:])
     vectors, values = jax.lax.linalg.eigh(root.T @ covariances[:RANK, :RANK] @ root)
-    factor = jax.lax.linalg.triangular_solve(root, vectors * values**0.25, left_side=True, lower=True, transpose_a=True)
+    factor = jax.lax.linalg.triangular_solve(
+        root, vectors * values[None] ** 0.25, left_side=True, lower=True, transpose_a=True
+    )
     covariance = factor @ factor.T
     # The directions that there are not come last.
     unused = jnp.where(is_used, 0.0, 2 * jnp.trace(covariance))
