@@ -30,6 +30,9 @@ class StepSizeRule(Protocol):
     def start(self, step_size: Array, *, searches: bool) -> Any:
         """Return what is known at the start, or at a fresh one, from a step size."""
 
+    def restart(self, learnt: Any, *, searches: bool) -> Any:
+        """Return what is known in other units, in which the latest step size serves as a start and no more."""
+
     def update(self, learnt: Any, energy_error: Array, square_error: Array) -> Any:
         """Return what is known after one more step, of this energy error and mean square error per dimension."""
 
@@ -136,11 +139,17 @@ class AcceptanceRule(NamedTuple):
 
     def start(self, step_size: Array, *, searches: bool) -> Averaging:
         """Start at a step size."""
-        step = to_real_line(step_size, self.max_step_size)
+        return self._fresh(to_real_line(step_size, self.max_step_size), searches)
+
+    def restart(self, learnt: Averaging, *, searches: bool) -> Averaging:
+        """Start at the latest step size."""
+        return self._fresh(learnt.step, searches)
+
+    def _fresh(self, step: Array, searches: bool) -> Averaging:
         none = jnp.zeros_like(step)
         heading = none if searches else jnp.full_like(none, FOUND)
         # Like Hoffman & Gelman 2014, pull the iterates towards more than the first step: large steps are cheap to test.
-        return Averaging(step, step, none, none, step + jnp.log(2.0), heading)
+        return Averaging(step, step, none, none, step + math.log(2), heading)
 
     def update(self, learnt: Averaging, energy_error: Array, square_error: Array) -> Averaging:
         """Learn from one step of warmup."""
@@ -162,12 +171,12 @@ class AcceptanceRule(NamedTuple):
     def _search(self, learnt: Averaging, accept_prob: Array) -> Averaging:
         wanted = jnp.where(accept_prob > self.target, 1.0, -1.0)
         goes_on = learnt.heading * wanted >= 0
-        step = jnp.where(goes_on, learnt.step + wanted * jnp.log(2.0), learnt.step)
+        step = jnp.where(goes_on, learnt.step + wanted * math.log(2), learnt.step)
         if self.max_step_size is not None:
             goes_on &= step < HIGHEST
             step = jnp.minimum(step, HIGHEST)
         heading = jnp.where(goes_on, wanted, FOUND)
-        return learnt._replace(step=step, average=step, center=step + jnp.log(2.0), heading=heading)
+        return learnt._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
     def _average(self, learnt: Averaging, accept_prob: Array) -> Averaging:
         count = learnt.count + 1
@@ -208,6 +217,10 @@ class EnergyRule(NamedTuple):
         """Start at a step size."""
         none = jnp.zeros_like(step_size)
         return Matching(step_size, none, none, none)
+
+    def restart(self, learnt: Matching, *, searches: bool) -> Matching:
+        """Start at the latest step size."""
+        return self.start(learnt.step_size, searches=searches)
 
     def update(self, learnt: Matching, energy_error: Array, square_error: Array) -> Matching:
         """Learn from one step of warmup."""

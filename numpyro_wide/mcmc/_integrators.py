@@ -118,16 +118,18 @@ def split_trajectory(
         The :class:`Point` and the velocity at the end of the trajectory.
     """
     center, covariance = (identity, identity) if reference is None else (reference.center, reference.covariance)
+    kicks, turns = (tuple(share * angle for share in shares) for shares in trajectory_shares(num_steps))
 
     def kick(velocity: PyTree, point: Point, index: int | Array) -> PyTree:
-        time = kick_share(index, num_steps) * angle
+        from_end = jnp.minimum(index, num_steps - index)
+        time = jnp.where(from_end == 0, kicks[0], jnp.where(from_end == 1, kicks[1], kicks[2]))
         return jax.tree.map(lambda v, g, x: v - time * (g - x), velocity, covariance(point.z_grad), center(point.z))
 
     def body(i: Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
         point, velocity = carry
-        velocity = kick(velocity, point, i)
         centered = center(point.z)
-        turned, velocity = rotate(centered, velocity, rotation_share(i, num_steps) * angle)
+        turn = jnp.where(jnp.minimum(i, num_steps - 1 - i) == 0, turns[0], turns[1])
+        turned, velocity = rotate(centered, kick(velocity, point, i), turn)
         # By what it moves, which is exact where m = 0.
         position = jax.tree.map(lambda x, old, new: x - old + new, point.z, centered, turned)
         return evaluate(position), velocity
@@ -141,24 +143,17 @@ _FIRST_KICK, _SECOND_KICK, _FIRST_ROTATION = 0.2779464851257588, 0.9497268599869
 _OUTER_KICK_OF_TWO = 2 * 0.21178
 
 
-def kick_share(index: int | Array, num_steps: int | Array) -> Array:
-    """Return the length of a kick, the last of which has the index ``num_steps``; they add up to ``num_steps``."""
-    from_end = jnp.minimum(index, num_steps - index)
-    graded = jnp.where(from_end == 0, _FIRST_KICK, jnp.where(from_end == 1, _SECOND_KICK, 1.0)) * _unit(num_steps)
-    of_two = jnp.where(from_end == 0, _OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO)
-    return jnp.where(num_steps == 1, 0.5, jnp.where(num_steps == 2, of_two, graded))
+def trajectory_shares(num_steps: int | Array) -> tuple[Array, Array]:
+    """Return lengths of the first kick, the second, and those between; and of the first rotation and those between.
 
-
-def rotation_share(index: int | Array, num_steps: int | Array) -> Array:
-    """Return the length of a rotation, the last of which has the index ``num_steps`` − 1; they add up as well."""
-    from_end = jnp.minimum(index, num_steps - 1 - index)
-    return jnp.where(num_steps <= 2, 1.0, jnp.where(from_end == 0, _FIRST_ROTATION, 1.0) * _unit(num_steps))
-
-
-def _unit(num_steps: int | Array) -> Array:
-    """Return the length of a step in the midst of a graded trajectory."""
+    A trajectory is the same backwards. Kicks add up to ``num_steps``, and rotations as well.
+    """
     steps = jnp.asarray(num_steps, float)
-    return steps / (steps - 2 + 2 * _FIRST_ROTATION)
+    unit = steps / (steps - 2 + 2 * _FIRST_ROTATION)
+    of_two = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
+    kicks = jnp.where(num_steps == 2, of_two, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
+    turns = jnp.where(num_steps <= 2, 1.0, jnp.array([_FIRST_ROTATION, 1.0]) * unit)
+    return jnp.where(num_steps == 1, 0.5, kicks), turns
 
 
 def crank_nicolson(position: PyTree, noise: PyTree, step_size: Array) -> PyTree:
@@ -260,12 +255,18 @@ def isokinetic_step(
         logarithm of the stretched volume, zero for the exact flow (:eq:`isokinetic-error`).
     """
     half = 0.5 * size_of(point.z) ** 0.5 * step_size
-    before, stretched = point.potential_energy, jnp.zeros_like(point.potential_energy)
-    for share in (OUTER_KICK, 1 - 2 * OUTER_KICK):
-        direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), share * step_size)
-        stretched += change
+    before = point.potential_energy
+
+    def body(i: Array, carry: tuple[Point, PyTree, Array]) -> tuple[Point, PyTree, Array]:
+        point, direction, stretched = carry
+        time = jnp.where(i == 0, OUTER_KICK, 1 - 2 * OUTER_KICK) * step_size
+        direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), time)
         velocity = _scaled_direction(direction, scale)
         point = evaluate(jax.tree.map(lambda z, v: z + half * v, point.z, velocity))
+        return point, direction, stretched + change
+
+    # A loop, so that the gradient is compiled once.
+    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(before)))
     direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), OUTER_KICK * step_size)
     # The two energies are large, and what is left of them small: their difference first.
     return point, direction, (point.potential_energy - before) + (stretched + change)

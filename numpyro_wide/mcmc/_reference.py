@@ -53,8 +53,7 @@ class Reference(NamedTuple):
     def start(cls, z: PyTree) -> Self:
         """Return N(0, I), with nothing seen and random directions, for positions like ``z``."""
         rows = _leaves(z)
-        noise = [jax.random.normal(jax.random.key(i), (min(RANK, len(x)), len(x))) for i, x in enumerate(rows)]
-        window = tuple(map(_directions, noise))
+        window = tuple(_random_directions(i, len(x), x.dtype) for i, x in enumerate(rows))
         mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
         moments = jnp.zeros((len(rows), 1 + 2 * RANK, 1 + 2 * RANK))
         scale = tuple(jnp.ones_like(directions[:, :1]) for directions in window)
@@ -138,6 +137,12 @@ def _rows(leaf: Array) -> Array:
     if leaf.size == 0:
         return jnp.zeros((1, 1), leaf.dtype)
     return leaf if leaf.ndim == 2 else leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
+
+
+def _random_directions(seed: int, num_rows: int, dtype: jnp.dtype) -> Array:
+    """Return orthonormal rows, (r, p), by NumPy: numbers known before a program need no compilation."""
+    noise = np.random.default_rng(seed).normal(size=(num_rows, min(RANK, num_rows)))
+    return jnp.asarray(np.linalg.qr(noise)[0].T, dtype)
 
 
 def _directions(rows: Array) -> Array:
