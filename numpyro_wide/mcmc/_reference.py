@@ -47,7 +47,7 @@ class Reference(NamedTuple):
     window: tuple[Array, ...]  # W of each leaf, orthonormal directions that are being measured, (r, p)
     # Sum of W ∇Φ ∇Φᵀ, ∇Φ = ∇U − z, whose rows are the directions of the next window, (r, p).
     sketch: tuple[Array, ...]
-    moments: Array  # sum of x xᵀ, x = (1, W z, W ∇U) padded with zeros, over draws and units, (leaf, 33, 33)
+    moments: tuple[Array, ...]  # sum of x xᵀ, x = (1, W z, W ∇U), over draws and units, (1 + 2 r, 1 + 2 r)
 
     @classmethod
     def start(cls, z: PyTree) -> Self:
@@ -55,7 +55,7 @@ class Reference(NamedTuple):
         rows = _leaves(z)
         window = tuple(_random_directions(i, len(x), x.dtype) for i, x in enumerate(rows))
         mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
-        moments = jnp.zeros((len(rows), 1 + 2 * RANK, 1 + 2 * RANK))
+        moments = tuple(jnp.zeros(2 * (1 + 2 * len(directions),), directions.dtype) for directions in window)
         scale = tuple(jnp.ones_like(directions[:, :1]) for directions in window)
         return cls(window, mean, scale, window, tuple(map(jnp.zeros_like, window)), moments)
 
@@ -64,31 +64,21 @@ class Reference(NamedTuple):
         moments, sketch = [], []
         for window, z, gradient in zip(self.window, *map(_leaves, (point.z, point.z_grad)), strict=True):
             along, slope = window @ z, window @ gradient
-            rest = ((0, RANK - len(window)), (0, 0))
-            x = jnp.concatenate([jnp.ones_like(z[:1]), jnp.pad(along, rest), jnp.pad(slope, rest)])
+            x = jnp.concatenate([jnp.ones_like(z[:1]), along, slope])
             moments.append(x @ x.T)
             sketch.append((slope - along) @ (gradient - z).T)
         return self._replace(
-            moments=self.moments + jnp.stack(moments),
-            sketch=tuple(old + new for old, new in zip(self.sketch, sketch, strict=True)),
+            moments=jax.tree.map(jnp.add, self.moments, tuple(moments)),
+            sketch=jax.tree.map(jnp.add, self.sketch, tuple(sketch)),
         )
 
     def close(self) -> Self:
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
-        ranks = [len(window) for window in self.window]
-        # A loop, since what is written once a leaf is compiled once a leaf.
-        is_used = np.arange(RANK) < np.array(ranks)[:, None]
-        turns, loc, scale = jax.lax.map(_measure, (self.moments, is_used))
-        leaves = list(zip(self.window, ranks, turns, loc, scale, strict=True))
-        found = (
-            tuple(turn[:r, :r].T @ window for window, r, turn, _, _ in leaves),
-            tuple(window.T @ loc[:r, None] for window, r, _, loc, _ in leaves),
-            tuple(scale[:r, None] for _, r, _, _, scale in leaves),
-        )
-        sound = jnp.all(jnp.isfinite(turns)) & jnp.all(jnp.isfinite(loc)) & jnp.all(scale > 0)
-        found = select(sound, found, (self.basis, self.mean, self.scale))
+        known = zip(self.basis, self.mean, self.scale, strict=True)
+        found = [_measure(*leaf) for leaf in zip(self.window, self.moments, known, strict=True)]
         nothing = jax.tree.map(jnp.zeros_like, self)
-        return type(self)(*found, tuple(map(_directions, self.sketch)), nothing.sketch, nothing.moments)
+        window = tuple(map(_directions, self.sketch))
+        return type(self)(*zip(*found, strict=True), window, nothing.sketch, nothing.moments)
 
     def center(self, z: PyTree) -> PyTree:
         """Return z − m."""
@@ -150,28 +140,29 @@ def _directions(rows: Array) -> Array:
     return jnp.linalg.qr(rows.T)[0].T
 
 
-def _measure(measured: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    """Fit a leaf's draws and gradients: return the axes, (16, 16), the mean, (16,), and the deviations along the axes.
+def _measure(window: Array, moments: Array, known: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the directions, the mean and the deviations that fit a leaf's draws and gradients, or the known ones.
 
     N(m, C) minimises the Fisher divergence to the draws if C is the geometric mean of cov(z) and cov(∇U)⁻¹ and
     m = mean(z) − C mean(∇U) (Seyboldt, Carlson, Carpenter 2024). On a Gaussian posterior the sampling errors of the two
     cancel.
     """
-    moments, is_used = measured
+    rank = len(window)
     weight = moments[0, 0] + 1  # one draw of N(0, I) more, so that short windows have covariances
-    means = moments[0, 1:] / weight
-    covariances = (moments[1:, 1:] + jnp.eye(2 * RANK, dtype=moments.dtype)) / weight - jnp.outer(means, means)
+    means = moments[1:, :1] / weight
+    covariances = (moments[1:, 1:] + jnp.eye(2 * rank, dtype=moments.dtype)) / weight - means @ means.T
     # With cov(∇U) = L Lᵀ the geometric mean is L⁻ᵀ (Lᵀ cov(z) L)^½ L⁻¹.
-    root = jnp.linalg.cholesky(covariances[RANK:, RANK:])
-    vectors, values = jax.lax.linalg.eigh(root.T @ covariances[:RANK, :RANK] @ root)
+    root = jax.lax.linalg.cholesky(covariances[rank:, rank:], symmetrize_input=False)
+    vectors, values = jax.lax.linalg.eigh(root.T @ covariances[:rank, :rank] @ root)
     factor = jax.lax.linalg.triangular_solve(
         root, vectors * values[None] ** 0.25, left_side=True, lower=True, transpose_a=True
     )
-    covariance = factor @ factor.T
-    # The directions that there are not come last.
-    unused = jnp.where(is_used, 0.0, 2 * jnp.trace(covariance))
-    directions, variances = jax.lax.linalg.eigh(covariance + jnp.diag(unused))
-    return directions, means[:RANK] - covariance @ means[RANK:], jnp.sqrt(variances)
+    axes, variances = jax.lax.linalg.eigh(factor @ factor.T)
+    scale = jnp.sqrt(variances)[:, None]
+    basis = axes.T @ window
+    mean = window.T @ means[:rank] - basis.T @ (variances[:, None] * (axes.T @ means[rank:]))
+    sound = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(scale) & (scale > 0))
+    return select(sound, (basis, mean, scale), known)
 
 
 NUM_PROJECTIONS = 16
