@@ -241,7 +241,8 @@ class EnergyRule(NamedTuple):
     def takes(self, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int) -> Array:
         """Take every finite proposal; while the step size is still being found, none with a gross error."""
         # A step that is still too large throws an uncorrected chain away before it can be adapted.
-        return ~is_adapting | (energy_error < max(1.0, GROSS * (self.square_error * num_dimensions) ** 0.5))
+        gross = max(1.0, GROSS * (self.square_error * num_dimensions) ** 0.5)
+        return ~is_adapting | (energy_error < gross)
 
 
 def square_error_of(bias_tolerance: float) -> float:

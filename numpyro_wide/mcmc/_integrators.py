@@ -13,13 +13,7 @@ PyTree = Any
 
 
 class Point(NamedTuple):
-    """A position with what is known about it.
-
-    Attributes:
-        z: position, a pytree.
-        potential_energy: potential energy U at ``z``, a scalar.
-        z_grad: gradient of U at ``z``, a pytree like ``z``, or None for a kernel that needs none.
-    """
+    """A position with its potential energy U and the gradient of U, None for a kernel that needs none."""
 
     z: PyTree
     potential_energy: Array
@@ -106,16 +100,7 @@ def split_trajectory(
     Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the energy
     error of second order in the stiff directions, for no more gradients.
 
-    Args:
-        evaluate: function from a position to its :class:`Point`; called ``num_steps`` times.
-        point: point at which the trajectory starts.
-        velocity: velocity S v with the law N(0, C), a pytree like the position.
-        angle: mean angle of a rotation, in radians, a scalar.
-        num_steps: number of rotations; may be traced.
-        reference: the Gaussian N(m, C), or None for N(0, I).
-
-    Returns:
-        The :class:`Point` and the velocity at the end of the trajectory.
+    ``velocity`` is S v, with the law N(0, C), ``angle`` the mean angle of a rotation; ``num_steps`` may be traced.
     """
     center, covariance = (identity, identity) if reference is None else (reference.center, reference.covariance)
     kicks, turns = (tuple(share * angle for share in shares) for shares in trajectory_shares(num_steps))
@@ -216,13 +201,7 @@ def unit(tree: PyTree) -> PyTree:
 def isokinetic_kick(direction: PyTree, gradient: PyTree, time: Array) -> tuple[PyTree, Array]:
     """Turn a direction towards −g for a time, exactly (:eq:`isokinetic-kick`).
 
-    Args:
-        direction: direction u, a pytree of length 1.
-        gradient: scaled gradient g = S ∇U, a pytree like the direction, of at least 2 numbers in all.
-        time: duration of the turn, in units of the step size, not negative.
-
-    Returns:
-        The direction afterwards, and −log of the factor by which the map stretches volumes on the sphere.
+    Also returns −log of the factor by which the map stretches volumes on the sphere; ``gradient`` is g = S ∇U.
     """
     size = size_of(gradient)
     length = _norm(gradient)
@@ -243,16 +222,9 @@ def isokinetic_step(
 ) -> tuple[Point, PyTree, Array]:
     """Take one step of minimal norm: kick, drift, kick, drift, kick.
 
-    Args:
-        evaluate: function from a position to its :class:`Point`; called twice.
-        point: point at which the step starts.
-        direction: direction u, a pytree of length 1.
-        step_size: step ε, a scalar; a position moves by about ε in every coordinate.
-        scale: square root S of the inverse mass, a pytree like the position, or None for 1.
-
-    Returns:
-        The :class:`Point` and the direction at the end, and the error in the energy: what U has changed by less the
-        logarithm of the stretched volume, zero for the exact flow (:eq:`isokinetic-error`).
+    A position moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse mass. Also
+    returns the error in the energy: the change of U less the logarithm of the stretched volume, zero for the exact flow
+    (:eq:`isokinetic-error`).
     """
     half = 0.5 * size_of(point.z) ** 0.5 * step_size
     before = point.potential_energy

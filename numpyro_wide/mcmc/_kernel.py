@@ -317,12 +317,6 @@ class TargetKernel(MCMCKernel):
         other lengths of which as many draws are kept. Arrays of the model are data; Python's and NumPy's numbers are
         parts of the program.
 
-        Args:
-            run: the run of a chain, as :class:`numpyro.infer.MCMC` hands it to a ``chain_method``.
-
-        Returns:
-            The run of all chains.
-
         Example:
             >>> import jax, jax.numpy as jnp
             >>> from numpyro.infer import MCMC
@@ -467,18 +461,8 @@ class MetropolisKernel(TargetKernel):
     ) -> KernelState:
         """Return the first state, or a batch of them for a batch of keys.
 
-        Args:
-            rng_key: one key, or an array of keys, one a chain.
-            num_warmup: number of steps that adapt.
-            init_params: first position in unconstrained space; with a batch of keys, every leaf has that
-                batch as its leading dimension. A ``potential_fn`` needs it; a ``model`` finds its own. In a block of
-                NumPyro's ``Gibbs`` these are constrained values, draws of the prior where none are given.
-            model_args: positional arguments of the model.
-            model_kwargs: keyword arguments of the model.
-
-        Raises:
-            ValueError: if there is no first position, or the potential is not a finite scalar there; if chains cannot
-                be shared out evenly to the groups of devices of :func:`~numpyro_wide.shard_rows`.
+        ``init_params`` is the first position in unconstrained space, with the axis of the keys in front; a
+        ``potential_fn`` needs it, a ``model`` finds its own. To a block of NumPyro's ``Gibbs`` it is constrained values.
         """
         single, has_parameters = is_prng_key(rng_key), False
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)

@@ -30,12 +30,10 @@ class UnderdampedLangevin(MetropolisKernel):
         m \leftarrow \sqrt{1 - \beta}\, m + \sqrt{\beta}\, \xi, \qquad
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
-    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns
-    the momentum round when it rejects, so it leaves the posterior exactly invariant (Horowitz 1991). The
-    unadjusted one is the sampler of Hron et al. 2022, §4: it takes every finite step and has a bias of order
-    $\epsilon^2$. Its warmup looks for the step at which this is what ``bias_tolerance`` allows, by the mean square of
-    the energy error per dimension (:eq:`bias`; Robnik, Cohn-Gordon, Seljak 2024). While warmup adapts the step size,
-    steps with gross energy errors are refused, since one that is still too large would throw the chain away. A step
+    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns the momentum round
+    when it rejects, which is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4) takes every finite step
+    and has a bias of order $\epsilon^2$; warmup looks for the step at which this is what ``bias_tolerance`` allows, by
+    the mean square of the energy error per dimension (:eq:`bias`), and refuses gross energy errors meanwhile. A step
     costs one gradient.
 
     Args:

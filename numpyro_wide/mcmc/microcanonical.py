@@ -27,6 +27,7 @@ from numpyro_wide.mcmc._reference import WHITENING_WINDOWS, Whitening
 
 # Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
 JITTER = 0.2
+# Momentum length to start from.
 FIRST_LENGTH = 1.0
 # An adjusted trajectory has the length L, and its direction decorrelates over so many. Robnik et al. 2025 have 1.25;
 # less than 2 costs effective draws of means near N(0, I), more those of variances on ill-conditioned Gaussians.
@@ -40,17 +41,15 @@ class MicrocanonicalLangevin(MetropolisKernel):
     r"""Microcanonical Langevin Monte Carlo: MAMS, or MCLMC with ``adjusted=False``.
 
     The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
-    left of it (Mathematics, :eq:`isokinetic`). The dynamics keep the posterior times the uniform law of directions. A
-    step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with two gradients, and moves every coordinate by
-    about ``step_size``; before it the direction is renewed in part (:eq:`isokinetic-refresh`), so that it
-    decorrelates over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
+    left of it (Mathematics, :eq:`isokinetic`). A step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with
+    two gradients, and moves every coordinate by about ``step_size``; before it the direction is renewed in part
+    (:eq:`isokinetic-refresh`), so that it decorrelates over the momentum length $L$, in units of $\sqrt d$.
 
-    The adjusted sampler (Robnik, Cohn-Gordon, Seljak 2025, MAMS) starts each draw with a fresh direction, follows it
-    for about the length $L$, half the length over which it would decorrelate, and accepts with the energy error
-    (:eq:`isokinetic-error`): it leaves the posterior exactly invariant. The unadjusted one (Robnik et al. 2023, MCLMC)
-    takes every finite step and keeps its direction from draw to draw. Its bias is set by ``bias_tolerance``: warmup
-    brings the mean square of the energy error per dimension to what that allows (:eq:`bias`), by default to 5e-4, as in
-    the papers. The bound is a theorem for Langevin dynamics on Gaussian posteriors, and a measurement here.
+    The adjusted sampler (MAMS) starts each draw with a fresh direction, follows it for about the length $L$, half the
+    length over which it would decorrelate, and accepts with the energy error (:eq:`isokinetic-error`), exactly. The
+    unadjusted one (MCLMC) takes every finite step and keeps its direction from draw to draw. Its warmup brings the mean
+    square of the energy error per dimension to what ``bias_tolerance`` allows (:eq:`bias`), a theorem for Langevin
+    dynamics on Gaussian posteriors, and a measurement here.
 
     Warmup also learns $L$, from the autocorrelation of the draws, and a diagonal mass, from their variances, in three
     windows; shorter than 20 steps it learns the step size alone.

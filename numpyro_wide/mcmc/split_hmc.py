@@ -32,52 +32,42 @@ JITTER = 0.2
 class SplitHMC(MetropolisKernel):
     r"""HMC that integrates a standard normal reference exactly, and treats the rest of the density by gradient kicks.
 
-    With $\Phi = U - \tfrac12\|\phi\|^2$ the energy is $\tfrac12\|\phi\|^2 + \Phi(\phi) +
-    \tfrac12\|v\|^2$. A trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with exact
-    rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the energy.
-    The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
+    With $\Phi = U - \tfrac12\|\phi\|^2$ a trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with
+    exact rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the
+    energy. The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
     $\nabla\Phi \to 0$ a single rotation is an independent draw. From three rotations on, the first and the last kicks
-    and rotations are shorter, which takes most of the energy error away that leapfrogs have (:eq:`graded`).
+    and rotations are shorter (:eq:`graded`).
 
-    The step size is the mean angle $h$ of a rotation, the cost of a trajectory one gradient a rotation. With
-    ``num_steps="auto"`` a whole trajectory turns by ``trajectory_angle`` and has as many rotations as the adapted angle
-    asks for, so that warmup finds both. Every trajectory scales its angle by a random factor, because a fixed one can
-    return to where it began.
+    Warmup adapts the mean angle $h$ of a rotation, which costs one gradient. With ``num_steps="auto"`` a whole
+    trajectory has as many rotations as turn by ``trajectory_angle``. Every trajectory scales its angle by a random
+    factor, because a fixed one can return to where it began.
 
-    With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it, and at its end
-    if trajectories are still whole, the step size determines how many rotations $N$ a whole one takes. If $N > 24$,
-    each later draw is a tenth of a trajectory and keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues
-    for about ``trajectory_angle``. Otherwise trajectories stay whole and keep nothing. The reason is the number of
-    effective draws per gradient. A whole trajectory gives one draw that is independent in every direction, $1 / N$ per
-    gradient. The mean function decorrelates earlier: frequent draws give $f$ effective ones per gradient, 0.05 to 0.08
-    measured. For the weights they give a share $c$ of $1 / N$, about a half, since rejections reverse the velocity. The
-    criterion is the geometric mean of the two. That of parts, $\sqrt{f c / N}$, is larger than $1 / N$ if
-    $N > 1 / (f c)$, which is 25 to 40. A draw then costs a tenth, and more draws are needed. Take ``persistence=0.0``
-    for independent weights, or where few draws can be stored.
+    With ``persistence="auto"``, where a whole trajectory takes $N > 24$ rotations after three quarters of warmup or at
+    its end, each later draw is a tenth of one and keeps nine tenths of the velocity, so that it continues for about
+    ``trajectory_angle``: draws are cheaper, and more are needed. The criterion is the geometric mean of effective draws
+    a gradient of the mean function, which decorrelates early, and of the weights. Take ``persistence=0.0`` for
+    independent weights, or where few draws can be stored.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
-    weights (inputs, units) of a layer; a vector has its own. It takes the stiffness out that all units have in common,
-    such as the one towards the mean of inputs that are not centred. Warmups shorter than 20 steps keep N(0, I).
+    weights (inputs, units) of a layer; a vector has its own. Warmups shorter than 20 steps keep N(0, I).
 
     Args:
         model: NumPyro model, or None.
         potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
-        step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
-            ``trajectory_angle``. By default 0.1, or ``trajectory_angle`` over a number of ``num_steps`` if that is
-            less. Under ``num_steps="auto"`` the angle is rounded, so that a whole number of rotations makes a
-            trajectory.
+        step_size: angle $h$ of a rotation to start from, in radians, at most ``trajectory_angle`` over a number of
+            ``num_steps``; by default 0.1. Under ``num_steps="auto"`` it is rounded, so that a whole number of rotations
+            makes a trajectory.
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
             the draws that a rejection repeats.
-        max_num_steps: largest number of rotations of a trajectory under ``"auto"``; with smaller angles the trajectory
-            stays shorter than ``trajectory_angle``.
-        persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory: the new velocity is
-            $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round. The first three quarters of
-            warmup keep nothing. Or ``"auto"``, as above; with a number of ``num_steps``, $1 - s$ if as many rotations
-            turn by the share $s$ of ``trajectory_angle``.
+        max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
+        persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
+            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. The first three quarters of warmup keep nothing. Or
+            ``"auto"``, as above; with a number of ``num_steps``, $1 - s$ if as many rotations turn by the share $s$ of
+            ``trajectory_angle``.
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).

@@ -348,10 +348,10 @@ def _settings(kernel: MCMCKernel) -> dict[str, Any]:
     for name, value in vars(kernel).items():
         kept = (value.args, value.keywords) if isinstance(value, functools.partial) else value
         leaves, structure = jax.tree.flatten(kept)
-        if isinstance(value, MCMCKernel):
-            found[name] = _settings(value)
-        elif all(isinstance(leaf, _PLAIN) for leaf in leaves):
-            found[name] = leaves, str(structure)
+        if all(isinstance(leaf, (*_PLAIN, MCMCKernel)) for leaf in leaves):
+            # Kernels within a kernel, such as the blocks of Gibbs, have settings themselves.
+            own = [_settings(leaf) if isinstance(leaf, MCMCKernel) else leaf for leaf in leaves]
+            found[name] = own, str(structure)
     return found
 
 
