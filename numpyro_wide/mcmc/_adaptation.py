@@ -120,7 +120,7 @@ class Averaging(NamedTuple):
     step: Array
     average: Array  # of the steps, weighted towards the latest
     error: Array  # mean of target less acceptance
-    count: Array  # of averaged steps
+    number: Array  # of averaged steps
     center: Array  # to which the steps are drawn
     heading: Array  # of a search: 1 doubles, −1 halves, 0 is not known yet; FOUND after it
 
@@ -179,11 +179,11 @@ class AcceptanceRule(NamedTuple):
         return learnt._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
     def _average(self, learnt: Averaging, accept_prob: Array) -> Averaging:
-        count = learnt.count + 1
-        error = learnt.error + (self.target - accept_prob - learnt.error) / (count + DELAY)
-        step = learnt.center - jnp.sqrt(count) / GAMMA * error
-        average = learnt.average + count**-DECAY * (step - learnt.average)
-        return learnt._replace(step=step, average=average, error=error, count=count)
+        number = learnt.number + 1
+        error = learnt.error + (self.target - accept_prob - learnt.error) / (number + DELAY)
+        step = learnt.center - jnp.sqrt(number) / GAMMA * error
+        average = learnt.average + number**-DECAY * (step - learnt.average)
+        return learnt._replace(step=step, average=average, error=error, number=number)
 
 
 # The law of an energy error has the tail that a step too large gives it; one of them must not empty the memory.

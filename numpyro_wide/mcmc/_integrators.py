@@ -222,9 +222,9 @@ def isokinetic_step(
 ) -> tuple[Point, PyTree, Array]:
     """Take one step of minimal norm: kick, drift, kick, drift, kick.
 
-    A position moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse mass. Also
-    returns the error in the energy: the change of U less the logarithm of the stretched volume, zero for the exact flow
-    (:eq:`isokinetic-error`).
+    A position moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse mass.
+    Also returns the error in the energy: the change of U less the logarithm of the stretched volume, zero for the exact
+    flow (:eq:`isokinetic-error`).
     """
     half = 0.5 * size_of(point.z) ** 0.5 * step_size
     before = point.potential_energy

@@ -148,8 +148,13 @@ def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any
     return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in others)))(shared, *others)
 
 
-_CHAIN_AXES: Any = KernelState(*(0 for _ in KernelState._fields))._replace(
-    i=None, adapt_state=AdaptState(*(0 for _ in AdaptState._fields))._replace(num_warmup=None)
+_MAPPED: dict[str, Any] = {name: 0 for name in (*KernelState._fields, *AdaptState._fields)} | {
+    "i": None,
+    "num_warmup": None,
+}
+_CHAIN_AXES = KernelState(
+    **{name: _MAPPED[name] for name in KernelState._fields if name != "adapt_state"},
+    adapt_state=AdaptState(**{name: _MAPPED[name] for name in AdaptState._fields}),
 )
 
 
@@ -169,7 +174,7 @@ class Noise(NamedTuple):
         least = np.nextafter(np.array(-1.0, dtype), np.array(0.0, dtype))
         uniform = jax.random.uniform(rng_key, (flat.size + 2,), dtype, minval=least)
         normal = np.array(np.sqrt(2), dtype) * jax.lax.erf_inv(uniform[2:])
-        return cls(unravel(normal), -jnp.log(0.5 + 0.5 * uniform[0]), uniform[1], rng_key)
+        return cls(unravel(jnp.asarray(normal)), -jnp.log(0.5 + 0.5 * uniform[0]), uniform[1], rng_key)
 
 
 class Move(NamedTuple):
@@ -462,7 +467,7 @@ class MetropolisKernel(TargetKernel):
         """Return the first state, or a batch of them for a batch of keys.
 
         ``init_params`` is the first position in unconstrained space, with the axis of the keys in front; a
-        ``potential_fn`` needs it, a ``model`` finds its own. To a block of NumPyro's ``Gibbs`` it is constrained values.
+        ``potential_fn`` needs it, a ``model`` finds its own. A block of ``Gibbs`` is given constrained values.
         """
         single, has_parameters = is_prng_key(rng_key), False
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)

@@ -76,9 +76,9 @@ class Reference(NamedTuple):
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
         known = zip(self.basis, self.mean, self.scale, strict=True)
         found = [_measure(*leaf) for leaf in zip(self.window, self.moments, known, strict=True)]
+        basis, mean, scale = (tuple(part) for part in zip(*found, strict=True))
         nothing = jax.tree.map(jnp.zeros_like, self)
-        window = tuple(map(_directions, self.sketch))
-        return type(self)(*zip(*found, strict=True), window, nothing.sketch, nothing.moments)
+        return type(self)(basis, mean, scale, tuple(map(_directions, self.sketch)), nothing.sketch, nothing.moments)
 
     def center(self, z: PyTree) -> PyTree:
         """Return z − m."""
