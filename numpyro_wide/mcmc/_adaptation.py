@@ -30,7 +30,7 @@ class StepSizeRule(Protocol):
     def start(self, step_size: Array, *, searches: bool) -> Any:
         """Return what is known at the start, or at a fresh one, from a step size."""
 
-    def restart(self, learnt: Any, *, searches: bool) -> Any:
+    def restart(self, learnt: Any) -> Any:
         """Return what is known in other units, in which the latest step size serves as a start and no more."""
 
     def update(self, learnt: Any, energy_error: Array, square_error: Array) -> Any:
@@ -141,9 +141,9 @@ class AcceptanceRule(NamedTuple):
         """Start at a step size."""
         return self._fresh(to_real_line(step_size, self.max_step_size), searches)
 
-    def restart(self, learnt: Averaging, *, searches: bool) -> Averaging:
+    def restart(self, learnt: Averaging) -> Averaging:
         """Start at the latest step size."""
-        return self._fresh(learnt.step, searches)
+        return self._fresh(learnt.step, searches=False)
 
     def _fresh(self, step: Array, searches: bool) -> Averaging:
         none = jnp.zeros_like(step)
@@ -218,9 +218,9 @@ class EnergyRule(NamedTuple):
         none = jnp.zeros_like(step_size)
         return Matching(step_size, none, none, none)
 
-    def restart(self, learnt: Matching, *, searches: bool) -> Matching:
+    def restart(self, learnt: Matching) -> Matching:
         """Start at the latest step size."""
-        return self.start(learnt.step_size, searches=searches)
+        return self.start(learnt.step_size, searches=False)
 
     def update(self, learnt: Matching, energy_error: Array, square_error: Array) -> Matching:
         """Learn from one step of warmup."""

@@ -632,7 +632,7 @@ class MetropolisKernel(TargetKernel):
         is_counted, is_end = window_position(state.i, adapted.num_warmup, self._windows)
         known = jax.lax.cond(is_counted, lambda known: known.count_draw(point_of(state)), identity, known)
         known = jax.lax.cond(is_end, lambda known: self._close_window(known, draw_length), identity, known)
-        learnt = select(is_end, self._rule.restart(adapted.learnt, searches=self._searches), adapted.learnt)
+        learnt = select(is_end, self._rule.restart(adapted.learnt), adapted.learnt)
         return step_size, adapted._replace(learnt=learnt, preconditioner=known)
 
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:

@@ -71,8 +71,8 @@ class SplitHMC(MetropolisKernel):
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
-        find_heuristic_step_size: whether warmup, and each of its windows, first doubles or halves ``step_size`` until
-            the acceptance of a single rotation crosses ``target_accept_prob``.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a single
+            rotation crosses ``target_accept_prob``.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     References:
