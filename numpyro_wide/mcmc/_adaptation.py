@@ -13,6 +13,8 @@ from numpyro_wide.mcmc._integrators import Point, select
 DIGITS_LOST = 2.0
 # Energy error from which on a proposal is lost: it would have been accepted once in more than ten thousand times.
 LOST = 10.0
+# Steps of a warmup with windows.
+MIN_WARMUP = 20
 # Longest trajectory of a warmup, in steps: far more than any kernel takes.
 FARTHEST = 2**20
 
@@ -76,10 +78,12 @@ class AdaptState(NamedTuple):
 def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]) -> tuple[Array, Array]:
     """Tell whether a step's draw counts for the preconditioner, and whether it is the last one of a window.
 
-    The first window begins at the first of these percentages of warmup; at each of the others a window ends.
+    The first window begins at the first of these percentages of warmup; at each of the others a window ends. Shorter
+    warmups than MIN_WARMUP have none.
     """
     bounds = jnp.array(percentages) * num_warmup // 100
-    return (step >= bounds[0]) & (step < bounds[-1]), jnp.any(step == bounds[1:] - 1)
+    is_long = num_warmup >= MIN_WARMUP
+    return is_long & (step >= bounds[0]) & (step < bounds[-1]), is_long & jnp.any(step == bounds[1:] - 1)
 
 
 # Hoffman & Gelman 2014 have 0.05. The acceptance of a split trajectory falls from 1 to 0 within a small factor of the

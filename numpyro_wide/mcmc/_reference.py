@@ -16,7 +16,6 @@ RANK = 16
 # forgets where it began, so that short windows do; the last part is left to the step size alone.
 REFERENCE_WINDOWS = (10, 20, 35, 55, 75)
 WHITENING_WINDOWS = (10, 30, 55, 80)
-MIN_WARMUP = 20
 
 
 class Draw(Protocol):

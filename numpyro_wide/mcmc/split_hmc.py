@@ -11,7 +11,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import identity
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import AdaptState, steps_along
+from numpyro_wide.mcmc._adaptation import MIN_WARMUP, AdaptState, steps_along
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
@@ -21,7 +21,7 @@ from numpyro_wide.mcmc._integrators import (
     split_trajectory,
 )
 from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_number
-from numpyro_wide.mcmc._reference import MIN_WARMUP, REFERENCE_WINDOWS, Reference
+from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 
 # Rotations of a whole trajectory above which draws are parts of one, and how many parts.
 MANY, PARTS = 24, 10
