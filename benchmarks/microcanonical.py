@@ -115,10 +115,7 @@ def tables() -> None:
     adjusted = partial(ours, adjusted=True)
     unadjusted = partial(ours, adjusted=False)
     rows: dict[str, Callable] = {
-        "ours, unadjusted": partial(unadjusted, adapt_mass_matrix=False),
         "BlackJAX mclmc": partial(blackjax_unadjusted, diagonal=False),
-        "ours, adjusted": partial(adjusted, adapt_mass_matrix=False),
-        "ours, adjusted, hamiltonian": partial(adjusted, adapt_mass_matrix=False, trajectory="hamiltonian"),
         "BlackJAX adjusted_mclmc, 2 steps": partial(blackjax_adjusted, num_steps=2.0),
         "BlackJAX adjusted_mclmc, 8 steps": partial(blackjax_adjusted, num_steps=8.0),
         "ours, unadjusted, mass": unadjusted,

@@ -809,8 +809,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "mcmc/split_hmc.py": [
         (
             "split-HMC: velocity that lives on by the share that the trajectory turned by",
-            "refresh_momentum(r, noise, 1 - move.renewal)",
-            "refresh_momentum(r, noise, move.renewal)",
+            "refresh_momentum(r, noise.normal, 1 - move.renewal)",
+            "refresh_momentum(r, noise.normal, move.renewal)",
             "mcmc/test_trajectories.py::test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle",
         ),
         (
@@ -827,23 +827,9 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "split-HMC: trajectories that turn out long stay whole",
-            "adapt_state.is_cut | (is_last & self._is_long(step_size))",
-            "adapt_state.is_cut",
+            "adapted.is_cut | (is_last & self._is_long(step_size))",
+            "adapted.is_cut",
             "mcmc/test_trajectories.py::test_trajectories_that_turn_out_long_at_the_end_of_warmup_are_cut_then",
-        ),
-        (
-            "split-HMC: velocity turned round by every rejection on the way to the posterior",
-            "return jnp.where(_is_arriving(state), 1.0, 1 - self._persistence)",
-            "return 1 - self._persistence",
-            "mcmc/test_moves.py::test_warmup_arrives_where_no_digit_is_left_even_at_the_mode",
-        ),
-    ],
-    "_traces.py": [
-        (
-            "parameters outside of their support let through",
-            "yield constraint(held[name])",
-            "yield constraint(held[name]) | True",
-            "mcmc/test_errors.py::test_parameters_that_numpyro_refuses_are_refused",
         ),
     ],
     "mcmc/_integrators.py": [
@@ -913,14 +899,14 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "mcmc/_reference.py": [
         (
             "momentum length: all the way to the measured one",
-            "jnp.sqrt(self.length * self.per_autocorrelation * draw_length * time)",
-            "self.per_autocorrelation * draw_length * time",
+            "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
+            "per_autocorrelation * draw_length * time",
             "mcmc/test_whitening.py::test_a_window_learns_the_momentum_length_once_the_scales_are_known",
         ),
         (
             "reference Gaussian: log-determinant counted for one unit",
-            "_rows(leaf).shape[1] * jnp.sum(jnp.log(part.scale))",
-            "jnp.sum(jnp.log(part.scale))",
+            "_rows(leaf).shape[1] * jnp.sum(jnp.log(scale))",
+            "jnp.sum(jnp.log(scale))",
             "mcmc/test_reference.py::test_relative_log_density_is_that_of_dense_gaussians",
         ),
     ],
@@ -941,8 +927,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "compiled_once: data are constants of the program",
-            "return TracedProgram(loop, state, *lengths)(state, *lengths)",
-            "return jax.jit(loop)(state, *lengths)",
+            "return run_on_constants(loop, state, *map",
+            "return jax.jit(loop)(state, *map",
             "mcmc/test_compiled_once.py::test_other_data_and_medians_of_the_same_shape_find_the_programs",
         ),
         (
@@ -1380,20 +1366,6 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "ends.append(ends[-1] + size)",
             "ends.append(ends[-1] + size + 1)",
             "runs/test_pieces.py::test_pieces_are_the_run_in_one",
-        ),
-    ],
-    "mcmc/_moves.py": [
-        (
-            "chains that break their trajectories off: nothing said of them",
-            "is_judged & (capped > BROKEN_OFF * draws)",
-            "is_judged & (capped > draws)",
-            "mcmc/test_moves.py::test_trajectories_at_their_largest_number_of_steps_are_told",
-        ),
-        (
-            "kernels: nothing said of chains that stand still",
-            "STILL, HARDLY, BROKEN_OFF = 0.02,",
-            "STILL, HARDLY, BROKEN_OFF = -1.0,",
-            "mcmc/test_moves.py::test_a_run_that_stands_still_says_so_once",
         ),
     ],
     "readout/_limit.py": [

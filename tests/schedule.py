@@ -28,7 +28,7 @@ LONG = (
 # Of these rooms the files whose time is that of many compilations: of a test over several cases one in `STRIDE` is
 # compiled as users compile, which is enough to see that XLA's optimisations change nothing, and the others quickly.
 MANY_PROGRAMS = (
-    *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_moves.py", "tests/test_exact_laws.py"),
+    *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_rounding.py", "tests/test_exact_laws.py"),
     *("tests/wide_limit/test_limit_kernels.py", "tests/wide_limit/test_network_kernels.py"),
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, examples, studies.

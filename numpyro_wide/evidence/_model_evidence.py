@@ -13,7 +13,6 @@ from numpyro_wide._checks import check_key, check_one_of, is_tracing, kind_of, w
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import check_model
 from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, first_temperature
-from numpyro_wide.mcmc._moves import quietly
 
 _ORDER = "model_evidence(rng_key, model, x, y)"
 _METHODS = ("auto", "bridge", "stepping-stone")
@@ -111,7 +110,7 @@ def model_evidence(
     target = Target(model, model_args, model_kwargs)
     key_first, key_bridge, key_stones = random.split(rng_key, 3)
     is_silent = not progress_bar or "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
-    with quietly(), tqdm(disable=is_silent) as bar:  # overlap, R-hat and effective size judge the chains below
+    with tqdm(disable=is_silent) as bar:
         found, first = None, first_temperature(target, key_first, sizes)
         if method == "bridge" or (method == "auto" and first[0] < 1):
             found = by_bridge(target, key_bridge, sizes, first, bar)

@@ -1,24 +1,19 @@
 """Integrators of Hamiltonian and isokinetic dynamics."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from numpyro.util import identity
 
 PyTree = Any
 
 
 class Point(NamedTuple):
-    """A position with what is known about it.
-
-    Attributes:
-        z: position, a pytree.
-        potential_energy: potential energy U at ``z``, a scalar.
-        z_grad: gradient of U at ``z``, a pytree like ``z``, or None for a kernel that needs none.
-    """
+    """A position with its potential energy U and the gradient of U, None for a kernel that needs none."""
 
     z: PyTree
     potential_energy: Array
@@ -54,17 +49,6 @@ def half_square_difference(a: PyTree, b: PyTree) -> Array:
     return 0.5 * total(jax.tree.map(lambda x, y: (x - y) * (x + y), a, b))
 
 
-def all_finite(tree: PyTree) -> Array:
-    """Tell whether every entry of every leaf is finite."""
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)], dtype=bool))
-
-
-def is_elsewhere(new: PyTree, old: PyTree) -> Array:
-    """Tell whether any entry of a position differs from another position's."""
-    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-    return jnp.any(jnp.stack([jnp.any(one != other) for one, other in pairs] or [jnp.array(True)]))
-
-
 def select(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     """Take ``a`` where the scalar ``condition`` holds and ``b`` elsewhere, untouched by NaNs in the other."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
@@ -76,25 +60,11 @@ def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | Array
     return jax.tree.map(lambda m, xi: persistence * m + fresh * xi, momentum, noise)
 
 
-def leapfrog(
-    evaluate: Evaluate, point: Point, momentum: PyTree, step_size: Array, scale: PyTree = None
-) -> tuple[Point, PyTree]:
-    """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖².
-
-    Args:
-        evaluate: function from a position to its :class:`Point`; called once.
-        point: point at which the step starts.
-        momentum: momentum in units in which its law is N(0, I) whatever the mass, a pytree like the position.
-        step_size: step ε, a scalar.
-        scale: square root of the inverse of a diagonal mass, a pytree like the position, or None for 1.
-
-    Returns:
-        The :class:`Point` and the momentum at the end of the step.
-    """
-    steps = jax.tree.map(lambda x: step_size, point.z) if scale is None else _scaled(step_size, scale)
-    momentum = _kick(momentum, point.z_grad, 0.5, steps)
-    end = evaluate(jax.tree.map(lambda x, m, step: x + step * m, point.z, momentum, steps))
-    return end, _kick(momentum, end.z_grad, 0.5, steps)
+def leapfrog(evaluate: Evaluate, point: Point, momentum: PyTree, step_size: Array) -> tuple[Point, PyTree]:
+    """Take one kick-drift-kick step of H(x, m) = U(x) + ½‖m‖²: the point and the momentum at its end."""
+    momentum = _kick(momentum, point.z_grad, 0.5 * step_size)
+    end = evaluate(jax.tree.map(lambda x, m: x + step_size * m, point.z, momentum))
+    return end, _kick(momentum, end.z_grad, 0.5 * step_size)
 
 
 def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, PyTree]:
@@ -104,35 +74,53 @@ def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, Py
     return turned, jax.tree.map(lambda x, v: cos * v - sin * x, position, velocity)
 
 
+class Gaussian(Protocol):
+    """A Gaussian N(m, C), C = S Sᵀ, that a split trajectory takes for its reference."""
+
+    def center(self, z: PyTree) -> PyTree:
+        """Return z − m."""
+
+    def covariance(self, gradient: PyTree) -> PyTree:
+        """Return C g."""
+
+
 def split_trajectory(
-    evaluate: Evaluate, point: Point, velocity: PyTree, angle: Array, num_steps: int | Array
+    evaluate: Evaluate,
+    point: Point,
+    velocity: PyTree,
+    angle: Array,
+    num_steps: int | Array,
+    reference: Gaussian | None = None,
 ) -> tuple[Point, PyTree]:
-    """Follow H = ½‖x‖² + Φ(x) + ½‖v‖² by kicks of Φ between exact rotations under N(0, I) (:eq:`split`).
+    """Follow H = ½‖ψ‖² + Φ + ½‖v‖², x = m + S ψ, by kicks of Φ between exact rotations of (ψ, v) (:eq:`split`).
 
-    One rotation makes a leapfrog: half a kick, the rotation, half a kick (Beskos et al. 2011; Shahbaba et al. 2014).
-    Two have the kicks of the two-stage integrator with the smaller energy error (Blanes, Casas, Sanz-Serna 2014,
-    eq. 6.6). Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the
-    energy error of second order in the stiff directions, for no more gradients.
+    Rotations are the same in the coordinates (x − m, S v), in which a kick is by C ∇U − (x − m); S is not needed. One
+    rotation makes a leapfrog: half a kick, the rotation, half a kick (Beskos et al. 2011; Shahbaba et al. 2014). Two
+    have the kicks of the two-stage integrator with the smaller energy error (Blanes, Casas, Sanz-Serna 2014, eq. 6.6).
+    Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the energy
+    error of second order in the stiff directions, for no more gradients.
 
-    Args:
-        evaluate: function from a position to its :class:`Point`; called ``num_steps`` times.
-        point: point at which the trajectory starts.
-        velocity: velocity with the law N(0, I), a pytree like the position.
-        angle: mean angle of a rotation, in radians, a scalar.
-        num_steps: number of rotations; may be traced.
-
-    Returns:
-        The :class:`Point` and the velocity at the end of the trajectory.
+    ``velocity`` is S v, with the law N(0, C), ``angle`` the mean angle of a rotation; ``num_steps`` may be traced.
     """
+    center, covariance = (identity, identity) if reference is None else (reference.center, reference.covariance)
+    kicks, turns = (tuple(share * angle for share in shares) for shares in trajectory_shares(num_steps))
+
+    def kick(velocity: PyTree, point: Point, index: int | Array) -> PyTree:
+        from_end = jnp.minimum(index, num_steps - index)
+        time = jnp.where(from_end == 0, kicks[0], jnp.where(from_end == 1, kicks[1], kicks[2]))
+        return jax.tree.map(lambda v, g, x: v - time * (g - x), velocity, covariance(point.z_grad), center(point.z))
 
     def body(i: Array, carry: tuple[Point, PyTree]) -> tuple[Point, PyTree]:
         point, velocity = carry
-        velocity = _reference_kick(velocity, point, kick_share(i, num_steps) * angle)
-        position, velocity = rotate(point.z, velocity, rotation_share(i, num_steps) * angle)
+        centered = center(point.z)
+        turn = jnp.where(jnp.minimum(i, num_steps - 1 - i) == 0, turns[0], turns[1])
+        turned, velocity = rotate(centered, kick(velocity, point, i), turn)
+        # By what it moves, which is exact where m = 0.
+        position = jax.tree.map(lambda x, old, new: x - old + new, point.z, centered, turned)
         return evaluate(position), velocity
 
     end, velocity = jax.lax.fori_loop(0, num_steps, body, (point, velocity))
-    return end, _reference_kick(velocity, end, kick_share(0, num_steps) * angle)
+    return end, kick(velocity, end, 0)
 
 
 # The first two kicks and the first rotation of a graded trajectory, in units of those in its midst.
@@ -140,24 +128,17 @@ _FIRST_KICK, _SECOND_KICK, _FIRST_ROTATION = 0.2779464851257588, 0.9497268599869
 _OUTER_KICK_OF_TWO = 2 * 0.21178
 
 
-def kick_share(index: int | Array, num_steps: int | Array) -> Array:
-    """Return the length of a kick, the last of which has the index ``num_steps``; they add up to ``num_steps``."""
-    from_end = jnp.minimum(index, num_steps - index)
-    graded = jnp.where(from_end == 0, _FIRST_KICK, jnp.where(from_end == 1, _SECOND_KICK, 1.0)) * _unit(num_steps)
-    of_two = jnp.where(from_end == 0, _OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO)
-    return jnp.where(num_steps == 1, 0.5, jnp.where(num_steps == 2, of_two, graded))
+def trajectory_shares(num_steps: int | Array) -> tuple[Array, Array]:
+    """Return lengths of the first kick, the second, and those between; and of the first rotation and those between.
 
-
-def rotation_share(index: int | Array, num_steps: int | Array) -> Array:
-    """Return the length of a rotation, the last of which has the index ``num_steps`` − 1; they add up as well."""
-    from_end = jnp.minimum(index, num_steps - 1 - index)
-    return jnp.where(num_steps <= 2, 1.0, jnp.where(from_end == 0, _FIRST_ROTATION, 1.0) * _unit(num_steps))
-
-
-def _unit(num_steps: int | Array) -> Array:
-    """Return the length of a step in the midst of a graded trajectory."""
+    A trajectory is the same backwards. Kicks add up to ``num_steps``, and rotations as well.
+    """
     steps = jnp.asarray(num_steps, float)
-    return steps / (steps - 2 + 2 * _FIRST_ROTATION)
+    unit = steps / (steps - 2 + 2 * _FIRST_ROTATION)
+    of_two = jnp.array([_OUTER_KICK_OF_TWO, 2 - 2 * _OUTER_KICK_OF_TWO, 1.0])
+    kicks = jnp.where(num_steps == 2, of_two, jnp.array([_FIRST_KICK, _SECOND_KICK, 1.0]) * unit)
+    turns = jnp.where(num_steps <= 2, 1.0, jnp.array([_FIRST_ROTATION, 1.0]) * unit)
+    return jnp.where(num_steps == 1, 0.5, kicks), turns
 
 
 def crank_nicolson(position: PyTree, noise: PyTree, step_size: Array) -> PyTree:
@@ -197,20 +178,12 @@ def _complement(fraction: float | Array) -> Array:
     return jnp.sqrt((1 - fraction) * (1 + fraction))
 
 
-def _scaled(step_size: Array, scale: PyTree) -> PyTree:
-    return jax.tree.map(lambda s: step_size * s, scale)
-
-
-def _kick(momentum: PyTree, gradient: PyTree, fraction: float, steps: PyTree) -> PyTree:
-    return jax.tree.map(lambda m, g, step: m - fraction * step * g, momentum, gradient, steps)
+def _kick(momentum: PyTree, gradient: PyTree, time: Array) -> PyTree:
+    return jax.tree.map(lambda m, g: m - time * g, momentum, gradient)
 
 
 def _reference_gradient(point: Point) -> PyTree:
     return jax.tree.map(lambda g, x: g - x, point.z_grad, point.z)
-
-
-def _reference_kick(velocity: PyTree, point: Point, time: Array) -> PyTree:
-    return jax.tree.map(lambda v, g: v - time * g, velocity, _reference_gradient(point))
 
 
 # McLachlan's two-stage integrator of minimal norm: kicks of λ, 1 − 2λ and λ around two drifts of one half (McLachlan
@@ -228,13 +201,7 @@ def unit(tree: PyTree) -> PyTree:
 def isokinetic_kick(direction: PyTree, gradient: PyTree, time: Array) -> tuple[PyTree, Array]:
     """Turn a direction towards −g for a time, exactly (:eq:`isokinetic-kick`).
 
-    Args:
-        direction: direction u, a pytree of length 1.
-        gradient: scaled gradient g = S ∇U, a pytree like the direction, of at least 2 numbers in all.
-        time: duration of the turn, in units of the step size, not negative.
-
-    Returns:
-        The direction afterwards, and −log of the factor by which the map stretches volumes on the sphere.
+    Also returns −log of the factor by which the map stretches volumes on the sphere; ``gradient`` is g = S ∇U.
     """
     size = size_of(gradient)
     length = _norm(gradient)
@@ -255,24 +222,23 @@ def isokinetic_step(
 ) -> tuple[Point, PyTree, Array]:
     """Take one step of minimal norm: kick, drift, kick, drift, kick.
 
-    Args:
-        evaluate: function from a position to its :class:`Point`; called twice.
-        point: point at which the step starts.
-        direction: direction u, a pytree of length 1.
-        step_size: step ε, a scalar; a position moves by about ε in every coordinate.
-        scale: square root S of the inverse mass, a pytree like the position, or None for 1.
-
-    Returns:
-        The :class:`Point` and the direction at the end, and the error in the energy: what U has changed by less the
-        logarithm of the stretched volume, zero for the exact flow (:eq:`isokinetic-error`).
+    A position moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse mass.
+    Also returns the error in the energy: the change of U less the logarithm of the stretched volume, zero for the exact
+    flow (:eq:`isokinetic-error`).
     """
     half = 0.5 * size_of(point.z) ** 0.5 * step_size
-    before, stretched = point.potential_energy, jnp.zeros_like(point.potential_energy)
-    for share in (OUTER_KICK, 1 - 2 * OUTER_KICK):
-        direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), share * step_size)
-        stretched += change
+    before = point.potential_energy
+
+    def body(i: Array, carry: tuple[Point, PyTree, Array]) -> tuple[Point, PyTree, Array]:
+        point, direction, stretched = carry
+        time = jnp.where(i == 0, OUTER_KICK, 1 - 2 * OUTER_KICK) * step_size
+        direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), time)
         velocity = _scaled_direction(direction, scale)
         point = evaluate(jax.tree.map(lambda z, v: z + half * v, point.z, velocity))
+        return point, direction, stretched + change
+
+    # A loop, so that the gradient is compiled once.
+    point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(before)))
     direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), OUTER_KICK * step_size)
     # The two energies are large, and what is left of them small: their difference first.
     return point, direction, (point.potential_energy - before) + (stretched + change)

@@ -1,16 +1,17 @@
-"""What all kernels share: target, state, steps."""
+"""The base of all kernels: targets, chains' states, a step of a chain, and runs whose program is kept."""
 
 import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.interpreters import partial_eval
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
@@ -20,34 +21,20 @@ from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
 from numpyro_wide._checks import as_floats, is_known, is_tracing, listing
-from numpyro_wide._compile import TracedProgram, is_one_by_one, over_chains
-from numpyro_wide._traces import fixed_supports, is_bound, is_valid
+from numpyro_wide._compile import is_one_by_one, over_chains, run_program
+from numpyro_wide._traces import fixed_supports
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
-    PROBE_FACTOR,
+    FARTHEST,
+    LOST,
     AcceptanceRule,
     AdaptState,
-    Lesson,
     Preconditioner,
     StepSizeRule,
     certain_error,
-    find_step_size,
-    init_adaptation,
-    is_faint,
-    is_probe,
-    update_adaptation,
+    window_position,
 )
-from numpyro_wide.mcmc._integrators import (
-    Evaluate,
-    Point,
-    PyTree,
-    all_finite,
-    is_elsewhere,
-    normal_like,
-    select,
-    size_of,
-)
-from numpyro_wide.mcmc._moves import Moves, forget_warnings
+from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, normal_like, select, size_of
 
 
 def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTree], Array] | None) -> None:
@@ -60,31 +47,8 @@ def check_target(model: Callable[..., Any] | None, potential_fn: Callable[[PyTre
         raise TypeError(f"{name} must be a function, but got {type(value).__name__}.")
 
 
-def check_start(point: Point) -> None:
-    """Refuse a first point without a finite energy and gradient, unless it is being traced."""
-    if not is_good_start(point):
-        raise ValueError(
-            "The potential energy or its gradient is not finite at the first position; "
-            "pass init_params inside the support, or another init_strategy."
-        )
-
-
-def is_good_start(point: Point, passes: Array | bool = True) -> bool:
-    """Tell whether energy and gradient are finite at a point that passes, or are being traced."""
-    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
-    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
-    is_finite = not all(map(is_known, leaves)) or all(np.all(np.isfinite(leaf)) for leaf in leaves)
-    return is_finite and (not is_known(passes) or bool(passes))
-
-
 def check_given_start(init_params: PyTree, expected: PyTree | None, num_chains: int | None) -> None:
-    """Refuse a given first position that is not of real numbers or, for a model, does not fit its sites.
-
-    Args:
-        init_params: first position in unconstrained space, of every chain.
-        expected: first position of one chain, as NumPyro found it, or None for a potential function.
-        num_chains: length of the leading axis of the given one, or None for a single chain without that axis.
-    """
+    """Refuse a first position, of so many chains or of one, without real numbers or unlike a model's latent sites."""
     for place, leaf in jax.tree.leaves_with_path(init_params):
         as_floats(leaf, names=(f"init_params{jax.tree_util.keystr(place)}",))
     if expected is None:
@@ -129,19 +93,6 @@ def check_tolerance(bias_tolerance: float, adjusted: bool, target_accept_prob: f
     return tolerance
 
 
-def check_scalar(potential_fn: Callable[[PyTree], Array]) -> Callable[[PyTree], Array]:
-    """Wrap a potential so that a result that is not a scalar is refused."""
-
-    def checked(z: PyTree) -> Array:
-        potential_energy = jnp.asarray(potential_fn(z), jnp.result_type(float))
-        if potential_energy.shape != ():
-            shape = potential_energy.shape
-            raise ValueError(f"potential_fn must return a scalar, but returned shape {shape}; sum its terms.")
-        return potential_energy
-
-    return checked
-
-
 class KernelState(NamedTuple):
     """State of a chain; every field can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`.
 
@@ -159,8 +110,7 @@ class KernelState(NamedTuple):
         num_grad: evaluations of the gradient (without gradients: of the potential) in the last step.
         num_nonfinite: proposals so far that were rejected because their energy or gradient was not finite.
         step_size: step size that the next step will use.
-        adapt_state: :class:`AdaptState`, what warmup has learnt.
-        moves: :class:`Moves`, the number of draws that are new.
+        adapt_state: :class:`AdaptState`.
         rng_key: key for the next step.
     """
 
@@ -176,79 +126,75 @@ class KernelState(NamedTuple):
     num_nonfinite: Array
     step_size: Array
     adapt_state: AdaptState
-    moves: Moves
     rng_key: Array
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a field by its place; NumPyro asks by name for an extra field that is no attribute.
-
-        Raises:
-            KeyError: for a name.
-        """
+        """Return a field by its place; NumPyro asks by name for an extra field that is no attribute."""
         if isinstance(place, str):
             raise KeyError(f"extra_fields must be among {listing(self._fields)} for this kernel, but got {place!r}.")
         return tuple.__getitem__(self, place)
 
 
 def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any:
-    """Map a function over the states of chains and what comes with each, as :func:`over_chains` does.
+    """Map a function over the states of chains, and others' leading axis, as :func:`over_chains` does.
 
-    Chains of a batch are equally far, and share their step number and schedule where they move at once. With one of
-    each own, what a kernel does at the end of a window would be computed in every step of every chain, and thrown away.
-
-    Args:
-        fn: function of a state and the others.
-        state: states of chains, with a leading axis for them throughout.
-        *others: arrays with the same leading axis.
+    Chains that move at once share their step number and warmup: with one each, the end of a window would be computed in
+    every step of every chain, and thrown away.
     """
     if is_one_by_one():
         return over_chains(fn)(state, *others)
-    i, schedule = jax.tree.map(lambda of_chains: of_chains[0], (state.i, state.adapt_state.schedule))
-    shared = state._replace(i=i, adapt_state=state.adapt_state._replace(schedule=schedule))
-    return jax.vmap(fn, in_axes=(_chain_axes(), *(0 for _ in others)))(shared, *others)
+    i, num_warmup = state.i[0], state.adapt_state.num_warmup[0]
+    shared = state._replace(i=i, adapt_state=state.adapt_state._replace(num_warmup=num_warmup))
+    return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in others)))(shared, *others)
 
 
-def _chain_axes() -> Any:
-    """Return the axes to map over, as ``jax.vmap`` wants them, of a state whose chains share their schedule."""
-    adapted: dict[str, Any] = dict.fromkeys(AdaptState._fields, 0) | {"schedule": None}
-    parts: dict[str, Any] = dict.fromkeys(KernelState._fields, 0) | {"i": None, "adapt_state": AdaptState(**adapted)}
-    return KernelState(**parts)
+_MAPPED: dict[str, Any] = {name: 0 for name in (*KernelState._fields, *AdaptState._fields)} | {
+    "i": None,
+    "num_warmup": None,
+}
+_CHAIN_AXES = KernelState(
+    **{name: _MAPPED[name] for name in KernelState._fields if name != "adapt_state"},
+    adapt_state=AdaptState(**{name: _MAPPED[name] for name in AdaptState._fields}),
+)
+
+
+class Noise(NamedTuple):
+    """Random numbers of a step."""
+
+    normal: PyTree  # N(0, I), like the position
+    exponential: Array  # of mean 1: a proposal is accepted if its energy error is less
+    uniform: Array  # in [−1, 1]
+    rng_key: Array  # for a kernel that needs more
+
+    @classmethod
+    def draw(cls, rng_key: Array, z: PyTree) -> Self:
+        """Draw all numbers at once: every call of a generator is a loop of its own in the program."""
+        flat, unravel = ravel_pytree(z)
+        dtype = jnp.result_type(flat, float)
+        least = np.nextafter(np.array(-1.0, dtype), np.array(0.0, dtype))
+        uniform = jax.random.uniform(rng_key, (flat.size + 2,), dtype, minval=least)
+        normal = np.array(np.sqrt(2), dtype) * jax.lax.erf_inv(uniform[2:])
+        return cls(unravel(jnp.asarray(normal)), -jnp.log(0.5 + 0.5 * uniform[0]), uniform[1], rng_key)
 
 
 class Move(NamedTuple):
-    """Settings with which a kernel makes a proposal.
-
-    Attributes:
-        step_size: step size, a scalar.
-        num_steps: number of steps of the integrator.
-        preconditioner: the kernel's kind of preconditioner, or None.
-        renewal: share in (0, 1] of the velocity, where it lives on from step to step, that is renewed.
-    """
+    """Settings with which a kernel makes a proposal."""
 
     step_size: Array
     num_steps: int | Array
     preconditioner: Any
-    renewal: float | Array = 1.0
+    renewal: float | Array = 1.0  # share in (0, 1] of the velocity, where it lives on from step to step, that is new
 
 
 class Proposal(NamedTuple):
-    """Proposal of a kernel, with what decides on it.
-
-    Attributes:
-        point: point to go to.
-        energy_error: −log of the acceptance ratio.
-        r_accepted: momentum to continue with if the point is taken.
-        r_rejected: momentum to continue with if it is not.
-        num_grad: number of evaluations that it took.
-        square_error: mean square of the energy errors of the integrator's steps; None if there was one step.
-    """
+    """Proposal of a kernel, with all that decides on it."""
 
     point: Point
-    energy_error: Array
-    r_accepted: PyTree = None
-    r_rejected: PyTree = None
+    energy_error: Array  # −log of the acceptance ratio
+    r_accepted: PyTree = None  # momentum to continue with if the point is taken
+    r_rejected: PyTree = None  # and if it is not
     num_grad: int | Array = 1
-    square_error: Array | None = None
+    square_error: Array | None = None  # mean square of the integrator's steps' energy errors, if there are several
 
 
 def point_of(state: KernelState) -> Point:
@@ -256,74 +202,23 @@ def point_of(state: KernelState) -> Point:
     return Point(state.z, state.potential_energy, state.z_grad)
 
 
-def is_warming_up(state: KernelState) -> Array:
-    """Tell whether the next step belongs to the warmup."""
-    return state.i < state.adapt_state.schedule.num_warmup
-
-
-def acceptance(proposal: Proposal) -> tuple[Array, Array, Array]:
-    """Tell whether a proposal is finite, its acceptance probability and its energy error."""
-    point = proposal.point
-    # The gradient, too: a point with a finite energy and no gradient is one that the next step could not leave.
-    finite = all_finite((point.potential_energy, point.z_grad, proposal.energy_error))
-    # Infinite, so that the probability is exactly zero, and the step size adapts to the refusal.
-    energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
-    return finite, jnp.exp(-jnp.maximum(energy_error, 0.0)), energy_error
-
-
-# Energy error from which on a proposal is lost: it would have been accepted once in more than ten thousand times.
-LOST = 10.0
-
-
-class Errors(NamedTuple):
-    """Energy errors of a proposal, inf if it is not finite.
-
-    Attributes:
-        certain: what is more of its error than the last digits of the energies.
-        square: mean square of the errors of its integrator's steps, per dimension.
-        raw_square: mean square of these errors, or the square of the error of the whole, with what rounding made.
-    """
-
-    certain: Array
-    square: Array
-    raw_square: Array
-
-    @classmethod
-    def of(cls, proposal: Proposal, current: Point, energy_error: Array, finite: Array) -> "Errors":
-        """Return the errors of a proposal.
-
-        Args:
-            proposal: what a kernel proposed.
-            current: point that it came from.
-            energy_error: −log of the acceptance ratio, inf if the proposal is not finite.
-            finite: whether it is.
-        """
-        certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
-        if proposal.square_error is None:
-            square, raw = jnp.square(certain), jnp.square(energy_error)
-        else:
-            square = raw = proposal.square_error
-        per_dimension = jnp.where(finite, square, jnp.inf) / max(1, size_of(current.z))
-        return cls(jnp.where(finite, certain, jnp.inf), per_dimension, jnp.where(finite, raw, jnp.inf))
-
-    def is_lost(self) -> Array:
-        """Tell whether the proposal had no chance."""
-        return self.certain > LOST
+def run_on_constants(fn: Callable, *args: Any, quick: bool = False) -> Any:
+    """Run ``fn(*args)`` by :func:`run_program`, to which arrays that it closes over, such as data, are arguments."""
+    if is_tracing() or not all(map(is_known, jax.tree.leaves(args))):
+        return fn(*args)
+    closed, results = jax.make_jaxpr(fn, return_shape=True)(*args)
+    # Without what is computed for nothing, such as a first position that is not asked for.
+    program = closed.jaxpr.replace(constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars])
+    program, used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    leaves = [leaf for leaf, is_used in zip((*closed.consts, *jax.tree.leaves(args)), used, strict=True) if is_used]
+    found = run_program(lambda *leaves: jax.core.eval_jaxpr(program, (), *leaves), *leaves, quick=quick)
+    return jax.tree.unflatten(jax.tree.structure(results), found)
 
 
 def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: Any) -> tuple[dict, Any]:
-    """Run a batch of chains.
+    """Run a batch of chains, or continue from a state: return fields by name, (chain, draw, …), and the last state.
 
-    Args:
-        kernel: the kernel, a :class:`~numpyro.infer.mcmc.MCMCKernel` of ours.
-        run: what NumPyro hands to a ``chain_method``: its run of one chain, a ``functools.partial`` that holds the
-            arguments of the model and what is to be collected.
-        rng_key: keys, one a chain.
-        state: state of the chains to continue from, or None.
-        init_params: first positions, or None.
-
-    Returns:
-        What was collected, by field, with leading axes (chain, draw), and the last state.
+    ``run`` is NumPyro's run of one chain, a ``functools.partial`` that holds the model's arguments and what to collect.
     """
     mcmc, args, kwargs = run.func.__self__, run.keywords["args"], run.keywords["kwargs"]
     if state is None or kernel._sample_fn is None:
@@ -357,9 +252,8 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         state, kept = jax.lax.fori_loop(0, upper, step, (state, kept))
         return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), kept), state
 
-    # Arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
-    lengths = tuple(map(jnp.int32, (begin, upper, thinning)))
-    return TracedProgram(loop, state, *lengths)(state, *lengths)
+    # Lengths are arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
+    return run_on_constants(loop, state, *map(jnp.int32, (begin, upper, thinning)))
 
 
 # Made by `init` from a trace of the model, and good for it alone.
@@ -371,8 +265,6 @@ class TargetKernel(MCMCKernel):
 
     sample_field = "z"
     _needs_gradient = True
-    # Whether the closures below hold numbers of the trace that they were made in, and serve nowhere else.
-    _is_bound = False
     # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
     _supports: dict[str, Constraint] | None
     _potential_fn_gen: Callable[..., Any] | None
@@ -413,13 +305,10 @@ class TargetKernel(MCMCKernel):
             return identity
         postprocess = self._postprocess_fn(*model_args, **(model_kwargs or {}))
         # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
-        return lambda z: TracedProgram(postprocess, z)(z)
+        return lambda z: run_on_constants(postprocess, z, quick=True)
 
     def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
-        """Return the map from unconstrained to constrained values alone, which other blocks of ``Gibbs`` are given.
-
-        A model whose other sites are not conditioned cannot be run for it, and need not be.
-        """
+        """Return the map to constrained values alone; the model of a block of ``Gibbs`` cannot be run for it."""
         supports = self._supports
         if supports is None:
             return self.postprocess_fn(model_args, model_kwargs)
@@ -429,15 +318,9 @@ class TargetKernel(MCMCKernel):
         """Run the chains of a batch as one program that is kept: ``MCMC(kernel, chain_method=kernel.compiled_once)``.
 
         It takes the place of ``chain_method="vectorized"``, whose loop NumPyro compiles at every run, and gives the
-        same draws. A program is looked for by what the model computes now, and found again by another run, another
-        ``MCMC``, other data of the same shapes, and other lengths of which as many draws are kept; numbers in arrays of
-        JAX's, such as ``jnp.log(2.0)``, are data, and Python's and NumPy's numbers are parts of the program.
-
-        Args:
-            run: the run of a chain, as :class:`numpyro.infer.MCMC` hands it to a ``chain_method``.
-
-        Returns:
-            The run of all chains.
+        same draws. The program is found again by another run, another ``MCMC``, other data of the same shapes, and
+        other lengths of which as many draws are kept. Arrays of the model are data; Python's and NumPy's numbers are
+        parts of the program.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -453,11 +336,7 @@ class TargetKernel(MCMCKernel):
         return lambda start: run_chains(self, run, *start)
 
     def wrap_model(self, wrapper: Callable[..., Any]) -> Self:
-        """Return a copy of this kernel for ``wrapper(model)``, as NumPyro's ``Gibbs`` asks for.
-
-        Raises:
-            ValueError: if the kernel was built from a potential function.
-        """
+        """Return a copy of this kernel for ``wrapper(model)``, as NumPyro's ``Gibbs`` asks for."""
         if self._model is None:
             raise ValueError("wrap_model needs a kernel that was built from a model, not from a potential_fn.")
         kernel = copy.copy(self)
@@ -472,26 +351,20 @@ class TargetKernel(MCMCKernel):
     def _forget_model(self) -> None:
         self.__dict__.update(dict.fromkeys(_OF_A_TRACE))
 
-    def _initial_point(
-        self,
-        rng_key: Array,
-        init_params: PyTree,
-        model_args: tuple[Any, ...],
-        model_kwargs: dict[str, Any] | None,
-    ) -> tuple[Point, Array | bool]:
-        """Return the first point of a chain, or of a batch of chains for a batch of keys.
+    def _first_point(
+        self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+    ) -> tuple[Point, bool]:
+        """Return the first point of a chain, or of each of several keys, and whether the model has parameters.
 
-        Returns:
-            The point, and whether NumPyro would let the model pass, had it seen numbers where they are traced.
+        NumPyro's closures over the model keep parameters (``numpyro.param``) of the trace that they were made in.
         """
-        found = None
-        passes: Array | bool = True
+        num_chains = None if is_prng_key(rng_key) else len(rng_key)
+        found, has_parameters, is_given = None, False, init_params is not None
         if self._model is not None:
-            is_given = init_params is not None
             # NumPyro looks for a first position in any case. Where it is not asked for, one look without a gradient is
             # enough, and needs no compilation.
             info = initialize_model(
-                rng_key[0] if is_given and not is_prng_key(rng_key) else rng_key,
+                rng_key[0] if is_given and num_chains is not None else rng_key,
                 self._model,
                 init_strategy=self._init_strategy,
                 dynamic_args=True,
@@ -501,46 +374,35 @@ class TargetKernel(MCMCKernel):
             )
             self._potential_fn_gen, self._postprocess_fn = info.potential_fn, info.postprocess_fn
             self._supports = fixed_supports(info.model_trace)
-            self._is_bound = is_bound(info.model_trace)
-            if is_given and GIBBS_SITES_KWARG in (model_kwargs or {}):
-                init_params = _start_of_block(init_params, self._supports)
-            found, passes = info.param_info.z, is_valid(info.model_trace) if is_tracing() else True
+            has_parameters = any(site["type"] in ("param", "mutable") for site in info.model_trace.values())
             if not is_given:
-                return _as_floats(Point(*info.param_info)), passes
-        if init_params is None:
+                return _as_floats(Point(*info.param_info)), has_parameters
+            found = info.param_info.z
+            if GIBBS_SITES_KWARG in (model_kwargs or {}):
+                init_params = _start_of_block(init_params, self._supports)
+        if not is_given:
             raise ValueError(
                 "A kernel with a potential_fn needs a first position; pass init_params to MCMC.run or init."
             )
-        num_chains = None if is_prng_key(rng_key) else len(rng_key)
         check_given_start(init_params, found, num_chains)
         evaluate = self._evaluator(model_args, model_kwargs)
-        run = evaluate if num_chains is None else over_chains(evaluate)
-        return (run if is_tracing() else jax.jit(run))(_as_floats(init_params)), passes
-
-    def _in_one_program(self, begin: Callable[[Array], Any], rng_key: Array) -> Any:
-        """Run what begins with :meth:`_initial_point` as one program, which a model that computes the same finds again.
-
-        Operation by operation, a model of a few lines is some three hundred programs.
-
-        Returns:
-            What ``begin`` returns; None where NumPyro's closures are good for that program alone.
-        """
-        self._is_bound = False
-        program = TracedProgram(begin, rng_key)
-        return None if self._is_bound else program(rng_key)
+        return (evaluate if num_chains is None else over_chains(evaluate))(_as_floats(init_params)), has_parameters
 
     def _evaluator(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Evaluate:
         """Return the function from a position to its :class:`Point`, one evaluation of the potential."""
-        potential_fn = check_scalar(self.get_potential_fn(model_args, model_kwargs))
+        potential_fn = self.get_potential_fn(model_args, model_kwargs)
 
-        def evaluate(z: PyTree) -> Point:
-            if self._needs_gradient:
-                potential_energy, z_grad = jax.value_and_grad(potential_fn)(z)
-            else:
-                potential_energy, z_grad = potential_fn(z), None
-            return Point(z, potential_energy, z_grad)
+        def checked(z: PyTree) -> Array:
+            energy = jnp.asarray(potential_fn(z), jnp.result_type(float))
+            if energy.shape != ():
+                raise ValueError(
+                    f"potential_fn must return a scalar, but returned shape {energy.shape}; sum its terms."
+                )
+            return energy
 
-        return evaluate
+        if not self._needs_gradient:
+            return lambda z: Point(z, checked(z), None)
+        return lambda z: Point(z, *jax.value_and_grad(checked)(z))
 
 
 def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
@@ -559,27 +421,11 @@ def _as_floats(tree: PyTree) -> PyTree:
 
 
 class MetropolisKernel(TargetKernel):
-    """Base of the kernels: a subclass proposes, this class does the rest.
-
-    Args:
-        model: NumPyro model, or None.
-        potential_fn: function from a pytree to the potential energy U = −log p up to a constant, a scalar, or None.
-        step_size: step size to start from, positive.
-        adapt_step_size: whether warmup adapts the step size.
-        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``.
-        init_strategy: NumPyro's strategy for the first position of a ``model``.
-        max_step_size: upper bound of the step size, or None.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if an argument that must be a function or a number is not one.
-    """
+    """Base of the kernels: a subclass proposes, this class does the rest; ``max_step_size`` is a bound, or None."""
 
     _needs_momentum = False
-    # Whether some steps of a warmup are so small that their energy errors are those of rounding alone.
-    _measures_rounding = False
+    # Percentages of warmup between which windows of draws renew the preconditioner.
+    _windows: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -594,22 +440,21 @@ class MetropolisKernel(TargetKernel):
         max_step_size: float | None = None,
     ) -> None:
         super().__init__(model, potential_fn, init_strategy)
-        self._max_step_size = max_step_size
         bound = math.inf if max_step_size is None else max_step_size
         self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
-        self._target_accept_prob = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
-        self._rule: StepSizeRule = AcceptanceRule(self._target_accept_prob, max_step_size)
+        target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
+        self._rule: StepSizeRule = AcceptanceRule(target, max_step_size)
         self._adapt_step_size = adapt_step_size
-        self._find_heuristic_step_size = find_heuristic_step_size
+        self._searches = find_heuristic_step_size
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
         return f"step size {state.step_size:.2e}, {self._health(state)}"
 
     def _health(self, state: KernelState) -> str:
-        """Return the mean acceptance, and a complaint if the chain has a fault."""
-        complaint = state.moves.complaint()
-        return f"acc. prob {state.mean_accept_prob:.2f}" + (f", {complaint}" if complaint else "")
+        """Return the mean acceptance, and the number of proposals that were not finite."""
+        lost = f", {state.num_nonfinite} not finite" if state.num_nonfinite else ""
+        return f"acc. prob {state.mean_accept_prob:.2f}{lost}"
 
     def init(
         self,
@@ -621,42 +466,37 @@ class MetropolisKernel(TargetKernel):
     ) -> KernelState:
         """Return the first state, or a batch of them for a batch of keys.
 
-        Args:
-            rng_key: one key, or an array of keys, one a chain.
-            num_warmup: number of steps that adapt.
-            init_params: first position in unconstrained space; with a batch of keys, every leaf has that
-                batch as its leading dimension. A ``potential_fn`` needs it; a ``model`` finds its own. In a block of
-                NumPyro's ``Gibbs`` these are constrained values, draws of the prior where none are given.
-            model_args: positional arguments of the model.
-            model_kwargs: keyword arguments of the model.
-
-        Raises:
-            ValueError: if there is no first position, or the potential is not a finite scalar there; if chains cannot
-                be shared out evenly to the groups of devices of :func:`~numpyro_wide.shard_rows`.
+        ``init_params`` is the first position in unconstrained space, with the axis of the keys in front; a
+        ``potential_fn`` needs it, a ``model`` finds its own. A block of ``Gibbs`` is given constrained values.
         """
-        forget_warnings()
-        single = is_prng_key(rng_key)
+        single, has_parameters = is_prng_key(rng_key), False
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
 
-        def arrive(rng_key: Array) -> tuple[Array, Point, Array | bool]:
+        def arrive(rng_key: Array) -> tuple[Array, Point]:
+            nonlocal has_parameters
             rng_key, key_model = split(rng_key)
-            return rng_key, *self._initial_point(key_model, init_params, model_args, model_kwargs)
+            point, has_parameters = self._first_point(key_model, init_params, model_args, model_kwargs)
+            return rng_key, point
 
         def start(rng_key: Array, point: Point) -> KernelState:
-            evaluate = self._evaluator(model_args, model_kwargs)
-            first = partial(self._first_state, num_warmup=num_warmup, evaluate=evaluate)
-            return (first if single else over_chains(first))(point, rng_key)
+            def first(rng_key: Array, point: Point) -> KernelState:
+                return self._first_state(point, rng_key, num_warmup)
 
-        def begin(rng_key: Array) -> tuple[KernelState, Array | bool]:
-            rng_key, point, passes = arrive(rng_key)
-            return start(rng_key, point), passes
+            return (first if single else over_chains(first))(rng_key, point)
 
         place = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
-        state, passes = (place is None and self._in_one_program(begin, rng_key)) or (None, False)
-        # What is wrong is told by a run that sees numbers.
-        if state is None or not is_good_start(point_of(state), passes):
-            rng_key, point, _ = arrive(rng_key)
-            check_start(point)
+        state = None
+        if place is None:
+            # Operation by operation, a model of a few lines would be some two hundred programs.
+            state = run_on_constants(lambda rng_key: start(*arrive(rng_key)), rng_key, quick=True)
+        # NumPyro tells what is wrong with a model in a run that sees numbers.
+        if state is None or has_parameters or not _is_finite(point_of(state)):
+            rng_key, point = arrive(rng_key)
+            if not _is_finite(point):
+                raise ValueError(
+                    "The potential energy or its gradient is not finite at the first position; "
+                    "pass init_params inside the support, or another init_strategy."
+                )
             state = jax.jit(start, out_shardings=place)(rng_key, point)
         self._sample_fn = self._step
         return state
@@ -679,16 +519,12 @@ class MetropolisKernel(TargetKernel):
         return self._for_each_chain(refreshed, state, model_args, model_kwargs)
 
     @abstractmethod
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         """Propose a place to go to from ``point`` with momentum ``r``."""
 
     def _count(self, state: KernelState) -> int | Array:
         """Return the number of an integrator's steps between two draws."""
         return 1
-
-    def _is_capped(self, state: KernelState) -> Array:
-        """Tell whether a proposal should have more of an integrator's steps than it may."""
-        return jnp.zeros((), bool)
 
     def _renewal(self, state: KernelState) -> float | Array:
         """Return the share, in (0, 1], of a velocity that lives on which the next step renews."""
@@ -698,131 +534,115 @@ class MetropolisKernel(TargetKernel):
         """Move the step size to a value that the kernel can use as it is."""
         return step_size
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Preconditioner | None, list[int]]:
-        """Return the preconditioner to start from, and the boundaries of the windows in which warmup learns it."""
-        return None, []
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Preconditioner | None:
+        """Return the preconditioner to start from."""
+        return None
 
-    def _first_state(self, point: Point, rng_key: Array, *, num_warmup: int, evaluate: Evaluate) -> KernelState:
-        rng_key, key_momentum, key_search = jax.random.split(rng_key, 3)
-        r = normal_like(key_momentum, point.z) if self._needs_momentum else None
+    def _close_window(self, known: Any, draw_length: Array) -> Any:
+        """Return the preconditioner that a window measured, of draws that are so far apart."""
+        return known.close()
+
+    def _first_state(self, point: Point, rng_key: Array, num_warmup: int) -> KernelState:
+        rng_key, key_momentum = jax.random.split(rng_key)
         zero, none = jnp.zeros((), jnp.result_type(float)), jnp.zeros((), jnp.result_type(int))
-        step_size = jnp.asarray(self._step_size, zero.dtype)
-        learnt = self._first_preconditioner(point.z, num_warmup)
-        state = KernelState(
+        step_size = self._round_step_size(jnp.asarray(self._step_size, zero.dtype))
+        return KernelState(
             i=none,
             z=point.z,
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
-            r=r,
+            r=normal_like(key_momentum, point.z) if self._needs_momentum else None,
             accept_prob=zero,
             mean_accept_prob=zero,
             energy_error=zero,
             num_grad=none,
             num_nonfinite=none,
             step_size=step_size,
-            adapt_state=init_adaptation(step_size, self._rule, num_warmup, *learnt),
-            moves=Moves.start(step_size, jax.random.bits(rng_key)),
+            adapt_state=AdaptState(
+                num_warmup=none + num_warmup,
+                learnt=self._rule.start(step_size, searches=self._searches),
+                reach=none + 1,
+                preconditioner=self._first_preconditioner(point.z, num_warmup),
+                is_cut=jnp.zeros((), bool),
+            ),
             rng_key=rng_key,
         )
-        if self._find_heuristic_step_size:
-            step_size = self._search_step_size(key_search, state, evaluate)
-            adapt_state = init_adaptation(step_size, self._rule, num_warmup, *learnt)
-            state = state._replace(adapt_state=adapt_state)
-        step_size = self._round_step_size(step_size)
-        return state._replace(step_size=step_size, moves=Moves.start(step_size, state.moves.run))
-
-    def _search_step_size(self, rng_key: Array, state: KernelState, evaluate: Evaluate) -> Array:
-        def accept_prob(key: Array, step_size: Array) -> Array:
-            move = Move(step_size, 1, state.adapt_state.preconditioner)
-            return acceptance(self._propose(key, point_of(state), state.r, move, evaluate))[1]
-
-        return find_step_size(accept_prob, state.step_size, self._target_accept_prob, self._max_step_size, rng_key)
 
     def _step(
         self, state: KernelState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> KernelState:
         evaluate = self._evaluator(model_args, model_kwargs)
-        rng_key, key_propose, key_accept = jax.random.split(state.rng_key, 3)
+        rng_key, key_noise = jax.random.split(state.rng_key)
+        noise = Noise.draw(key_noise, state.z)
+        is_warming_up = state.i < state.adapt_state.num_warmup
         current = point_of(state)
-        move = self._move(state)
-        proposal = self._propose(key_propose, current, state.r, move, evaluate)
-        finite, accept_prob, energy_error = acceptance(proposal)
-        is_drawn = jax.random.uniform(key_accept, dtype=accept_prob.dtype) < accept_prob
-        is_adapting = self._adapt_step_size & is_warming_up(state)
-        accepted = finite & self._rule.takes(
-            is_drawn, energy_error, state.adapt_state.rounding, is_adapting, size_of(state.z)
-        )
-        if self._adapt_step_size and not self._rule.probes:
-            # An uncorrected chain would go where a step that is too large leads it.
-            is_refused = is_adapting & is_probe(state.i)
-            accepted &= ~is_refused
-            proposal = proposal._replace(r_rejected=select(is_refused, state.r, proposal.r_rejected))
+        proposal = self._propose(noise, current, state.r, self._move(state, is_warming_up), evaluate)
+        # Every kernel's error has the gradient at the end in it: a point without one could not be left.
+        finite = jnp.isfinite(proposal.energy_error)
+        # Infinite, so that the probability is exactly zero, and the step size adapts to the refusal.
+        energy_error = jnp.where(finite, proposal.energy_error, jnp.inf)
+        certain = certain_error(energy_error, current.potential_energy, proposal.point.potential_energy)
+        certain = jnp.where(finite, certain, jnp.inf)
+        is_adapting = self._adapt_step_size & is_warming_up
+        is_drawn = noise.exponential >= energy_error
+        accepted = finite & self._rule.takes(is_drawn, certain, is_adapting, size_of(state.z))
         point = select(accepted, proposal.point, current)
+        accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
+        count = 1 + jnp.where(is_warming_up, state.i, state.i - state.adapt_state.num_warmup)
+        weight = 1 / jnp.asarray(count, accept_prob.dtype)
         state = state._replace(
             z=point.z,
             z_grad=point.z_grad,
             potential_energy=point.potential_energy,
             r=select(accepted, proposal.r_accepted, proposal.r_rejected),
             accept_prob=accept_prob,
+            mean_accept_prob=state.mean_accept_prob + weight * (accept_prob - state.mean_accept_prob),
             energy_error=energy_error,
             num_grad=jnp.asarray(proposal.num_grad, state.num_grad.dtype),
             num_nonfinite=state.num_nonfinite + jnp.asarray(~finite, state.num_nonfinite.dtype),
             rng_key=rng_key,
         )
-        is_capped = self._is_capped(state)
-        state = self._finish_step(state, Errors.of(proposal, current, energy_error, finite))
-        num_draws = jnp.maximum(state.i - state.adapt_state.schedule.num_warmup, 0)
-        moved = is_elsewhere(point.z, current.z)
-        return state._replace(moves=state.moves.count(moved, is_capped, num_draws, state.step_size))
+        square = jnp.square(certain) if proposal.square_error is None else proposal.square_error
+        square = jnp.where(finite, square, jnp.inf) / max(1, size_of(state.z))
+        step_size, adapt_state = self._adapt(state, certain, square)
+        return state._replace(i=state.i + 1, step_size=step_size, adapt_state=adapt_state)
 
-    def _move(self, state: KernelState) -> Move:
-        move = Move(state.step_size, self._count(state), state.adapt_state.preconditioner, self._renewal(state))
-        if not self._adapt_step_size:
-            return move
-        probes = is_warming_up(state) & is_probe(state.i) & (self._rule.probes or self._measures_rounding)
-        bound = jnp.inf if self._max_step_size is None else self._max_step_size
-        step_size = jnp.where(probes, jnp.minimum(PROBE_FACTOR * state.step_size, bound), state.step_size)
-        is_whisper = is_warming_up(state) & is_faint(state.i) & self._measures_rounding
-        if self._measures_rounding:
-            step_size = jnp.where(is_whisper, state.step_size / PROBE_FACTOR, step_size)
+    def _move(self, state: KernelState, is_warming_up: Array) -> Move:
+        adapted, num_steps = state.adapt_state, self._count(state)
         # A number of steps that is known before the run stays so: its loop compiles to less.
-        num_steps = move.num_steps
-        if not isinstance(num_steps, int):
-            reached = jnp.minimum(num_steps, state.adapt_state.reach)
-            reached = jnp.where(probes, jnp.maximum(reached // PROBE_FACTOR, 1), reached)
-            num_steps = jnp.where(is_warming_up(state), reached, num_steps)
-        return move._replace(step_size=step_size, num_steps=num_steps)
+        if self._adapt_step_size and not isinstance(num_steps, int):
+            num_steps = jnp.where(is_warming_up, jnp.minimum(num_steps, adapted.reach), num_steps)
+        return Move(state.step_size, num_steps, adapted.preconditioner, self._renewal(state))
 
-    def _finish_step(self, state: KernelState, errors: Errors) -> KernelState:
-        """Adapt, if this was a step of warmup, and count the step."""
-        num_warmup = state.adapt_state.schedule.num_warmup
-        step_size, adapt_state = jax.lax.cond(
-            is_warming_up(state), self._adapt, lambda s, *_: (s.step_size, s.adapt_state), state, errors
-        )
-        count = 1 + jnp.where(state.i < num_warmup, state.i, state.i - num_warmup)
-        weight = 1 / jnp.asarray(count, state.accept_prob.dtype)
-        mean = state.mean_accept_prob + weight * (state.accept_prob - state.mean_accept_prob)
-        return state._replace(i=state.i + 1, mean_accept_prob=mean, step_size=step_size, adapt_state=adapt_state)
-
-    def _adapt(self, state: KernelState, errors: Errors) -> tuple[Array, AdaptState]:
-        draw_length = jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
-        bound = jnp.inf if self._max_step_size is None else self._max_step_size
-        lesson = Lesson(
-            accept_prob=jnp.exp(-jnp.maximum(errors.certain, 0.0)),
-            is_lost=errors.is_lost(),
-            square_error=errors.square,
-            raw_square_error=errors.raw_square,
-            is_probed=PROBE_FACTOR * state.step_size <= bound,
-            point=point_of(state),
-            step_size=state.step_size,
-            draw_length=draw_length,
-        )
-        step_size, adapt_state = update_adaptation(
-            state.adapt_state, state.i, lesson, self._rule, self._adapt_step_size, self._measures_rounding
-        )
-        return self._round_step_size(step_size), adapt_state
+    def _adapt(self, state: KernelState, certain: Array, square_error: Array) -> tuple[Array, AdaptState]:
+        """Return the next step size and the next state of the adaptation; both as they are after warmup."""
+        adapted, step_size = state.adapt_state, state.step_size
+        is_warming_up = state.i < adapted.num_warmup
+        draw_length = jnp.asarray(self._count(state), step_size.dtype) * step_size
+        if self._adapt_step_size:
+            learnt = self._rule.update(adapted.learnt, certain, square_error)
+            is_short = (certain > LOST) | self._rule.is_searching(learnt)
+            reach = jnp.where(is_short, 1, jnp.minimum(2 * adapted.reach, FARTHEST))
+            found = self._round_step_size(self._rule.step_size(learnt, state.i + 1 == adapted.num_warmup))
+            step_size = jnp.where(is_warming_up, found, step_size)
+            adapted = adapted._replace(learnt=learnt, reach=reach)
+        known = adapted.preconditioner
+        if known is None or not self._windows:
+            return step_size, adapted
+        is_counted, is_end = window_position(state.i, adapted.num_warmup, self._windows)
+        known = jax.lax.cond(is_counted, lambda known: known.count_draw(point_of(state)), identity, known)
+        known = jax.lax.cond(is_end, lambda known: self._close_window(known, draw_length), identity, known)
+        learnt = select(is_end, self._rule.restart(adapted.learnt), adapted.learnt)
+        return step_size, adapted._replace(learnt=learnt, preconditioner=known)
 
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):
             return fn(state, *args)
         return over_states(lambda chain: fn(chain, *args), state)
+
+
+def _is_finite(point: Point) -> bool:
+    """Tell whether energy and gradient are finite, or being traced."""
+    leaves = jax.tree.leaves((point.potential_energy, point.z_grad))
+    # NumPy, since every operation of JAX on numbers that are known would be compiled first.
+    return not all(map(is_known, leaves)) or all(np.all(np.isfinite(leaf)) for leaf in leaves)

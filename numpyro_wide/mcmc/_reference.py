@@ -1,60 +1,21 @@
-"""Gaussian references fitted to the draws of warmup."""
+"""Gaussian references and diagonal masses fitted to the draws of warmup."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from numpyro_wide.mcmc._adaptation import Mass
-from numpyro_wide.mcmc._integrators import Evaluate, Point, PyTree, half_square_difference, select, total
+from numpyro_wide.mcmc._integrators import Point, PyTree, half_square_difference, select, total
 
 RANK = 16
-# Shares of warmup: the reference is learnt from the first on, and renewed at each of the others. A trajectory forgets
-# where it began, so that short windows do; the last part is left to the step size alone.
-WINDOWS = (0.1, 0.2, 0.35, 0.55, 0.75)
-MIN_WARMUP = 20
-
-
-class LeafMap(NamedTuple):
-    """The map of one leaf, of p rows.
-
-    Attributes:
-        basis: V with orthonormal columns, (p, r).
-        loc: Vᵀ m, (r,); m lies in the span of V.
-        scale: standard deviations s along V, (r,).
-    """
-
-    basis: Array
-    loc: Array
-    scale: Array
-
-
-class Moments(NamedTuple):
-    """Sums over a window of warmup of one leaf, in the directions W that the window before it found.
-
-    Directions and variances come from different draws: with more rows than draws, the directions in which a window
-    looks stiffest are stiff by chance, and their variances would confirm it.
-
-    Attributes:
-        basis: W with orthonormal columns, (p, r).
-        num_replicates: number of draws times units.
-        draw_sum: sum of Wᵀ z, (r,).
-        gradient_sum: sum of Wᵀ g with g = ∇U, (r,).
-        draws: sum of Wᵀ z zᵀ W, (r, r).
-        gradients: sum of Wᵀ g gᵀ W, (r, r).
-        sketch: sum of ∇Φ ∇Φᵀ W with ∇Φ = g − z, whose columns are the next window's directions, (p, r).
-    """
-
-    basis: Array
-    num_replicates: Array
-    draw_sum: Array
-    gradient_sum: Array
-    draws: Array
-    gradients: Array
-    sketch: Array
+# Percentages of warmup: the reference is learnt from the first on, and renewed at each of the others. A trajectory
+# forgets where it began, so that short windows do; the last part is left to the step size alone.
+REFERENCE_WINDOWS = (10, 20, 35, 55, 75)
+WHITENING_WINDOWS = (10, 30, 55, 80)
 
 
 class Draw(Protocol):
@@ -72,282 +33,208 @@ class Draw(Protocol):
 class Reference(NamedTuple):
     r"""A Gaussian N(m, C), C of low rank plus identity, with the running sums from which the next one is fitted.
 
-    What :class:`SplitHMC` takes instead of N(0, I), learnt in windows of draws: the directions that one window
-    finds are those along which the next one measures. It can be fitted to the draws of any chain as well.
+    :class:`SplitHMC` takes it instead of N(0, I), learnt in windows of draws. Directions and variances come from
+    different draws: with more rows than draws, the directions in which a window looks stiffest are stiff by chance, and
+    their variances would confirm it. So the directions that one window finds are those along which the next measures.
 
-    Attributes:
-        maps: map $z = m + S \psi$, $C = S S^\top$, of each leaf of a position.
-        moments: sums over the draws of the present window, for each leaf.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide.mcmc.internal import Point, Reference
-        >>> draws = 2 + 0.5 * jax.random.normal(jax.random.key(0), (3, 1000))  # along the last axis, replicates
-        >>> gradient = (draws - 2) / 0.25
-        >>> fitted = Reference.start(draws).count_draw(Point(draws, jnp.zeros(()), gradient)).close()
-        >>> fitted.unwhiten(jnp.zeros(3)).round(1)
-        Array([2., 2., 2.], dtype=float32)
+    A leaf of p rows has $C = S S^\top$, S - I in the span of its r = min(p, 16) directions, the rows of V.
     """
 
-    maps: tuple[LeafMap, ...]
-    moments: tuple[Moments, ...]
+    basis: tuple[Array, ...]  # V of each leaf, orthonormal rows, (r, p)
+    mean: tuple[Array, ...]  # m of each leaf, (p, 1)
+    scale: tuple[Array, ...]  # standard deviations s along V, (r, 1)
+    window: tuple[Array, ...]  # W of each leaf, orthonormal directions that are being measured, (r, p)
+    # Sum of W ∇Φ ∇Φᵀ, ∇Φ = ∇U − z, whose rows are the directions of the next window, (r, p).
+    sketch: tuple[Array, ...]
+    moments: tuple[Array, ...]  # sum of x xᵀ, x = (1, W z, W ∇U), over draws and units, (1 + 2 r, 1 + 2 r)
 
     @classmethod
     def start(cls, z: PyTree) -> Self:
-        """Return N(0, I), with nothing seen, for positions like ``z``."""
-        moments = start_moments(z)
-        return cls(
-            tuple(LeafMap(m.basis, jnp.zeros_like(m.draw_sum), jnp.ones_like(m.draw_sum)) for m in moments), moments
-        )
+        """Return N(0, I), with nothing seen and random directions, for positions like ``z``."""
+        rows = _leaves(z)
+        window = tuple(_random_directions(i, len(x), x.dtype) for i, x in enumerate(rows))
+        mean = tuple(jnp.zeros_like(x[:, :1]) for x in rows)
+        moments = tuple(jnp.zeros(2 * (1 + 2 * len(directions),), directions.dtype) for directions in window)
+        scale = tuple(jnp.ones_like(directions[:, :1]) for directions in window)
+        return cls(window, mean, scale, window, tuple(map(jnp.zeros_like, window)), moments)
 
     def count_draw(self, point: Draw) -> Self:
         """Add one draw and its gradient."""
-        leaves = jax.tree.leaves(point.z), jax.tree.leaves(point.z_grad)
-        return self._replace(moments=tuple(map(_count_leaf, self.moments, *leaves)))
+        moments, sketch = [], []
+        for window, z, gradient in zip(self.window, *map(_leaves, (point.z, point.z_grad)), strict=True):
+            along, slope = window @ z, window @ gradient
+            x = jnp.concatenate([jnp.ones_like(z[:1]), along, slope])
+            moments.append(x @ x.T)
+            sketch.append((slope - along) @ (gradient - z).T)
+        return self._replace(
+            moments=jax.tree.map(jnp.add, self.moments, tuple(moments)),
+            sketch=jax.tree.map(jnp.add, self.sketch, tuple(sketch)),
+        )
 
-    def close(self, draw_length: Array | None = None) -> Self:
+    def close(self) -> Self:
         """Return the Gaussian that the window measured, with nothing seen along the directions that it found."""
-        found = tuple(_empty(jnp.linalg.qr(leaf.sketch)[0]) for leaf in self.moments)
-        return type(self)(tuple(map(_measure, self.moments, self.maps)), found)
+        known = zip(self.basis, self.mean, self.scale, strict=True)
+        found = [_measure(*leaf) for leaf in zip(self.window, self.moments, known, strict=True)]
+        basis, mean, scale = (tuple(part) for part in zip(*found, strict=True))
+        nothing = jax.tree.map(jnp.zeros_like, self)
+        return type(self)(basis, mean, scale, tuple(map(_directions, self.sketch)), nothing.sketch, nothing.moments)
+
+    def center(self, z: PyTree) -> PyTree:
+        """Return z − m."""
+        return self._for_each_leaf(lambda x, basis, mean, scale: x - mean, z)
+
+    def covariance(self, gradient: PyTree) -> PyTree:
+        """Return C g."""
+        return self._along(lambda scale: (scale - 1) * (scale + 1), gradient)
+
+    def spread(self, velocity: PyTree) -> PyTree:
+        """Return S v."""
+        return self._along(lambda scale: scale - 1, velocity)
+
+    def unspread(self, velocity: PyTree) -> PyTree:
+        """Invert :meth:`spread`."""
+        return self._along(lambda scale: 1 / scale - 1, velocity)
 
     def unwhiten(self, psi: PyTree) -> PyTree:
         """Map ψ to z = m + S ψ."""
-        return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y + leaf.loc[:, None], psi)
-
-    def whiten(self, z: PyTree) -> PyTree:
-        """Map z to ψ."""
-        return self._for_each_leaf(lambda leaf, y: (y - leaf.loc[:, None]) / leaf.scale[:, None] - y, z)
+        return self._for_each_leaf(lambda x, basis, mean, scale: x + mean, self.spread(psi))
 
     def relative_log_density(self, z: PyTree) -> Array:
         """Compute log N(z; m, C) − log N(z; 0, I), a scalar, without the difference of two large numbers."""
-        leaves = zip(self.maps, jax.tree.leaves(z), strict=True)
-        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(part.scale)) for part, leaf in leaves if leaf.size]
-        return half_square_difference(z, self.whiten(z)) - total(log_scales)
+        units = zip(self.scale, jax.tree.leaves(z), strict=True)
+        log_scales = [_rows(leaf).shape[1] * jnp.sum(jnp.log(scale)) for scale, leaf in units if leaf.size]
+        return half_square_difference(z, self.unspread(self.center(z))) - total(log_scales)
 
-    def whiten_point(self, point: Point) -> Point:
-        """Map z to ψ and ∇U to its gradient in ψ."""
-        return Point(self.whiten(point.z), point.potential_energy, self._pull_back(point.z_grad))
+    def _along(self, factor: Callable[[Array], Array], tree: PyTree) -> PyTree:
+        """Add Vᵀ ``factor(s)`` V x to every leaf x."""
+        return self._for_each_leaf(lambda x, basis, _, scale: x + basis.T @ (factor(scale) * (basis @ x)), tree)
 
-    def unwhiten_point(self, point: Point) -> Point:
-        """Invert :meth:`whiten_point`."""
-        gradient = self._for_each_leaf(lambda leaf, y: (1 / leaf.scale - 1)[:, None] * y, point.z_grad)
-        return Point(self.unwhiten(point.z), point.potential_energy, gradient)
-
-    def in_whitened_coordinates(self, evaluate: Evaluate) -> Evaluate:
-        """Return the evaluation of U as a function of ψ."""
-
-        def evaluate_psi(psi: PyTree) -> Point:
-            point = evaluate(self.unwhiten(psi))
-            return Point(psi, point.potential_energy, self._pull_back(point.z_grad))
-
-        return evaluate_psi
-
-    def _pull_back(self, gradient: PyTree) -> PyTree:
-        return self._for_each_leaf(lambda leaf, y: (leaf.scale - 1)[:, None] * y, gradient)
-
-    def _for_each_leaf(self, change: Callable[[LeafMap, Array], Array], tree: PyTree) -> PyTree:
-        """Add V ``change(Vᵀ x)`` to every leaf x."""
+    def _for_each_leaf(self, change: Callable[..., Array], tree: PyTree) -> PyTree:
+        """Replace every leaf, a matrix x, by ``change(x, basis, mean, scale)``."""
         leaves, structure = jax.tree.flatten(tree)
-        return jax.tree.unflatten(structure, [_move(change, *pair) for pair in zip(self.maps, leaves, strict=True)])
+        parts = zip(leaves, self.basis, self.mean, self.scale, strict=True)
+        changed = [change(_rows(x), *others).reshape(x.shape) if x.size else x for x, *others in parts]
+        return jax.tree.unflatten(structure, changed)
 
 
-def reference_windows(num_warmup: int) -> list[int]:
-    """Return the boundaries of the windows in which a warmup learns the reference."""
-    return [int(share * num_warmup) for share in WINDOWS]
-
-
-def start_moments(z: PyTree) -> tuple[Moments, ...]:
-    """Return empty moments along random directions."""
-    keys = jax.random.split(jax.random.key(0), max(1, len(jax.tree.leaves(z))))
-    rows = [_rows(leaf) for leaf in jax.tree.leaves(z)]
-    noise = [jax.random.normal(k, (len(x), min(RANK, len(x))), x.dtype) for k, x in zip(keys, rows, strict=False)]
-    return tuple(_empty(jnp.linalg.qr(directions)[0]) for directions in noise)
-
-
-def _move(change: Callable[[LeafMap, Array], Array], leaf_map: LeafMap, leaf: Array) -> Array:
-    if leaf.size == 0:
-        return leaf
-    rows, basis = _rows(leaf), leaf_map.basis
-    return (rows + basis @ change(leaf_map, basis.T @ rows)).reshape(leaf.shape)
+def _leaves(tree: PyTree) -> list[Array]:
+    return [_rows(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def _rows(leaf: Array) -> Array:
     """Return a leaf as a matrix with one column a unit; an empty leaf as a zero."""
     if leaf.size == 0:
         return jnp.zeros((1, 1), leaf.dtype)
-    return leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
+    return leaf if leaf.ndim == 2 else leaf.reshape(-1, leaf.shape[-1] if leaf.ndim > 1 else 1)
 
 
-def _empty(basis: Array) -> Moments:
-    rank = basis.shape[1]
-    square = jnp.zeros((rank, rank), basis.dtype)
-    return Moments(basis, square[0, 0], square[0], square[0], square, square, jnp.zeros_like(basis))
+def _random_directions(seed: int, num_rows: int, dtype: jnp.dtype) -> Array:
+    """Return orthonormal rows, (r, p), by NumPy: numbers known before a program need no compilation."""
+    noise = np.random.default_rng(seed).normal(size=(num_rows, min(RANK, num_rows)))
+    return jnp.asarray(np.linalg.qr(noise)[0].T, dtype)
 
 
-def _count_leaf(moments: Moments, z: Array, z_grad: Array) -> Moments:
-    z, z_grad = _rows(z), _rows(z_grad)
-    draws, gradients = moments.basis.T @ z, moments.basis.T @ z_grad
-    return Moments(
-        moments.basis,
-        moments.num_replicates + z.shape[1],
-        moments.draw_sum + jnp.sum(draws, axis=1),
-        moments.gradient_sum + jnp.sum(gradients, axis=1),
-        moments.draws + draws @ draws.T,
-        moments.gradients + gradients @ gradients.T,
-        moments.sketch + (z_grad - z) @ (gradients - draws).T,
-    )
+def _directions(rows: Array) -> Array:
+    """Return orthonormal rows of the same span."""
+    return jnp.linalg.qr(rows.T)[0].T
 
 
-def _measure(moments: Moments, previous: LeafMap) -> LeafMap:
-    """Take the mean and covariance in the window's directions that fit draws and gradients best.
+def _measure(window: Array, moments: Array, known: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the directions, the mean and the deviations that fit a leaf's draws and gradients, or the known ones.
 
     N(m, C) minimises the Fisher divergence to the draws if C is the geometric mean of cov(z) and cov(∇U)⁻¹ and
     m = mean(z) − C mean(∇U) (Seyboldt, Carlson, Carpenter 2024). On a Gaussian posterior the sampling errors of the two
     cancel.
     """
-    rank = len(moments.draw_sum)
-    weight = moments.num_replicates + 1  # one draw of N(0, I) more, so that short windows have covariances
-    mean, slope = moments.draw_sum / weight, moments.gradient_sum / weight
-    one = jnp.eye(rank, dtype=mean.dtype) / weight
-    draws = moments.draws / weight - jnp.outer(mean, mean) + one
-    root, inverse_root = _roots(moments.gradients / weight - jnp.outer(slope, slope) + one)
-    middle, _ = _roots(root @ draws @ root)
-    covariance = inverse_root @ middle @ inverse_root
-    variances, directions = jnp.linalg.eigh(covariance)
-    loc = directions.T @ (mean - covariance @ slope)
-    measured = LeafMap(moments.basis @ directions, loc, jnp.sqrt(variances))
-    sound = jnp.all(jnp.isfinite(measured.basis)) & jnp.all(jnp.isfinite(loc)) & jnp.all(variances > 0)
-    return select(sound, measured, previous)
-
-
-def _roots(matrix: Array) -> tuple[Array, Array]:
-    """Return the square root of a symmetric positive matrix, and the inverse of that root."""
-    values, vectors = jnp.linalg.eigh(matrix)
-    scales = jnp.sqrt(values)[None, :]
-    return (vectors * scales) @ vectors.T, (vectors / scales) @ vectors.T
+    rank = len(window)
+    weight = moments[0, 0] + 1  # one draw of N(0, I) more, so that short windows have covariances
+    means = moments[1:, :1] / weight
+    covariances = (moments[1:, 1:] + jnp.eye(2 * rank, dtype=moments.dtype)) / weight - means @ means.T
+    # With cov(∇U) = L Lᵀ the geometric mean is L⁻ᵀ (Lᵀ cov(z) L)^½ L⁻¹.
+    root = jax.lax.linalg.cholesky(covariances[rank:, rank:], symmetrize_input=False)
+    vectors, values = jax.lax.linalg.eigh(root.T @ covariances[:rank, :rank] @ root)
+    factor = jax.lax.linalg.triangular_solve(
+        root, vectors * values[None] ** 0.25, left_side=True, lower=True, transpose_a=True
+    )
+    axes, variances = jax.lax.linalg.eigh(factor @ factor.T)
+    scale = jnp.sqrt(variances)[:, None]
+    basis = axes.T @ window
+    mean = window.T @ means[:rank] - basis.T @ (variances[:, None] * (axes.T @ means[rank:]))
+    sound = jnp.all(jnp.isfinite(mean)) & jnp.all(jnp.isfinite(scale) & (scale > 0))
+    return select(sound, (basis, mean, scale), known)
 
 
 NUM_PROJECTIONS = 16
-# Shares of warmup: windows begin at the first and at each of the others but the last, after which the step size alone
-# is left to find.
-WHITENING_WINDOWS = (0.1, 0.3, 0.55, 0.8)
-WHITENING_MIN_WARMUP = 20
-# Robnik et al. 2023 have 0.4 of the autocorrelation length for the momentum's.
-LENGTH_PER_AUTOCORRELATION = 0.4
 SHORTEST, LONGEST = 0.1, 10.0
 
 
 class Whitening(NamedTuple):
-    """A diagonal mass and a momentum length, and what a window of warmup has seen of those that will follow them.
+    """A diagonal mass and a momentum length, and the sums of a window of warmup for those that will follow them."""
 
-    Attributes:
-        mass: diagonal mass.
-        length: momentum length, in units of √d and of the mass.
-        learns: whether a window's mass is taken, and its length, (2,).
-        per_autocorrelation: momentum length to have for an autocorrelation length of 1.
-        num_windows: number of windows that have been closed.
-        traces: orthogonal projections of the draws of the window, (draw, projection).
-        num_draws: number of draws of the window so far.
-    """
-
-    mass: Mass
-    length: Array
-    learns: Array
-    per_autocorrelation: Array
-    num_windows: Array
-    traces: Array
+    scale: PyTree  # square root of the inverse of the mass, like the position
+    length: Array  # momentum length, in units of √d and of the mass
+    mean: Array  # of the draws of the window, (d,)
+    square_sum: Array  # of their deviations, (d,)
+    traces: Array  # their orthogonal projections, (draw, projection)
     num_draws: Array
-
-    @property
-    def scale(self) -> PyTree:
-        """The square root of the inverse of the mass, a pytree like the position."""
-        return self.mass.scale
+    num_windows: Array  # that have been closed
 
     @classmethod
-    def start(
-        cls,
-        z: PyTree,
-        scale: PyTree,
-        length: float,
-        learns: tuple[bool, bool],
-        longest_window: int,
-        per_autocorrelation: float = LENGTH_PER_AUTOCORRELATION,
-    ) -> Self:
-        """Return what is given, with nothing seen.
-
-        Args:
-            z: position, a pytree.
-            scale: square root of the inverse of the mass, a pytree like the position, or None for 1.
-            length: momentum length to start from.
-            learns: whether to learn the mass, and whether to learn the length.
-            longest_window: largest number of draws of a window.
-            per_autocorrelation: momentum length to have for an autocorrelation length of 1.
-        """
-        real, none = jnp.result_type(float), jnp.zeros((), jnp.result_type(int))
+    def start(cls, z: PyTree, length: float, longest_window: int) -> Self:
+        """Return the identity and this length, with nothing seen."""
         flat = ravel_pytree(z)[0]
-        traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)), real)
-        share = jnp.asarray(per_autocorrelation, real)
-        return cls(Mass.start(z, scale), jnp.asarray(length, real), jnp.array(learns), share, none, traces, none)
+        traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)))
+        none, zeros = jnp.zeros((), jnp.result_type(int)), jnp.zeros_like(flat)
+        return cls(jax.tree.map(jnp.ones_like, z), jnp.asarray(length, float), zeros, zeros, traces, none, none)
 
     def count_draw(self, point: Point) -> Self:
         """Add one draw."""
         whitened = jax.tree.map(jnp.divide, point.z, self.scale)
         row = _project(ravel_pytree(whitened)[0], self.traces.shape[1])
-        traces = self.traces.at[self.num_draws].set(row, mode="drop")
-        return self._replace(mass=self.mass.count_draw(point), traces=traces, num_draws=self.num_draws + 1)
-
-    def close(self, draw_length: Array) -> Self:
-        """Return what the window measured, with nothing seen."""
-        time = autocorrelation_time(self.traces, self.num_draws)
-        num_effective = jnp.asarray(self.num_draws, time.dtype) / time
-        mass = self._closed_mass(num_effective)
-        # The next length is wanted for momenta that are as they were: autocorrelation falls like one over the length
-        # (that of an oscillator is 2 / L), so that to go all the way would be to swing around the length one wants.
-        wanted = jnp.sqrt(self.length * self.per_autocorrelation * draw_length * time)
-        measured = self.learns[1] & jnp.isfinite(wanted) & ((self.num_windows > 0) | ~self.learns[0])
-        length = jnp.where(measured, jnp.clip(wanted, SHORTEST, LONGEST), self.length)
-        none = jnp.zeros_like(self.num_draws)
+        deviation = ravel_pytree(point.z)[0] - self.mean
+        mean = self.mean + deviation / jnp.asarray(self.num_draws + 1, deviation.dtype)
         return self._replace(
-            mass=mass,
-            length=length,
-            num_windows=self.num_windows + 1,
-            traces=jnp.zeros_like(self.traces),
-            num_draws=none,
+            mean=mean,
+            square_sum=self.square_sum + deviation * (deviation + self.mean - mean),
+            traces=self.traces.at[self.num_draws].set(row, mode="drop"),
+            num_draws=self.num_draws + 1,
         )
 
-    def _closed_mass(self, num_effective: Array) -> Mass:
-        """Return the mass of the window's variances, drawn together as far as they differ by chance alone."""
-        mean, square_sum, count = self.mass.variance
-        real = mean.dtype
-        variances = square_sum / jnp.maximum(jnp.asarray(count, real) - 1, 1)
-        sound = jnp.all(jnp.isfinite(variances) & (variances > 0)) & self.learns[0]
+    def close(self, draw_length: Array, per_autocorrelation: float) -> Self:
+        """Return what the window measured, with nothing seen.
+
+        ``draw_length`` is the length of a trajectory, ``per_autocorrelation`` the momentum length to have for an
+        autocorrelation length of 1.
+        """
+        time = autocorrelation_time(self.traces, self.num_draws)
+        # The next length is wanted for momenta that are as they were: autocorrelation falls like one over the length
+        # (that of an oscillator is 2 / L), so that to go all the way would be to swing around the length one wants.
+        wanted = jnp.sqrt(self.length * per_autocorrelation * draw_length * time)
+        measured = jnp.isfinite(wanted) & (self.num_windows > 0)
+        nothing = jax.tree.map(jnp.zeros_like, self)
+        return nothing._replace(
+            scale=self._measured_scale(jnp.asarray(self.num_draws, time.dtype) / time),
+            length=jnp.where(measured, jnp.clip(wanted, SHORTEST, LONGEST), self.length),
+            num_windows=self.num_windows + 1,
+        )
+
+    def _measured_scale(self, num_effective: Array) -> PyTree:
+        """Return the deviations of the window, drawn together as far as they differ by chance alone."""
+        real = self.mean.dtype
+        variances = self.square_sum / jnp.maximum(jnp.asarray(self.num_draws, real) - 1, 1)
+        sound = jnp.all(jnp.isfinite(variances) & (variances > 0))
         logs = jnp.log(jnp.where(sound, variances, 1.0))
         # The logarithm of a variance estimated from N draws has a variance of 2 / N itself.
         by_chance = 2 / jnp.maximum(num_effective, 1.0) / jnp.maximum(jnp.var(logs), jnp.finfo(real).tiny)
-        kept = jnp.clip(1 - by_chance, 0.0, 1.0)
-        shrunk = jnp.mean(logs) + kept * (logs - jnp.mean(logs))
-        unravel = ravel_pytree(self.scale)[1]
-        scale = select(sound, unravel(jnp.exp(0.5 * shrunk)), self.scale)
-        return Mass.start(scale, scale)
-
-
-def whitening_windows(num_warmup: int) -> list[int]:
-    """Return the boundaries of the windows in which a warmup learns; none where it is too short."""
-    return [int(share * num_warmup) for share in WHITENING_WINDOWS] if num_warmup >= WHITENING_MIN_WARMUP else []
+        shrunk = jnp.mean(logs) + jnp.clip(1 - by_chance, 0.0, 1.0) * (logs - jnp.mean(logs))
+        return select(sound, ravel_pytree(self.scale)[1](jnp.exp(0.5 * shrunk)), self.scale)
 
 
 def autocorrelation_time(traces: Array, num_draws: Array) -> Array:
-    """Compute how many draws are worth one that is independent, on the average over projections.
+    """Compute how many draws are worth an independent one, from projections (draw, projection), zero after the last.
 
     Autocovariances of all projections are pooled, and their sum ends where a pair of them is no longer positive (Geyer
-    1992).
-
-    Args:
-        traces: projections of draws, (draw, projection), zero after the first ``num_draws``.
-        num_draws: number of draws, at most the number of rows.
-
-    Returns:
-        A scalar; NaN if nothing moved.
+    1992). NaN if nothing moved.
     """
     rows = len(traces)
     counted = jnp.arange(rows) < num_draws

@@ -13,10 +13,9 @@ from numpyro_wide.mcmc._integrators import (
     crank_nicolson,
     crank_nicolson_langevin,
     crank_nicolson_langevin_energy_error,
-    normal_like,
     reference_energy_difference,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Proposal
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal
 
 
 class PreconditionedCrankNicolson(MetropolisKernel):
@@ -39,13 +38,9 @@ class PreconditionedCrankNicolson(MetropolisKernel):
         step_size: step $\beta$ in (0, 1] to start from; 1 draws from N(0, I) independently.
         adapt_step_size: whether warmup adapts the step size.
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
@@ -86,8 +81,8 @@ class PreconditionedCrankNicolson(MetropolisKernel):
             max_step_size=1.0,
         )
 
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        end = evaluate(crank_nicolson(point.z, normal_like(rng_key, point.z), move.step_size))
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        end = evaluate(crank_nicolson(point.z, noise.normal, move.step_size))
         return Proposal(end, reference_energy_difference(point, end))
 
 
@@ -116,13 +111,9 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
         step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
         adapt_step_size: whether warmup adapts the step size.
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, or a number is out of its range.
-        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
@@ -161,7 +152,6 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
             max_step_size=2.0,
         )
 
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        noise = normal_like(rng_key, point.z)
-        end = evaluate(crank_nicolson_langevin(point, noise, move.step_size))
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        end = evaluate(crank_nicolson_langevin(point, noise.normal, move.step_size))
         return Proposal(end, crank_nicolson_langevin_energy_error(point, end, move.step_size))

@@ -1,5 +1,6 @@
 """Underdamped Langevin dynamics, with or without a Metropolis correction."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,17 +9,16 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._adaptation import EnergyRule, Mass, given_scale, mass_windows, square_error_of
+from numpyro_wide.mcmc._adaptation import EnergyRule, square_error_of
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
     PyTree,
     half_square_difference,
     leapfrog,
-    normal_like,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Proposal, check_number, check_tolerance
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal, check_number, check_tolerance
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -30,12 +30,10 @@ class UnderdampedLangevin(MetropolisKernel):
         m \leftarrow \sqrt{1 - \beta}\, m + \sqrt{\beta}\, \xi, \qquad
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
-    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns
-    the momentum round when it rejects, so it leaves the posterior exactly invariant (Horowitz 1991). The
-    unadjusted one is the sampler of Hron et al. 2022, §4: it takes every finite step and has a bias of order
-    $\epsilon^2$. Its warmup looks for the step at which this is what ``bias_tolerance`` allows, by the mean square of
-    the energy error per dimension (:eq:`bias`; Robnik, Cohn-Gordon, Seljak 2024). While warmup adapts the step size,
-    steps with gross energy errors are refused, since one that is still too large would throw the chain away. A step
+    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns the momentum round
+    when it rejects, which is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4) takes every finite step
+    and has a bias of order $\epsilon^2$; warmup looks for the step at which this is what ``bias_tolerance`` allows, by
+    the mean square of the energy error per dimension (:eq:`bias`), and refuses gross energy errors meanwhile. A step
     costs one gradient.
 
     Args:
@@ -47,23 +45,13 @@ class UnderdampedLangevin(MetropolisKernel):
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
         adapt_step_size: whether warmup adapts the step size.
-        adapt_mass_matrix: whether warmup fits a diagonal mass to the variances of the draws. Off by
-            default, because a repriorised posterior tends to N(0, I).
-        inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in
-            the order of the flattened pytree; None for the identity.
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.95; not for an
             unadjusted sampler, which has a ``bias_tolerance``.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
             in root mean square over the directions of a Gaussian posterior.
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``; not for an unadjusted sampler.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number is out of its range, an
-            unadjusted sampler is given a ``target_accept_prob``, or, when the chain starts, ``inverse_mass_matrix``
-            does not fit the position.
-        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight
@@ -82,7 +70,6 @@ class UnderdampedLangevin(MetropolisKernel):
     """
 
     _needs_momentum = True
-    _measures_rounding = True
 
     def __init__(
         self,
@@ -93,8 +80,6 @@ class UnderdampedLangevin(MetropolisKernel):
         damping: float = 0.05,
         adjusted: bool = True,
         adapt_step_size: bool = True,
-        adapt_mass_matrix: bool = False,
-        inverse_mass_matrix: Array | None = None,
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool = False,
@@ -113,23 +98,12 @@ class UnderdampedLangevin(MetropolisKernel):
         tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:
             self._rule = EnergyRule(square_error_of(tolerance))
-        self._adapt_mass_matrix = adapt_mass_matrix
-        self._inverse_mass_matrix = inverse_mass_matrix
 
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        momentum = refresh_momentum(r, normal_like(rng_key, r), jnp.sqrt(1 - self._damping))
-        mass: Mass | None = move.preconditioner
-        scale = None if mass is None else mass.scale
-        end, end_momentum = leapfrog(evaluate, point, momentum, move.step_size, scale)
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+        momentum = refresh_momentum(r, noise.normal, math.sqrt(1 - self._damping))
+        end, end_momentum = leapfrog(evaluate, point, momentum, move.step_size)
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_momentum, momentum)
         # Turning the momentum round after a rejection is what makes the partial refresh exact.
         backwards = jax.tree.map(jnp.negative, momentum)
         return Proposal(end, energy_error, r_accepted=end_momentum, r_rejected=backwards)
-
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Mass | None, list[int]]:
-        if self._adapt_mass_matrix:
-            return Mass.start(z, given_scale(z, self._inverse_mass_matrix)), mass_windows(num_warmup)
-        if self._inverse_mass_matrix is not None:
-            return Mass.start(z, given_scale(z, self._inverse_mass_matrix)), []
-        return None, []

@@ -1,6 +1,5 @@
 """Microcanonical Langevin dynamics, with or without a Metropolis correction."""
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide._checks import check_one_of, whole_number
-from numpyro_wide.mcmc._adaptation import EnergyRule, given_scale, square_error_of, steps_along
+from numpyro_wide._checks import whole_number
+from numpyro_wide.mcmc._adaptation import EnergyRule, square_error_of, steps_along
 from numpyro_wide.mcmc._integrators import (
     GRADIENTS_PER_STEP,
     Evaluate,
@@ -23,31 +22,34 @@ from numpyro_wide.mcmc._integrators import (
     size_of,
     unit,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Proposal, check_number, check_tolerance
-from numpyro_wide.mcmc._reference import LENGTH_PER_AUTOCORRELATION, Whitening, whitening_windows
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_tolerance
+from numpyro_wide.mcmc._reference import WHITENING_WINDOWS, Whitening
 
+# Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
+JITTER = 0.2
+# Momentum length to start from.
+FIRST_LENGTH = 1.0
 # An adjusted trajectory has the length L, and its direction decorrelates over so many. Robnik et al. 2025 have 1.25;
 # less than 2 costs effective draws of means near N(0, I), more those of variances on ill-conditioned Gaussians.
 ADJUSTED_FORGETTING = 2.0
-# An adjusted draw starts afresh, and may continue until it is nearly independent: on N(0, I) for about a quarter turn.
-ADJUSTED_LENGTH_PER_AUTOCORRELATION = 0.6
+# Momentum length to have for an autocorrelation length of 1: Robnik et al. 2023 have 0.4. An adjusted draw starts
+# afresh, and may continue until it is nearly independent: on N(0, I) for about a quarter turn.
+LENGTH_PER_AUTOCORRELATION, ADJUSTED_LENGTH_PER_AUTOCORRELATION = 0.4, 0.6
 
 
 class MicrocanonicalLangevin(MetropolisKernel):
     r"""Microcanonical Langevin Monte Carlo: MAMS, or MCLMC with ``adjusted=False``.
 
     The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
-    left of it (Mathematics, :eq:`isokinetic`). The dynamics keep the posterior times the uniform law of directions. A
-    step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with two gradients, and moves every coordinate by
-    about ``step_size``; before it the direction is renewed in part (:eq:`isokinetic-refresh`), so that it
-    decorrelates over the momentum length $L$, in units of the radius $\sqrt d$ of N(0, I).
+    left of it (Mathematics, :eq:`isokinetic`). A step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with
+    two gradients, and moves every coordinate by about ``step_size``; before it the direction is renewed in part
+    (:eq:`isokinetic-refresh`), so that it decorrelates over the momentum length $L$, in units of $\sqrt d$.
 
-    The adjusted sampler (Robnik, Cohn-Gordon, Seljak 2025, MAMS) starts each draw with a fresh direction, follows it
-    for about the length $L$, half the length over which it would decorrelate, and accepts with the energy error
-    (:eq:`isokinetic-error`): it leaves the posterior exactly invariant. The unadjusted one (Robnik et al. 2023, MCLMC)
-    takes every finite step and keeps its direction from draw to draw. Its bias is set by ``bias_tolerance``: warmup
-    brings the mean square of the energy error per dimension to what that allows (:eq:`bias`), by default to 5e-4, as in
-    the papers. The bound is a theorem for Langevin dynamics on Gaussian posteriors, and a measurement here.
+    The adjusted sampler (MAMS) starts each draw with a fresh direction, follows it for about the length $L$, half the
+    length over which it would decorrelate, and accepts with the energy error (:eq:`isokinetic-error`), exactly. The
+    unadjusted one (MCLMC) takes every finite step and keeps its direction from draw to draw. Its warmup brings the mean
+    square of the energy error per dimension to what ``bias_tolerance`` allows (:eq:`bias`), a theorem for Langevin
+    dynamics on Gaussian posteriors, and a measurement here.
 
     Warmup also learns $L$, from the autocorrelation of the draws, and a diagonal mass, from their variances, in three
     windows; shorter than 20 steps it learns the step size alone.
@@ -63,31 +65,14 @@ class MicrocanonicalLangevin(MetropolisKernel):
         num_steps: number of steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1.
             More of them store fewer draws of an unadjusted chain.
         max_num_steps: largest number of steps of a trajectory under ``"auto"``.
-        momentum_length: length $L$ to start from, positive.
-        trajectory: kind of the adjusted sampler's trajectories: ``"langevin"`` renews the direction in part before
-            every step, ``"hamiltonian"`` at the start alone.
-        step_jitter: half width of the uniform law, around 1, of the factor by which every trajectory of the adjusted
-            sampler scales its steps.
         adapt_step_size: whether warmup adapts the step size.
-        adapt_momentum_length: whether warmup learns $L$.
-        adapt_mass_matrix: whether warmup learns a diagonal mass. Variances that differ by chance alone, for what their
-            number tells, are taken for one.
-        inverse_mass_matrix: diagonal of the inverse mass to start from, of shape (number of latents,), in the order of
-            the flattened pytree; None for the identity.
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.9; not for an
             unadjusted sampler.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
             root mean square over the directions.
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``; None for True if adjusted.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``; None for True if adjusted.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number is out of its range,
-            ``trajectory`` is neither word, or an unadjusted sampler is given a ``target_accept_prob``; when the chain
-            starts, if there are fewer than 2 coordinates, whose sphere is no more than two points, or
-            ``inverse_mass_matrix`` does not fit.
-        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,
@@ -106,7 +91,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         True
     """
 
-    _measures_rounding = True
+    _windows = WHITENING_WINDOWS
 
     def __init__(
         self,
@@ -117,13 +102,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
         step_size: float = 0.1,
         num_steps: int | Literal["auto"] = "auto",
         max_num_steps: int = 128,
-        momentum_length: float = 1.0,
-        trajectory: Literal["langevin", "hamiltonian"] = "langevin",
-        step_jitter: float = 0.2,
         adapt_step_size: bool = True,
-        adapt_momentum_length: bool = True,
-        adapt_mass_matrix: bool = True,
-        inverse_mass_matrix: Array | None = None,
         target_accept_prob: float | None = None,
         bias_tolerance: float = 0.05,
         find_heuristic_step_size: bool | None = None,
@@ -140,58 +119,50 @@ class MicrocanonicalLangevin(MetropolisKernel):
             find_heuristic_step_size=find_heuristic_step_size,
             init_strategy=init_strategy,
         )
-        check_one_of("trajectory", trajectory, ("langevin", "hamiltonian"))
         self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
-        self._momentum_length = check_number("momentum_length", momentum_length, 0.0, math.inf)
-        self._step_jitter = check_number("step_jitter", step_jitter, 0.0, 1.0, include_low=True)
         tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:
             self._rule = EnergyRule(square_error_of(tolerance))
         self._adjusted = adjusted
         self._needs_momentum = not adjusted
         self._forgetting = ADJUSTED_FORGETTING if adjusted else 1.0
-        self._refreshes = not adjusted or trajectory == "langevin"
-        self._learns = adapt_mass_matrix, adapt_momentum_length
-        self._inverse_mass_matrix = inverse_mass_matrix
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
         steps = f"{state.num_grad // GRADIENTS_PER_STEP} steps of {state.step_size:.2e}"
         return f"{steps}, {self._health(state)}"
 
-    def _first_state(self, point: Point, *args: Any, **kwargs: Any) -> KernelState:
+    def _first_state(self, point: Point, *args: Any) -> KernelState:
         if (size := size_of(point.z)) < 2:
             raise ValueError(
                 f"MicrocanonicalLangevin needs at least 2 unconstrained coordinates to turn in, but there is {size}; "
                 "take SplitHMC or NUTS, or sample this site in a block with others."
             )
-        return super()._first_state(point, *args, **kwargs)
+        return super()._first_state(point, *args)
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Whitening, list[int]]:
-        boundaries = whitening_windows(num_warmup) if any(self._learns) else []
-        longest = max((end - start for start, end in pairwise(boundaries)), default=0)
-        scale = given_scale(z, self._inverse_mass_matrix)
-        share = ADJUSTED_LENGTH_PER_AUTOCORRELATION if self._adjusted else LENGTH_PER_AUTOCORRELATION
-        return Whitening.start(z, scale, self._momentum_length, self._learns, longest, share), boundaries
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Whitening:
+        bounds = [percent * num_warmup // 100 for percent in self._windows]
+        return Whitening.start(z, FIRST_LENGTH, max(end - start for start, end in pairwise(bounds)))
 
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+    def _close_window(self, known: Whitening, draw_length: Array) -> Whitening:
+        per_autocorrelation = ADJUSTED_LENGTH_PER_AUTOCORRELATION if self._adjusted else LENGTH_PER_AUTOCORRELATION
+        return known.close(draw_length, per_autocorrelation)
+
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         known: Whitening = move.preconditioner
-        key_start, key_jitter, key_steps = jax.random.split(rng_key, 3)
         step_size, num_steps = move.step_size, move.num_steps
         if self._adjusted:
-            r = normal_like(key_start, point.z)
-            spread = self._step_jitter
-            step_size *= jax.random.uniform(key_jitter, dtype=step_size.dtype, minval=1 - spread, maxval=1 + spread)
+            r = noise.normal
+            step_size *= 1 + JITTER * noise.uniform
         length = size_of(point.z) ** 0.5
         persistence = jnp.exp(-step_size / (self._forgetting * known.length))
 
         def body(i: Array, carry: Any) -> Any:
             point, direction, error, square_error = carry
-            if self._refreshes:
-                noise = normal_like(jax.random.fold_in(key_steps, i), direction)
-                momentum = jax.tree.map(lambda u: length * u, direction)
-                direction = unit(refresh_momentum(momentum, noise, persistence))
+            fresh = normal_like(jax.random.fold_in(noise.rng_key, i), direction)
+            momentum = jax.tree.map(lambda u: length * u, direction)
+            direction = unit(refresh_momentum(momentum, fresh, persistence))
             point, direction, change = isokinetic_step(evaluate, point, direction, step_size, known.scale)
             return point, direction, error + change, square_error + jnp.square(change)
 
@@ -215,9 +186,3 @@ class MicrocanonicalLangevin(MetropolisKernel):
             return 1
         known: Whitening = state.adapt_state.preconditioner
         return steps_along(known.length, state.step_size, self._max_num_steps)
-
-    def _is_capped(self, state: KernelState) -> Array:
-        if self._num_steps is not None or not self._adjusted:
-            return jnp.zeros((), bool)
-        known: Whitening = state.adapt_state.preconditioner
-        return steps_along(known.length, state.step_size) > self._max_num_steps

@@ -8,86 +8,72 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
+from numpyro.util import identity
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import AdaptState, steps_along
+from numpyro_wide.mcmc._adaptation import MIN_WARMUP, AdaptState, steps_along
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
     PyTree,
     half_square_difference,
-    normal_like,
     refresh_momentum,
     split_trajectory,
 )
-from numpyro_wide.mcmc._kernel import Errors, KernelState, MetropolisKernel, Move, Proposal, check_number
-from numpyro_wide.mcmc._reference import MIN_WARMUP, Reference, reference_windows
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_number
+from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 
 # Rotations of a whole trajectory above which draws are parts of one, and how many parts.
 MANY, PARTS = 24, 10
+# Half width of the uniform law, around 1, of the random factor of a trajectory's angle.
+JITTER = 0.2
 
 
 class SplitHMC(MetropolisKernel):
     r"""HMC that integrates a standard normal reference exactly, and treats the rest of the density by gradient kicks.
 
-    With $\Phi = U - \tfrac12\|\phi\|^2$ the energy is $\tfrac12\|\phi\|^2 + \Phi(\phi) +
-    \tfrac12\|v\|^2$. A trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with exact
-    rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the energy.
-    The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
+    With $\Phi = U - \tfrac12\|\phi\|^2$ a trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with
+    exact rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the
+    energy. The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
     $\nabla\Phi \to 0$ a single rotation is an independent draw. From three rotations on, the first and the last kicks
-    and rotations are shorter, which takes most of the energy error away that leapfrogs have (:eq:`graded`).
+    and rotations are shorter (:eq:`graded`).
 
-    The step size is the mean angle $h$ of a rotation, the cost of a trajectory one gradient a rotation. With
-    ``num_steps="auto"`` a whole trajectory turns by ``trajectory_angle`` and has as many rotations as the adapted angle
-    asks for, so that warmup finds both. Every trajectory scales its angle by a random factor, because a fixed one can
-    return to where it began.
+    Warmup adapts the mean angle $h$ of a rotation, which costs one gradient. With ``num_steps="auto"`` a whole
+    trajectory has as many rotations as turn by ``trajectory_angle``. Every trajectory scales its angle by a random
+    factor, because a fixed one can return to where it began.
 
-    With ``persistence="auto"`` warmup finds out whether to cut trajectories. After three quarters of it, and at its end
-    if trajectories are still whole, the step size determines how many rotations $N$ a whole one takes. If $N > 24$,
-    each later draw is a tenth of a trajectory and keeps nine tenths of the velocity, $\rho = 0.9$, so that it continues
-    for about ``trajectory_angle``. Otherwise trajectories stay whole and keep nothing. The reason is the number of
-    effective draws per gradient. A whole trajectory gives one draw that is independent in every direction, $1 / N$ per
-    gradient. The mean function decorrelates earlier: frequent draws give $f$ effective ones per gradient, 0.05 to 0.08
-    measured. For the weights they give a share $c$ of $1 / N$, about a half, since rejections reverse the velocity. The
-    criterion is the geometric mean of the two. That of parts, $\sqrt{f c / N}$, is larger than $1 / N$ if
-    $N > 1 / (f c)$, which is 25 to 40. A draw then costs a tenth, and more draws are needed. Take ``persistence=0.0``
-    for independent weights, or where few draws can be stored.
+    With ``persistence="auto"``, where a whole trajectory takes $N > 24$ rotations after three quarters of warmup or at
+    its end, each later draw is a tenth of one and keeps nine tenths of the velocity, so that it continues for about
+    ``trajectory_angle``: draws are cheaper, and more are needed. The criterion is the geometric mean of effective draws
+    a gradient of the mean function, which decorrelates early, and of the weights. Take ``persistence=0.0`` for
+    independent weights, or where few draws can be stored.
 
     With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
     draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
-    weights (inputs, units) of a layer; a vector has its own. It takes the stiffness out that all units have in common,
-    such as the one towards the mean of inputs that are not centred. Warmups shorter than 20 steps keep N(0, I).
+    weights (inputs, units) of a layer; a vector has its own. Warmups shorter than 20 steps keep N(0, I).
 
     Args:
         model: NumPyro model, or None.
         potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
             constant, a scalar; needs ``init_params``.
-        step_size: angle $h$ of a rotation to start from, in radians; a whole trajectory may turn by
-            ``trajectory_angle``. By default 0.1, or ``trajectory_angle`` over a number of ``num_steps`` if that is
-            less. Under ``num_steps="auto"`` the angle is rounded, so that a whole number of rotations makes a
-            trajectory.
+        step_size: angle $h$ of a rotation to start from, in radians, at most ``trajectory_angle`` over a number of
+            ``num_steps``; by default 0.1. Under ``num_steps="auto"`` it is rounded, so that a whole number of rotations
+            makes a trajectory.
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
             the draws that a rejection repeats.
-        max_num_steps: largest number of rotations of a trajectory under ``"auto"``; with smaller angles the trajectory
-            stays shorter than ``trajectory_angle``.
-        persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory: the new velocity is
-            $\rho v + \sqrt{1 - \rho^2}\, \xi$. After a rejection it is turned round. The first three quarters of
-            warmup keep nothing. Or ``"auto"``, as above; with a number of ``num_steps``, $1 - s$ if as many rotations
-            turn by the share $s$ of ``trajectory_angle``.
-        angle_jitter: half width of the uniform law, around 1, of the random factor of a trajectory's angle.
+        max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
+        persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
+            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. The first three quarters of warmup keep nothing. Or
+            ``"auto"``, as above; with a number of ``num_steps``, $1 - s$ if as many rotations turn by the share $s$ of
+            ``trajectory_angle``.
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup fits N(m, C).
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
-        find_heuristic_step_size: whether to double or halve ``step_size`` before warmup until the acceptance of one
-            trial crosses ``target_accept_prob``; on by default, so that the first trajectories are not needlessly long.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a single
+            rotation crosses ``target_accept_prob``.
         init_strategy: NumPyro's strategy for the first position of a ``model``.
-
-    Raises:
-        ValueError: if not exactly one of ``model`` and ``potential_fn`` is given, a number of rotations is not a whole
-            one of at least 1, or another number is out of its range.
-        TypeError: if an argument that must be a function or a number is not one.
 
     References:
         Beskos, Pinski, Sanz-Serna, Stuart 2011, Hybrid Monte Carlo on Hilbert spaces. Shahbaba, Lan,
@@ -107,7 +93,7 @@ class SplitHMC(MetropolisKernel):
         1
     """
 
-    _measures_rounding = True
+    _windows = REFERENCE_WINDOWS
 
     def __init__(
         self,
@@ -119,7 +105,6 @@ class SplitHMC(MetropolisKernel):
         trajectory_angle: float = 2.0,
         max_num_steps: int = 128,
         persistence: float | Literal["auto"] = "auto",
-        angle_jitter: float = 0.2,
         adapt_step_size: bool = True,
         adapt_reference: bool = True,
         target_accept_prob: float = 0.9,
@@ -130,7 +115,6 @@ class SplitHMC(MetropolisKernel):
         self._trajectory_angle = check_number("trajectory_angle", trajectory_angle, 0.0, math.inf)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         self._persistence = None if persistence == "auto" else _checked_persistence(persistence)
-        self._angle_jitter = check_number("angle_jitter", angle_jitter, 0.0, 1.0, include_low=True)
         self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
         max_step_size = self._trajectory_angle / (self._num_steps or 1)
@@ -149,51 +133,39 @@ class SplitHMC(MetropolisKernel):
         """Describe the state for the progress bar."""
         return f"{state.num_grad} turns of {state.step_size:.2e} rad, {self._health(state)}"
 
-    def _propose(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         known: Reference | None = move.preconditioner
-        if known is None:
-            return self._trajectory(rng_key, point, r, move, evaluate)
-        # In the coordinates in which the reference is N(0, I).
-        in_psi = known.in_whitened_coordinates(evaluate)
-        proposal = self._trajectory(rng_key, known.whiten_point(point), r, move, in_psi)
-        return proposal._replace(point=known.unwhiten_point(proposal.point))
-
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> tuple[Reference | None, list[int]]:
-        if not self._adapt_reference or num_warmup < MIN_WARMUP:
-            return None, []
-        return Reference.start(z), reference_windows(num_warmup)
-
-    def _trajectory(self, rng_key: Array, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        num_steps, step_size = move.num_steps, move.step_size
-        key_velocity, key_jitter = jax.random.split(rng_key)
-        noise = normal_like(key_velocity, point.z)
-        velocity = noise if r is None else refresh_momentum(r, noise, 1 - move.renewal)
-        spread = self._angle_jitter
-        factor = jax.random.uniform(key_jitter, dtype=step_size.dtype, minval=1 - spread, maxval=1 + spread)
-        end, end_velocity = split_trajectory(evaluate, point, velocity, factor * step_size, num_steps)
-        # U already holds the ½‖φ‖² of the Gaussian part.
+        spread, unspread = (identity, identity) if known is None else (known.spread, known.unspread)
+        velocity = noise.normal if r is None else refresh_momentum(r, noise.normal, 1 - move.renewal)
+        angle = (1 + JITTER * noise.uniform) * move.step_size
+        end, end_velocity = split_trajectory(evaluate, point, spread(velocity), angle, move.num_steps, known)
+        end_velocity = unspread(end_velocity)
+        # U already holds the Gaussian part of the position.
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_velocity, velocity)
         if r is None:
-            return Proposal(end, energy_error, num_grad=num_steps)
+            return Proposal(end, energy_error, num_grad=move.num_steps)
         backwards = jax.tree.map(jnp.negative, velocity)
-        return Proposal(end, energy_error, end_velocity, backwards, num_steps)
+        return Proposal(end, energy_error, end_velocity, backwards, move.num_steps)
 
-    def _first_state(self, *args: Any, **kwargs: Any) -> KernelState:
-        state = super()._first_state(*args, **kwargs)
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Reference | None:
+        return Reference.start(z) if self._adapt_reference and num_warmup >= MIN_WARMUP else None
+
+    def _first_state(self, *args: Any) -> KernelState:
+        state = super()._first_state(*args)
         # Without warmup the step size that is given decides.
         return state._replace(adapt_state=state.adapt_state._replace(is_cut=self._is_long(state.step_size)))
 
-    def _adapt(self, state: KernelState, errors: Errors) -> tuple[Array, AdaptState]:
-        step_size, adapt_state = super()._adapt(state, errors)
+    def _adapt(self, state: KernelState, certain: Array, square_error: Array) -> tuple[Array, AdaptState]:
+        step_size, adapted = super()._adapt(state, certain, square_error)
         if not self._adapt_step_size:
-            return step_size, adapt_state
+            return step_size, adapted
         # By the step size of whole trajectories; that of parts is another. After a short warmup the last is smaller.
         has_arrived = _is_arriving(state) & ~_is_arriving(state._replace(i=state.i + 1))
         is_long = self._is_long(self._rule.step_size(state.adapt_state.learnt, has_arrived))
-        is_last = state.i + 1 == state.adapt_state.schedule.num_warmup
-        is_cut = adapt_state.is_cut | (is_last & self._is_long(step_size))
-        return step_size, adapt_state._replace(is_cut=jnp.where(has_arrived, is_long, is_cut))
+        is_last = state.i + 1 == adapted.num_warmup
+        is_cut = adapted.is_cut | (is_last & self._is_long(step_size))
+        return step_size, adapted._replace(is_cut=jnp.where(has_arrived, is_long, is_cut))
 
     def _is_long(self, step_size: Array) -> Array:
         """Tell whether a whole trajectory takes more rotations than it pays for."""
@@ -215,11 +187,6 @@ class SplitHMC(MetropolisKernel):
             return self._num_steps
         return jnp.minimum(self._wanted(state), self._max_num_steps)
 
-    def _is_capped(self, state: KernelState) -> Array:
-        if self._num_steps is not None:
-            return jnp.zeros((), bool)
-        return self._wanted(state) > self._max_num_steps
-
     def _wanted(self, state: KernelState) -> Array:
         """Return the number of rotations that a trajectory should have."""
         whole = steps_along(self._trajectory_angle, state.step_size)
@@ -237,7 +204,7 @@ class SplitHMC(MetropolisKernel):
 
 def _is_arriving(state: KernelState) -> Array:
     """Tell whether warmup is in its first three quarters, still on a way that whole trajectories make shorter."""
-    return 4 * state.i < 3 * state.adapt_state.schedule.num_warmup
+    return 4 * state.i < 3 * state.adapt_state.num_warmup
 
 
 def _checked_persistence(persistence: float) -> float:

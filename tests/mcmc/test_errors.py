@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from numpyro.util import nested_attrgetter
 
@@ -119,39 +117,14 @@ CASES = [
         r"bias_tolerance must lie in \(0, 1\)",
     ),
     Case(
-        "microcanonical: momentum_length=0.0",
-        lambda: MicrocanonicalLangevin(regression, momentum_length=0.0),
-        r"momentum_length must lie in \(0, inf\)",
-    ),
-    Case(
-        "microcanonical: step_jitter=1.0",
-        lambda: MicrocanonicalLangevin(regression, step_jitter=1.0),
-        r"step_jitter must lie in \[0, 1\)",
-    ),
-    Case(
         "microcanonical: num_steps=0",
         lambda: MicrocanonicalLangevin(regression, num_steps=0),
         "num_steps must be a whole number of at least 1, but got 0",
     ),
     Case(
-        "microcanonical: trajectory='nuts'",
-        lambda: MicrocanonicalLangevin(regression, trajectory="nuts"),
-        "must be one of .*'langevin', 'hamiltonian', but got 'nuts'",
-    ),
-    Case(
         "split: num_steps=0",
         lambda: SplitHMC(regression, num_steps=0),
         "num_steps must be a whole number of at least 1, but got 0",
-    ),
-    Case(
-        "split: num_steps='many'",
-        lambda: SplitHMC(regression, num_steps="many"),
-        "num_steps must be a whole number of at least 1, but got 'many'",
-    ),
-    Case(
-        "split: num_steps=True",
-        lambda: SplitHMC(regression, num_steps=True),
-        "num_steps must be a whole number of at least 1, but got True",
     ),
     Case(
         "split: num_steps=2.5",
@@ -191,36 +164,11 @@ CASES = [
         "not finite at the first position",
     ),
     Case(
-        "split: no first position",
-        lambda: SplitHMC(potential_fn=square).init(KEY, 0),
-        "needs a first position; pass init_params",
-    ),
-    Case(
-        "split: potential that is no scalar",
-        lambda: first_state(SplitHMC, lambda z: z**2, jnp.ones(3)),
-        r"must return a scalar, but returned shape \(3,\)",
-    ),
-    Case(
-        "split: potential that is not finite",
-        lambda: first_state(SplitHMC, lambda z: jnp.sum(jnp.log(z)), -jnp.ones(3)),
-        "not finite at the first position",
-    ),
-    Case(
         "microcanonical: one coordinate is no sphere",
         lambda: first_state(
             MicrocanonicalLangevin, lambda z: square(z["a"]), {"a": jnp.ones(1), "b": jnp.ones((0, 2))}
         ),
         "needs at least 2 unconstrained coordinates to turn in, but there is 1; take",
-    ),
-    Case(
-        "langevin: shape of the inverse mass",
-        lambda: first_state(UnderdampedLangevin, square, jnp.ones(3), inverse_mass_matrix=jnp.ones(2)),
-        r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)",
-    ),
-    Case(
-        "microcanonical: shape of the inverse mass",
-        lambda: first_state(MicrocanonicalLangevin, square, jnp.ones(3), inverse_mass_matrix=jnp.ones(2)),
-        r"diagonal of shape \(3,\), one number a latent, but has shape \(2,\)",
     ),
     Case(
         "langevin: model not seen",
@@ -251,14 +199,3 @@ def test_whole_numbers_of_numpy_are_numbers_of_rotations():
 def test_whole_numbers_are_a_first_position():
     state = SplitHMC(potential_fn=lambda z: square(z[0] - z[1])).init(jax.random.key(0), 0, [1, 2])
     assert [leaf.dtype for leaf in state.z] == [jnp.float32, jnp.float32]
-
-
-def test_parameters_that_numpyro_refuses_are_refused():
-    """Where the density is finite nevertheless, and nobody sees the numbers: those of a program are not known."""
-
-    def model(probs):
-        rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
-        numpyro.sample("y", dist.Categorical(probs * (rate / rate)), obs=jnp.array(0))
-
-    with pytest.raises(ValueError, match="Categorical.* got invalid probs"):
-        SplitHMC(model).init(KEY, 0, None, (jnp.array([0.7, 0.7]),), {})

@@ -41,11 +41,6 @@ def leap(z, m):
     return integrators.leapfrog(evaluator(skewed), evaluator(skewed)(z), m, jnp.array(0.3))
 
 
-def leap_with_mass(z, m):
-    scale = jax.tree.map(lambda x: 0.5 + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), z)
-    return integrators.leapfrog(evaluator(skewed), evaluator(skewed)(z), m, jnp.array(0.1), scale)
-
-
 def split(num_steps):
     def trajectory(z, m):
         return integrators.split_trajectory(evaluator(skewed), evaluator(skewed)(z), m, jnp.array(0.2), num_steps)
@@ -53,22 +48,21 @@ def split(num_steps):
     return trajectory
 
 
-STEPS = pytest.mark.parametrize("step", [leap, leap_with_mass, *map(split, (1, 2, 3, 6))])
+STEPS = pytest.mark.parametrize("step", [leap, *map(split, (1, 2, 3, 6))])
 
 
 def test_leapfrog_reaches_the_closed_form_end_point_of_an_oscillator():
-    frequency, step_size, scale, count = jnp.array([0.5, 1.0, 2.5]), 0.4, jnp.array([1.0, 2.0, 0.7]), 7
+    frequency, step_size, count = jnp.array([0.5, 2.0, 1.75]), 0.4, 7
     evaluate = evaluator(lambda x: 0.5 * jnp.sum((frequency * x) ** 2))
     start, momentum = jnp.array([1.0, -0.3, 0.8]), jnp.array([0.2, 1.1, -0.6])
     point, end_momentum = evaluate(start), momentum
     for _ in range(count):
-        point, end_momentum = integrators.leapfrog(evaluate, point, end_momentum, jnp.array(step_size), scale)
-    # In x / scale the frequency is w, and one step is a rotation of (x, m / stretch) by theta.
-    w = frequency * scale
-    theta = jnp.arccos(1 - (step_size * w) ** 2 / 2)
-    stretch = w * jnp.sqrt(1 - (step_size * w) ** 2 / 4)
-    u, m = start / scale, momentum
-    expected = scale * (u * jnp.cos(count * theta) + m / stretch * jnp.sin(count * theta))
+        point, end_momentum = integrators.leapfrog(evaluate, point, end_momentum, jnp.array(step_size))
+    # One step is a rotation of (x, m / stretch) by theta.
+    theta = jnp.arccos(1 - (step_size * frequency) ** 2 / 2)
+    stretch = frequency * jnp.sqrt(1 - (step_size * frequency) ** 2 / 4)
+    u, m = start, momentum
+    expected = u * jnp.cos(count * theta) + m / stretch * jnp.sin(count * theta)
     np.testing.assert_allclose(point.z, expected, rtol=1e-12)
     expected = m * jnp.cos(count * theta) - stretch * u * jnp.sin(count * theta)
     np.testing.assert_allclose(end_momentum, expected, rtol=1e-12)

@@ -8,7 +8,7 @@ import pytest
 
 from numpyro_wide import linear_gaussian, repriorise
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.mcmc._reference import LeafMap, Reference
+from numpyro_wide.mcmc._reference import Reference
 from tests.mcmc.cases import ADJUSTED
 from tests.mcmc.joint_distribution import JointProblem, fresh_moments, largest_z_score, problem_of
 
@@ -21,7 +21,7 @@ SETTINGS = {
     "pcn": {"step_size": 0.6},
     "pcnl": {"step_size": 0.5},
     "split-persistent": {"step_size": 0.6, "num_steps": 2, "persistence": 0.8},
-    "microcanonical": {"step_size": 1.2, "num_steps": 3, "momentum_length": 2.0},
+    "microcanonical": {"step_size": 1.2, "num_steps": 3},
 }
 
 
@@ -64,12 +64,13 @@ class WithReference(SplitHMC):
 
     def _first_state(self, point, *args, **kwargs):
         state = super()._first_state(point, *args, **kwargs)
-        basis = jnp.array([[0.6, 0.8], [0.8, -0.6]])
-        maps = (
-            LeafMap(basis, jnp.array([0.4, -0.2]), jnp.array([0.5, 1.3])),
-            LeafMap(jnp.array([[0.6], [0.0], [0.8]]), jnp.array([0.3]), jnp.array([0.7])),
+        basis = jnp.array([[0.6, 0.8], [0.8, -0.6]]), jnp.array([[0.6, 0.0, 0.8]])
+        loc = jnp.array([[0.4], [-0.2]]), jnp.array([[0.3]])
+        reference = Reference.start(point.z)._replace(
+            basis=basis,
+            mean=tuple(rows.T @ along for rows, along in zip(basis, loc, strict=True)),
+            scale=(jnp.array([[0.5], [1.3]]), jnp.array([[0.7]])),
         )
-        reference = Reference.start(point.z)._replace(maps=maps)
         return state._replace(adapt_state=state.adapt_state._replace(preconditioner=reference))
 
 

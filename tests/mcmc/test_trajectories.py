@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.mcmc import SplitHMC, split_hmc
 from numpyro_wide.mcmc.split_hmc import MANY, PARTS
 from tests.mcmc.cases import chain
 
@@ -56,13 +56,13 @@ def test_who_names_a_persistence_or_a_number_of_rotations_has_them(settings):
     assert np.all(num_grad[60:] >= 30)
 
 
-def test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle():
+def test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle(monkeypatch):
+    monkeypatch.setattr(split_hmc, "JITTER", 0.0)
     kernel = SplitHMC(
         potential_fn=lambda z: 0.5 * jnp.sum(z**2),
         num_steps=3,
         step_size=0.1,
         trajectory_angle=1.0,
-        angle_jitter=0.0,
         adapt_step_size=False,
     )
     state = kernel.init(jax.random.split(jax.random.key(0), 4), 0, jnp.zeros((4, 20000)))
