@@ -1,26 +1,23 @@
-"""Single runs of a model, the sites that they show, and whether their parameters are valid."""
+"""Single runs of a model, and the sites that they show."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit, constraints
+from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import init_to_sample
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import is_known, listing
+from numpyro_wide._checks import listing
 
 Sites = dict[str, dict]
-# Entry of a site's ``infer``: whether a model that would warn of unusual numbers, were they known, finds them usual.
-IS_USUAL = "numpyro_wide_is_usual"
 # NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
 STACK_LOCK = threading.RLock()
 _GIVEN_TYPES = ("sample", "param", "mutable")
@@ -62,12 +59,6 @@ def abstract_sites(
 
     jax.eval_shape(run)
     return found
-
-
-def array_leaves(sites: Sites) -> list[Any]:
-    """Return the arrays that a run computes: values of sites and parameters of distributions."""
-    trees = [(site["value"], site["fn"] if site["type"] == "sample" else None) for site in sites.values()]
-    return [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, Array | np.ndarray)]
 
 
 def _substitute_given(values: Mapping[str, Any]) -> substitute:
@@ -144,33 +135,3 @@ def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
     while isinstance(fn, wrappers):
         fn = fn.base_dist
     return fn
-
-
-def is_valid(sites: dict[str, Any]) -> Array:
-    """Tell whether all parameters of distributions are where they may be, and nothing is unusual."""
-    found = [condition for site in sites.values() if site["type"] == "sample" for condition in _conditions(site)]
-    return jnp.stack([jnp.all(condition) for condition in found] or [jnp.array(True)]).all()
-
-
-def is_bound(sites: dict[str, Any]) -> bool:
-    """Tell whether NumPyro's closures over a model are good for the program alone that traced it."""
-    kept = [site["value"] for site in sites.values() if site["type"] in ("param", "mutable")]
-    kept += [site["fn"].support for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
-    return not all(map(is_known, jax.tree.leaves(kept)))
-
-
-def _conditions(site: dict[str, Any]) -> Iterator[Array]:
-    yield from _of_parameters(site["fn"])
-    yield site["infer"].get(IS_USUAL, True)
-
-
-def _of_parameters(distribution: Distribution) -> Iterator[Array]:
-    """Yield the conditions on a distribution's parameters, and on those of the distributions that it is made of."""
-    held = vars(distribution)
-    for name, constraint in distribution.arg_constraints.items():
-        # As in NumPyro: what is not held is computed from what is.
-        if held.get(name) is not None and not constraints.is_dependent(constraint):
-            yield constraint(held[name])
-    for value in held.values():
-        if isinstance(value, Distribution):
-            yield from _of_parameters(value)

@@ -552,7 +552,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "summary: variance between draws dropped",
-            "np.sqrt(variance.mean(axis=0) + mean.var(axis=0))",
+            "np.sqrt(of_mixture)",
             "np.sqrt(variance.mean(axis=0))",
             "readout/test_one_predictive.py::test_summary_of_a_mixture",
         ),

@@ -11,8 +11,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from scipy.linalg import cho_factor, cho_solve
-from scipy.special import logsumexp, ndtr
 
+from numpyro_wide import _mixture
 from numpyro_wide._compile import run_program
 from numpyro_wide.linear_gaussian._problem import readout_posterior
 from numpyro_wide.machine import double_precision
@@ -36,30 +36,19 @@ class Mixture(NamedTuple):
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of the mixture, (m, k) each."""
-        return self.mean.mean(axis=0), self.variance.mean(axis=0) + self.mean.var(axis=0)
+        return _mixture.moments(self.mean, self.variance)
 
     def quantiles(self, levels: Sequence[float]) -> np.ndarray:
-        """Return quantiles, (levels, m, k), by halving: 40 times, to 1e-12 of the range."""
-        scale = np.sqrt(self.variance)
-        far = 10 * scale.max(axis=0)
-        found = []
-        for level in levels:
-            low, high = self.mean.min(axis=0) - far, self.mean.max(axis=0) + far
-            for _ in range(40):
-                middle = 0.5 * (low + high)
-                is_below = ndtr((middle - self.mean) / scale).mean(axis=0) < level
-                low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-            found.append(0.5 * (low + high))
-        return np.stack(found)
+        """Return quantiles, (levels, m, k)."""
+        return np.stack([_mixture.quantile(np.asarray(level), self.mean, self.variance) for level in levels])
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
         """Return the log density of each row of y (m, k), whose outputs are independent given the draw, (m,)."""
-        return logsumexp(self.by_draw(y), axis=0) - np.log(len(self.mean))
+        return _mixture.log_average(self.by_draw(y))
 
     def by_draw(self, y: np.ndarray) -> np.ndarray:
         """Return the log density of each row of y (m, k) by draw, (draws, m)."""
-        square = (y - self.mean) ** 2 / self.variance
-        return -0.5 * np.sum(square + np.log(2 * np.pi * self.variance), axis=-1)
+        return _mixture.component_log_density(y, self.mean, self.variance).sum(axis=-1)
 
     def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
         """Draw observations, (samples, m, k), a draw for all rows of each sample: the one at its place in [0, 1)."""

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import logsumexp, ndtr
+from scipy.special import logsumexp
 from tqdm.auto import tqdm
 
+from numpyro_wide import _mixture
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import (
     IN_FLOAT64,
@@ -109,27 +110,12 @@ def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -
     if probs is not None:
         return PredictiveSummary(probs=probs)
     mean, variance = values["mean"], values["predictive_variance"]
-    deviation = np.sqrt(variance.mean(axis=0) + mean.var(axis=0))
+    center, of_mixture = _mixture.moments(mean, variance)
     if "variance" in values:  # each draw's prediction is a Gaussian
-        scale = np.sqrt(variance)
-
-        def share_below(at: np.ndarray) -> np.ndarray:
-            return ndtr((at - mean) / scale).mean(axis=0)
-
-        far = 10 * scale.max(axis=0)
-        quantiles = {level: _root(share_below, level, mean.min(0) - far, mean.max(0) + far) for level in levels}
+        quantiles = {level: _mixture.quantile(np.asarray(level), mean, variance) for level in levels}
     else:
         quantiles = {level: np.quantile(values[observed], level, axis=0, method="inverted_cdf") for level in levels}
-    return PredictiveSummary(mean.mean(axis=0), deviation, quantiles)
-
-
-def _root(increasing: Callable, level: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return where an increasing function has a value, entry by entry, by halving: 40 times, to 1e-12 of the range."""
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        is_below = increasing(middle) < level
-        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    return 0.5 * (low + high)
+    return PredictiveSummary(center, np.sqrt(of_mixture), quantiles)
 
 
 class ReadoutPredictive:
