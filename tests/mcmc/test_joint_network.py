@@ -64,12 +64,12 @@ class WithReference(SplitHMC):
 
     def _first_state(self, point, *args, **kwargs):
         state = super()._first_state(point, *args, **kwargs)
-        basis = jnp.array([[0.6, 0.8], [0.8, -0.6]]), jnp.array([[0.6, 0.0, 0.8]])
-        loc = jnp.array([[0.4], [-0.2]]), jnp.array([[0.3]])
+        basis = jnp.array([[0.6, 0.8], [0.8, -0.6]]), jnp.array([[0.6, 0.0, 0.8], [0.0, 1.0, 0.0], [0.8, 0.0, -0.6]])
+        loc = jnp.array([[0.4], [-0.2]]), jnp.array([[0.3], [0.0], [0.0]])
         reference = Reference.start(point.z)._replace(
             basis=basis,
             mean=tuple(rows.T @ along for rows, along in zip(basis, loc, strict=True)),
-            scale=(jnp.array([[0.5], [1.3]]), jnp.array([[0.7]])),
+            scale=(jnp.array([[0.5], [1.3]]), jnp.array([[0.7], [1.0], [1.0]])),
         )
         return state._replace(adapt_state=state.adapt_state._replace(preconditioner=reference))
 
