@@ -927,7 +927,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "compiled_once: data are constants of the program",
-            "return run_on_constants(loop, state, *map",
+            "return run_program(loop, state, *map",
             "return jax.jit(loop)(state, *map",
             "mcmc/test_compiled_once.py::test_other_data_and_medians_of_the_same_shape_find_the_programs",
         ),

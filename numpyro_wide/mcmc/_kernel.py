@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.interpreters import partial_eval
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
@@ -20,7 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
-from numpyro_wide._checks import as_floats, is_known, is_tracing, listing
+from numpyro_wide._checks import as_floats, is_known, listing
 from numpyro_wide._compile import is_one_by_one, over_chains, run_program
 from numpyro_wide._traces import fixed_supports
 from numpyro_wide.machine import chains_sharding
@@ -202,19 +201,6 @@ def point_of(state: KernelState) -> Point:
     return Point(state.z, state.potential_energy, state.z_grad)
 
 
-def run_on_constants(fn: Callable, *args: Any, quick: bool = False) -> Any:
-    """Run ``fn(*args)`` by :func:`run_program`, to which arrays that it closes over, such as data, are arguments."""
-    if is_tracing() or not all(map(is_known, jax.tree.leaves(args))):
-        return fn(*args)
-    closed, results = jax.make_jaxpr(fn, return_shape=True)(*args)
-    # Without what is computed for nothing, such as a first position that is not asked for.
-    program = closed.jaxpr.replace(constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars])
-    program, used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
-    leaves = [leaf for leaf, is_used in zip((*closed.consts, *jax.tree.leaves(args)), used, strict=True) if is_used]
-    found = run_program(lambda *leaves: jax.core.eval_jaxpr(program, (), *leaves), *leaves, quick=quick)
-    return jax.tree.unflatten(jax.tree.structure(results), found)
-
-
 def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: Any) -> tuple[dict, Any]:
     """Run a batch of chains, or continue from a state: return fields by name, (chain, draw, …), and the last state.
 
@@ -253,7 +239,7 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), kept), state
 
     # Lengths are arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
-    return run_on_constants(loop, state, *map(jnp.int32, (begin, upper, thinning)))
+    return run_program(loop, state, *map(jnp.int32, (begin, upper, thinning)))
 
 
 # Made by `init` from a trace of the model, and good for it alone.
@@ -305,7 +291,7 @@ class TargetKernel(MCMCKernel):
             return identity
         postprocess = self._postprocess_fn(*model_args, **(model_kwargs or {}))
         # MCMC asks for it outside of its compiled loop as well: one program instead of one an operation.
-        return lambda z: run_on_constants(postprocess, z, quick=True)
+        return lambda z: run_program(postprocess, z, quick=True)
 
     def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable:
         """Return the map to constrained values alone; the model of a block of ``Gibbs`` cannot be run for it."""
@@ -488,7 +474,7 @@ class MetropolisKernel(TargetKernel):
         state = None
         if place is None:
             # Operation by operation, a model of a few lines would be some two hundred programs.
-            state = run_on_constants(lambda rng_key: start(*arrive(rng_key)), rng_key, quick=True)
+            state = run_program(lambda rng_key: start(*arrive(rng_key)), rng_key, quick=True)
         # NumPyro tells what is wrong with a model in a run that sees numbers.
         if state is None or has_parameters or not _is_finite(point_of(state)):
             rng_key, point = arrive(rng_key)
