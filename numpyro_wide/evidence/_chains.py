@@ -1,8 +1,4 @@
-"""Chains of SplitHMC on the path from the prior to the posterior, many at a time.
-
-At the inverse temperature β the target is r(z) w(z)^β (:eq:`path`). States have two leading axes: one for the
-temperatures that run together, one for the chains of each.
-"""
+"""Chains of SplitHMC on the path r(z) w(z)^β from prior to posterior (:eq:`path`), (temperature, chain, ...)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,10 +1,4 @@
-"""Joint density of a model in unconstrained coordinates, as a weight on top of what can be drawn from.
-
-The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
-r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is normalised and can be
-drawn from, whatever the model. The rest, w, is the likelihood; of a collapsed model the evidence given the hidden
-weights. Models here take no arguments.
-"""
+"""Joint density of a model in unconstrained coordinates, as a weight w on top of a prior r (:eq:`weight`)."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -109,14 +109,13 @@ class Evidence(NamedTuple):
     r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and quality checks of both.
 
     Attributes:
-        log_evidence: $\log \int p(D, \theta)\, d\theta$ in nats.
-        standard_error: its Monte Carlo standard error in nats, autocorrelation of the draws included.
+        log_evidence: in nats.
+        standard_error: in nats, autocorrelation of the draws included.
         method: "bridge" or "stepping-stone".
-        overlap: overlap of the two densities that the draws bridge, from 0 to 1, where they are the same
-            (:eq:`bridge`); the smallest, where there are several bridges.
-        effective_size: effective number of draws of all chains of a temperature together; the smallest.
-        rhat: rank-normalised split R-hat of the log ratio that is averaged; the largest.
-        inverse_temperatures: $\beta$ of the distributions that chains were run at, (temperature,).
+        overlap: smallest overlap of bridged densities, from 0 to 1 (:eq:`bridge`).
+        effective_size: smallest effective number of draws of a temperature.
+        rhat: largest rank-normalised split R-hat of an averaged log ratio.
+        inverse_temperatures: $\beta$ of the chains, (temperature,).
     """
 
     log_evidence: float

@@ -152,13 +152,7 @@ _CHUNK = 16  # terms of the series that one step of the loop adds, and that a gr
 
 
 class HermiteSeries:
-    r"""Dual of an activation φ, as ``ClosedForm`` is of one whose expectations are known.
-
-    With $\alpha_k(a) = E[\varphi(\sqrt a z) he_k(z)] / \sqrt{k!}$, z ~ N(0, 1), by Gauss-Hermite quadrature, and
-    $\rho = c / \sqrt{ab}$ (Mathematics, :eq:`mehler`), $E[\varphi(u) \varphi(v)] = \sum_k \alpha_k(a) \alpha_k(b)
-    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. The truncation error of the first 128
-    degrees is largest at ρ = 1, where Parseval's identity gives it; at u = v the quadrature alone gives both.
-    """
+    """Dual of an activation by a Hermite series (Mathematics, :eq:`mehler`), its error by Parseval's identity."""
 
     def __init__(self, function: Callable[[Array], Array]):
         self._function = function

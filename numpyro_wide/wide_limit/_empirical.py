@@ -28,18 +28,15 @@ def empirical_ntk(
     """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian (McNamara 2025, equation 4).
 
     In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel`, times the identity between
-    outputs, with an error of order 1/√width (Jacot 2018, Theorem 1).
+    outputs (Jacot 2018, Theorem 1).
 
     Args:
-        f: network, f(params, x) -> (n,) or (n, k); each row depends on its own row of x alone. For a flax
-            linen module, its ``apply``.
+        f: network, f(params, x) -> (n,) or (n, k), row by row; of a flax linen module its ``apply``.
         params: pytree of floating arrays.
-        x1: inputs, rows along the leading axis, (n1, ...).
+        x1: inputs, (n1, ...).
         x2: other inputs, (n2, ...); None for x1.
-        block_size: rows of x1, and of x2, whose Jacobians are held at a time, 2 · block_size · k numbers for each
-            parameter; None for all at once.
-        average_outputs: whether to return the mean over outputs of the kernel of an output with itself, (n1, n2), the
-            estimate of the limit that uses all outputs.
+        block_size: rows of x1, and of x2, whose Jacobians are held at a time; None for all at once.
+        average_outputs: whether to average the kernel of an output with itself over outputs, (n1, n2).
 
     Returns:
         kernel matrix, (n1, n2) if the network returns (n,), else (n1, n2, k, k) with the outputs at x1 and x2 last.
@@ -74,15 +71,14 @@ def empirical_ntk(
 def linearize(f: Network, params0: Any) -> Network:
     """Expand a network in its parameters to first order (Taylor): its linearised twin.
 
-    f_lin(params, x) = f(params0, x) + J(x) (params − params0), as in McNamara 2025, Section 5, and Lee 2019,
-    eq. 5. Linear in the parameters, it has the same tangent kernel everywhere, that of f at ``params0``.
+    f_lin(params, x) = f(params0, x) + J(x) (params − params0) (McNamara 2025, Section 5; Lee 2019, eq. 5).
 
     Args:
         f: network, f(params, x) -> any pytree of arrays.
         params0: parameters to expand at, a pytree of floating arrays.
 
     Returns:
-        ``f_lin(params, x)``, with parameters of the structure of ``params0`` and outputs of the structure of f's.
+        ``f_lin(params, x)``.
 
     Example:
         >>> import jax.numpy as jnp

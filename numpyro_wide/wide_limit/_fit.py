@@ -1,4 +1,4 @@
-"""Scales and noise by the evidence of the infinite network: the problem, what is minimised, the search, the fit."""
+"""Fit of scales and noise by the evidence of the infinite network."""
 
 import itertools
 import warnings
@@ -467,55 +467,42 @@ def fit(
 ) -> WideLimitFit:
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
-    The largest log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus a
-    log-normal prior of every scale, within four of its standard deviations, by L-BFGS-B in double precision. The
-    prior's medians are the scales of :class:`~numpyro_wide.nn.FCN`, ``b_std`` 0.5, and a noise of 0.3 times the
-    targets' root mean square. A few starts are tried on some of the rows, and the best continues with all of them.
+    The mode of the log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus
+    log-normal priors, within four prior standard deviations; of other likelihoods, the variational bound on it
+    (Mathematics, :eq:`bound-slope`). The readout's scale of classes is chosen by the log probability of labels left out
+    in three folds, and has no standard error.
 
-    For another likelihood it is the variational bound on the log evidence (Mathematics, :eq:`bound-slope`), with
-    function values of the size of the observations a priori, of 10 for the logits of classes and 3 for those of a
-    binomial. There is no noise. The bound of "bernoulli" and "categorical" prefers logits that are far too small: the
-    readout's scale is chosen in the end by the log probability of labels left out, in three folds of ``num_rows`` rows,
-    and has no standard error. Architectures are compared by that, too.
-
-    Standardise inputs and targets, and look at skewed columns first. The scales go into
-    ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``, or as medians of their
-    priors there; ``fit.network``, of a fit of networks, has them already.
-
-    Copied rows pass for measurements without noise: where they may have decided, a warning says so; then fit to
-    distinct rows. A target that is far from the others' predictions takes the Gaussian noise and the scales along. A
-    warning says so where one row, or one in fifty, holds more than half of the sum of squared leave-one-out residuals,
-    and lies out by twenty of their robust standard deviations and five of the other targets'.
+    Standardise inputs and targets. The scales go into
+    ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
+    of networks, has them already.
 
     Args:
         x: inputs, (n, d_in), or images for a network that takes them.
         y: targets, (n,), or (n, k) for outputs that share all scales; labels of classes, (n,), from 0.
-        likelihood: "normal", with a noise that is fitted; "bernoulli" or "categorical", for classes; "binomial",
-            "poisson", "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
+        likelihood: "normal", with a fitted noise; "bernoulli", "categorical", "binomial", "poisson",
+            "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
         num_classes: number of classes of a categorical; None for one more than the largest label.
         total_count: number of trials of a binomial; broadcasts against the targets, like those below.
         concentration: concentration of a negative binomial.
         df: degrees of freedom of Student's t.
         scale: scale of Student's t.
-        offset: added to the function values of a likelihood that is not normal, such as the logarithm of an exposure,
-            or of the mean count.
-        network: network whose ``w_std``, ``b_std`` and ``readout_w_std`` are fitted, a :class:`~numpyro_wide.nn.CNN`,
-            :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN` or one of a registered kernel, or
-            several to compare, instead of ``activation`` and ``depth``; what else it holds stays.
+        offset: added to the function values of a likelihood that is not normal, such as a log exposure.
+        network: a :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN`
+            or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
+            ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
         activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare.
         depth: number of hidden layers, at least 1, or several to compare.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
-            both to compare, ``(False, True)``: decisive on some tables, and on others only more numbers to learn.
+            ``(False, True)`` to compare.
         num_restarts: number of starts for each architecture.
-        num_rows: number of rows that the starts see.
+        num_rows: number of rows that the starts see, and a fold of classes.
         seed: seed of the starts and of the choice of rows.
 
     Returns:
         fit of the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with the table of all.
 
     Raises:
-        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; or if no start has a
-            finite evidence.
+        ValueError: for invalid data, or if no start has a finite evidence.
 
     Warns:
         UserWarning: if copied rows, or a single far one, may have decided.

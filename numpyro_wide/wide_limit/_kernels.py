@@ -48,40 +48,30 @@ def fcn_kernel(
     input_scale: ArrayLike | None = None,
     block_size: int | None = None,
 ) -> Kernel:
-    r"""Give the kernels of a fully connected network as its hidden layers become infinitely wide.
+    """Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
-    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of a network in the
-    NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Both are those of one
-    output; several outputs are independent of each other.
-
-    For erf and GELU the tangent kernel of two nearly parallel or opposite inputs has a relative error of about 1e-7 v
-    in float32, v the variance of their preactivations, ten times that for GELU and opposite inputs: standardise the
-    inputs, or use float64 where v exceeds 1e4.
-
-    The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
-    kernel has a cusp (equal inputs), the derivative is the mean of its two sides.
+    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of one output, in
+    the NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Differentiable by
+    inputs and scales. Standardise the inputs: with erf and GELU the tangent kernel of parallel inputs loses digits in
+    float32.
 
     Args:
         depth: number of hidden layers; 0 is a linear model with the readout's scales.
-        activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``), "identity" or "relu", whose
-            kernels are known in closed form; or "tanh" or a function of arrays, whose kernels go by a Hermite series of
-            128 degrees (Mathematics, :eq:`mehler`).
+        activation: "erf", "gelu" (exact), "identity" or "relu", in closed form; "tanh" or a function of arrays, by a
+            Hermite series of 128 degrees (Mathematics, :eq:`mehler`).
         w_std: standard deviation of the hidden layers' weights, a number or (depth,).
         b_std: standard deviation of the hidden layers' biases, a number or (depth,).
         readout_w_std: standard deviation of the readout's weights.
         readout_b_std: standard deviation of the readout's bias.
-        input_scale: factor of the inputs, a number or (d_in,), one for each column (automatic relevance determination);
-            None for one.
-        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once. A few hundred
-            suit many thousands of inputs.
+        input_scale: factor of the inputs, a number or (d_in,).
+        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once.
 
     Returns:
-        ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two
-        (n1, n2) matrices in the dtype of the inputs, at least single precision. With ``x2=None`` the diagonal is free
-        of the rounding that the inner products of equal vectors otherwise have.
+        ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two (n1, n2)
+        matrices in the dtype of the inputs.
 
     Warns:
-        UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth, where numbers are known.
+        UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth.
 
     Example:
         >>> import jax.numpy as jnp
@@ -142,24 +132,17 @@ def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
 
 
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
-    r"""Give the kernels of a network as its layers become infinitely wide.
+    """Give the kernels of a network as its layers become infinitely wide.
 
-    ``nn.bnn`` samples the same object; its ``width`` is not used here. The NNGP kernel is the limit of the features'
-    inner products, and so of the covariance of an output whose readout weights are N(0, 1); the tangent kernel adds the
-    hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Scales may be traced, and the kernels be
-    differentiated with respect to them and to the inputs.
-
-    Of images, covariances are held for each pixel with itself, (n1, n2, h, w), and for all pairs of pixels where the
-    pooling is "mean", which costs h · w times as much. Activations without a closed form ("tanh", functions of
-    arrays) go by a Hermite series of 128 degrees (Mathematics, :eq:`mehler`). A gradient by an image that is zero
-    around a pixel, in a network without biases, leaves that pixel out where the activation has a series.
+    The NNGP kernel is the covariance of an output with N(0, 1) readout weights; the tangent kernel adds the hidden
+    layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Differentiable by scales and inputs. Activations without a
+    closed form go by a Hermite series of 128 degrees (Mathematics, :eq:`mehler`). The pooling "mean" costs height ·
+    width times as much as "flatten".
 
     Args:
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`,
-            or another module that :func:`register_kernel` has a rule for.
-        block_size: number of rows and of columns of the kernels computed at a time; None for all at once. With
-            ``x2=None`` blocks below the diagonal are those above it. Work of more than ten seconds shows a progress
-            bar.
+            or a module with a rule by :func:`register_kernel`; its ``width`` is not used.
+        block_size: number of rows and of columns computed at a time; None for all at once.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, a :class:`~numpyro_wide.wide_limit.NetworkKernel`.
@@ -197,10 +180,7 @@ class NetworkKernel:
         return nngp, ntk
 
     def truncation_error(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
-        """Return the largest share of a layer's moments that the Hermite series leaves out; 0 of closed forms.
-
-        It is that of equal inputs, and bounds that of different ones, whose kernels converge faster.
-        """
+        """Return the largest share of a layer's moments that the Hermite series leaves out; 0 of closed forms."""
         return self._compute(_checked(x1, x2))[2]
 
     def _compute(self, inputs: tuple[Array, ...]) -> Tile:

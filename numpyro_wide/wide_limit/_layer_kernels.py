@@ -130,20 +130,17 @@ class AllPairsNeededError(Exception):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerKernels:
-    r"""Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
+    """Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
 
-    Units are independent, identically distributed over channels, so a covariance of one channel is that of all. For
-    images it is that of each pixel with the same of the other image, (n1, n2, h, w), enough for a network up to
-    "flatten"; or of all pairs of pixels, (n1, n2, h, w, h, w), for a mean over pixels. A rule of
-    :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`, and every method returns new ones.
+    A rule of :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`. Covariances of images
+    are those of each pixel with itself, (n1, n2, h, w), or of all pairs of pixels, (n1, n2, h, w, h, w).
 
     Attributes:
         square1: mean squares at single inputs of the first set, (n1,) or (n1, h, w).
         square2: mean squares at those of the second.
         product: covariances of units at two inputs, (n1, n2, ...).
-        tangent: inner products of the units' gradients by the parameters of all layers so far, (n1, n2, ...).
-        affine: variances (w, b) of weights and biases that squares and product are still to be multiplied by and
-            increased by, the tangent not; None for no such.
+        tangent: inner products of the units' gradients by the parameters so far, (n1, n2, ...).
+        affine: pending variances (w, b) of weights and biases of squares and product, not of the tangent; or None.
         same: which pairs are one and the same input, (n1, n2), or None if none is.
         error: largest share of a moment that a Hermite series has left out so far.
     """
@@ -162,9 +159,9 @@ class LayerKernels:
         return (self.product.ndim - 2) // 2
 
     def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
-        r"""Return the kernels after an affine layer, or a 1 × 1 convolution: $K = \sigma_w^2 \kappa + \sigma_b^2$.
+        """Return the kernels after a dense layer, or a 1 × 1 convolution.
 
-        The tangent is $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`).
+        $K = \sigma_w^2 \kappa + \sigma_b^2$ and $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018; :eq:`kernels`).
         """
         units = self.settled()
         w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
@@ -180,10 +177,9 @@ class LayerKernels:
         strides: tuple[int, int] = (1, 1),
         padding: str = "CIRCULAR",
     ) -> "LayerKernels":
-        r"""Return the kernels after a convolution: a mean over the filter, then a dense layer (:eq:`convolution`).
+        """Return the kernels after a convolution (:eq:`convolution`), as :class:`~numpyro_wide.nn.NTKConv`.
 
-        ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID", as in
-        :class:`~numpyro_wide.nn.NTKConv`.
+        ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID".
         """
         units = self.settled()
         if not units.num_pixels:
@@ -231,10 +227,7 @@ class LayerKernels:
         )
 
     def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
-        """Return the kernels of a weighted sum of these units and others with last weights of their own.
-
-        The others may be those of a residual branch.
-        """
+        """Return the kernels of a weighted sum of these units and independent others, such as a residual branch."""
         one, two = self.settled(), other.settled()
         if one.product.shape != two.product.shape:
             raise ValueError(
@@ -260,10 +253,9 @@ class LayerKernels:
         )
 
     def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
-        """Return the kernels of the features that the readout's N(0, 1) weights multiply, with which a rule ends.
+        """Return the kernels of the features, with which a rule ends.
 
-        ``pooling`` is "flatten", for the units of all pixels, or "mean", for their average over pixels (Mathematics,
-        :eq:`pooling`); the standard deviations are those of the readout's weights and bias.
+        ``pooling`` is "flatten" or "mean" (:eq:`pooling`); both scales are the readout's.
         """
         units = self.settled()
         if pooling == "flatten" or not units.num_pixels:
@@ -322,7 +314,7 @@ class Inputs:
         x1: inputs, (n1, ...).
         x2: inputs, (n2, ...).
         same: which pairs are one and the same input, (n1, n2), or None.
-        all_pairs: whether images begin with the covariances of all pairs of pixels, as a mean over pixels needs.
+        all_pairs: whether images begin with covariances of all pairs of pixels.
     """
 
     x1: Array
@@ -369,12 +361,11 @@ _RULES: dict[type, Rule] = {}
 
 
 def register_kernel(module_type: type, rule: Rule) -> None:
-    r"""Register the rule by which :func:`kernel` handles a network of your own.
+    """Register the rule by which :func:`kernel` handles a network of your own, and subclasses without a rule.
 
-    A rule follows the network's forward pass: it begins with ``inputs.vectors()`` or ``inputs.images()``, and every
-    layer is a method of the kernels, ``dense``, ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``.
-    It ends with ``features(pooling, w_std, b_std)``, the readout's scales, since the network gives the features that
-    N(0, 1) weights multiply. It holds for the subclasses of the type that have no rule of their own.
+    A rule follows the forward pass: from ``inputs.vectors()`` or ``inputs.images()``, through ``dense``,
+    ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``, to ``features(pooling, w_std, b_std)``, the
+    readout's scales.
 
     Args:
         module_type: the class of the network.

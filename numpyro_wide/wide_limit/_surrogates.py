@@ -36,57 +36,34 @@ def fitted_surrogate(
 ) -> Surrogate:
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
-    Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
-    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The posterior of the
-    repriorised model stays exact, a gradient costs as much as with :func:`~numpyro_wide.surrogate_targets`, and $\phi$
-    is closer to N(0, I).
+    The Gaussian likelihood of the best Gaussian posterior of the function values $f$ under their prior $N(0, K)$
+    (Mathematics, :eq:`sites`), fitted once, in double precision. The posterior of the repriorised model stays exact.
 
-    - "bernoulli" and "binomial": $f$ is the logit;
-    - "poisson": $f$ is the log of the rate;
-    - "negative_binomial": $f$ is the log of the mean, as NumPyro's ``NegativeBinomial2(exp(f), concentration)``;
-    - "student_t": $f$ is the location. Its log density is not concave: the weight is the mean of
-      $(\nu + 1) / (\nu s^2 + (y - f)^2)$, the precision of its scale mixture given $f$, which discounts outliers;
-    - "categorical": softmax of $k$ logits, all with one weight a row, so that they share a factorisation;
-    - a function of function values, of the shape of the observations, to a NumPyro distribution, such as
-      ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
-      function values a row, (n, k), such as logits, and each row has one weight. Where the log density is not concave
-      its curvature counts as zero; what a ``mask`` hides has no weight.
-
-    A latent dispersion, scale or degrees of freedom must be given as a number: for example its mean in a pilot run. A
-    surrogate for other values of it, or of the network's scales, than the chain's is never wrong, but slower: fit it
-    again with the pilot's numbers and :func:`~numpyro_wide.mean_kernel` of its draws.
-
-    Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
-    to where the float type that the chain runs in can tell the surrogate from no noise at all, which counts in the
-    thousands exceed in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use float64.
+    The function values are the logit ("bernoulli", "binomial"), the log rate ("poisson"), the log mean
+    ("negative_binomial"), the location ("student_t") or $k$ logits with one weight a row ("categorical"). A function to
+    a NumPyro distribution, such as ``lambda f: dist.Bernoulli(logits=f)``, gets them in the shape of the observations,
+    or (n, k) with ``num_classes``; it must be twice differentiable, and negative curvature counts as zero.
 
     Args:
-        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for as many independent outputs.
-        likelihood: one of the above; the function values must be ``features @ readout`` up to the offset.
-        kernel: $K$ (n, n), the covariance of the function values of an output a priori:
-            :func:`~numpyro_wide.mean_kernel` of the model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
-        num_classes: number of classes $k$ of a categorical, or of function values of a row of any likelihood that has
-            several.
-        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
-            :func:`~numpyro_wide.surrogates.class_contrasts`.
-        total_count: number of trials of a binomial, which may be zero; broadcasts against the observations, like those
-            below.
-        concentration: concentration $r$ of a negative binomial: its variance is $\mu + \mu^2 / r$ for a mean of $\mu$.
+        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for independent outputs.
+        likelihood: a name above, or a function to a distribution.
+        kernel: prior covariance $K$ (n, n) of an output's function values, by :func:`~numpyro_wide.mean_kernel` or
+            ``wide_limit.fcn_kernel(...)(x)[0]``.
+        num_classes: number of classes $k$, or of function values of a row.
+        contrasts: whether the logits are in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`.
+        total_count: number of trials of a binomial; broadcasts against the observations, like those below.
+        concentration: concentration $r$ of a negative binomial, of variance $\mu + \mu^2 / r$.
         df: degrees of freedom $\nu$ of Student's t.
         scale: scale $s$ of Student's t.
-        offset: part of the function values besides ``features @ readout``, such as the log of an exposure; broadcasts
-            against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
-            to ``features @ readout``, not here.
+        offset: part of the function values besides ``features @ readout``, such as a log exposure; broadcasts against
+            the observations, or the (n, k) logits.
 
     Returns:
-        ``(targets, noise_scale)``, for ``repriorise(..., surrogate=...)``: of the shape of the observations; for a
-        categorical (n, k), or (n, k - 1) with contrasts, and (n, 1).
+        ``(targets, noise_scale)``, of the shape of the observations; for a categorical (n, k), or (n, k - 1) with
+        contrasts, and (n, 1).
 
     Raises:
-        TypeError: under jit, grad or vmap, where numbers are not known.
-        ValueError: for a parameter that the likelihood lacks or does not have, observations that it cannot give, a
-            function that is no likelihood of each row by itself, or a kernel that is not a symmetric, positive
-            semidefinite (n, n) matrix.
+        ValueError: for observations or parameters outside the likelihood, dependent rows, or an invalid kernel.
 
     Warns:
         RuntimeWarning: if the fit does not settle.
