@@ -80,7 +80,7 @@ class RandomFeatures:
         return np.concatenate(found)
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield blocks of rows, with means and variances of the function by draw, (draws, rows, ...)."""
+        """Yield blocks of rows, with means and variances by draw, (draws, rows, ...)."""
         size = min(len(x_new), _TEST_ROWS)
         for start in range(0, len(x_new), size):
             # The last block is filled up, so that there is one program for all.
@@ -182,7 +182,7 @@ def fit_random_features(
 
 
 def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
-    """Refuse scales that are not those of a fully connected network on such data."""
+    """Refuse scales of other networks or other data."""
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:

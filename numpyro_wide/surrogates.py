@@ -230,7 +230,7 @@ def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarra
 
 
 def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
-    """Return the features of a run, (n, d), each column times the prior standard deviation of its weight."""
+    """Return the features, (n, d), times the prior standard deviation of each weight."""
     check_names_known("features", features, sites)
     for site in sites.values():
         if site["type"] == "plate":
@@ -242,7 +242,7 @@ def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
 
 
 def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
-    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
+    """Return the root mean prior variance of each weight over outputs, (d,)."""
     latent = latent_sites(sites)
     check_names_known("readout", readout, latent, kind="latent site")
     fn = latent[readout]["fn"]

@@ -30,7 +30,7 @@ class Target:
         self._traced: dict[tuple, Callable] = {}
 
     def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
-        """Return ``body(model, *arrays, **options)``, compiled, the model one without arguments."""
+        """Return ``body(model, *arrays, **options)``, compiled."""
         leaves, structure = jax.tree.flatten(arrays)
         key = body, tuple(options.items()), structure, tuple(map(jax.typeof, leaves))
         if key not in self._traced:
@@ -44,24 +44,24 @@ class Target:
 
 
 def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:
-    """Return log w at the draw of r that each key gives, (draw,); minus infinity where it is not a number."""
+    """Return log w at the draw of r of each key, (draw,); minus infinity for NaN."""
     return _as_weights(target.run(_log_weights, keys, batch_size=batch_size))
 
 
 def prior_positions(target: Target, keys: Array) -> Position:
-    """Return the draw of r that each key gives, for chains of one temperature: (1, chain, ...)."""
+    """Return the draw of r of each key, (1, chain, ...)."""
     return target.run(_positions, keys[None])
 
 
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
-    """Draw indices systematically: the copies of each are its share of the weight times ``size``, up to one."""
+    """Draw indices systematically, by the weights."""
     weights = np.exp(log_weights - log_weights.max())
     places = (float(random.uniform(rng_key)) + np.arange(size)) / size
     return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), places), log_weights.size - 1)
 
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:
-    """Return the first states of chains at positions (temperature, chain, ...), which must have a finite density."""
+    """Return the first states at positions (temperature, chain, ...) of finite density."""
     shape = jax.tree.leaves(positions)[0].shape[:2]
     state = target.run(_start, random.split(rng_key, shape), _floats(betas), positions, num_warmup=num_warmup)
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
@@ -82,7 +82,7 @@ def advance(
     phase: int = _RECORD,
     reference: Reference | None = None,
 ) -> tuple[KernelState, Reference | None, np.ndarray]:
-    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded."""
+    """Take steps of all chains, to warm up, to fit ``reference``, or to record."""
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)
@@ -95,7 +95,7 @@ def advance(
 def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
-    """Fit a Gaussian to draws of all chains of the posterior, in three windows of steps after their warmup."""
+    """Fit a Gaussian to posterior draws, in three windows after a warmup."""
     reference = target.run(_no_gaussian, state)
     # With the Gaussian to come, so that one program serves for all phases.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
@@ -108,7 +108,7 @@ def fit_gaussian(
 def gaussian_draws(
     target: Target, rng_key: Array, reference: Reference, like: Position, num_draws: int, batch_size: int
 ) -> np.ndarray:
-    """Return the logarithms of r w over g at independent draws of the Gaussian g, (draw,)."""
+    """Return log(r w / g) at independent draws of the Gaussian g, (draw,)."""
     keys = random.split(rng_key, num_draws)
     one = jax.tree.map(lambda leaf: leaf[0, 0], like)
     return _as_weights(target.run(_gaussian_ratios, keys, reference, one, batch_size=batch_size))
@@ -198,12 +198,12 @@ def _close(model: Callable, reference: Reference) -> Reference:
 
 
 def _together(state: KernelState) -> KernelState:
-    """Stack the chains of one temperature along the unit axis, so that ``Reference`` pools them as replicates."""
+    """Stack chains along the unit axis, so that ``Reference`` pools them."""
     return state._replace(z=jax.tree.map(_as_units, state.z), z_grad=jax.tree.map(_as_units, state.z_grad))
 
 
 def _as_units(leaf: Array) -> Array:
-    """Move (1, chain, ..., unit) to (..., unit times chain), or to (..., chain) of a vector."""
+    """Move (1, chain, ..., unit) to (..., unit times chain)."""
     last = jnp.moveaxis(leaf[0], 0, -1)
     if leaf.ndim == 2:
         return last[None]

@@ -27,21 +27,21 @@ Position = dict[str, Array]
 
 
 class LogDensity(NamedTuple):
-    """Joint density at a position z, in two parts that keep their digits."""
+    """Joint density at a position z, in two parts against rounding."""
 
     start: Array  # log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension
     weight: Array  # log w(z), the log joint density less log r(z)
 
 
 def draw(model: Callable, rng_key: Array) -> tuple[Position, Array]:
-    """Draw from r, where the path starts, in unconstrained coordinates; return the position and log w there."""
+    """Return an unconstrained draw from r, and log w there."""
     sites = run_model(model, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
     return position, log_weight(sites)
 
 
 def log_density(model: Callable, position: Position) -> LogDensity:
-    """Return the joint density at a position that has all latent sites; see :class:`LogDensity`."""
+    """Return the joint density at a position."""
     coordinates = _Unconstrained(position)
     sites = run_model(model, inside=(coordinates,))
     bases = base_transforms(sites)
@@ -54,7 +54,7 @@ def log_density(model: Callable, position: Position) -> LogDensity:
 
 
 class _Unconstrained(Messenger):
-    """Handler that sets latent sites by their unconstrained coordinates, and keeps the log determinants."""
+    """Handler that sets latent sites by unconstrained coordinates, and keeps log determinants."""
 
     def __init__(self, position: Position):
         self.position = position
@@ -82,7 +82,7 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
 
 
 def check_model(model: Callable, rng_key: Array) -> None:
-    """Refuse a model whose joint density is not one to be integrated from draws of its prior."""
+    """Refuse a model that has no proper joint density."""
 
     def run(key: Array) -> None:
         sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
@@ -124,7 +124,7 @@ class _RefusesImproper(Messenger):
 
 
 def _check_sites(sites: Sites) -> None:
-    """Refuse a run without observations or latent sites, and sites whose priors are not whole densities."""
+    """Refuse a run without observations, latent sites or proper priors."""
     samples, latent = sample_sites(sites), latent_sites(sites)
     refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:

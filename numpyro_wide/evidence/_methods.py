@@ -18,7 +18,7 @@ from numpyro_wide.mcmc._kernel import KernelState
 
 
 class Bridge(NamedTuple):
-    """Log ratio log Z₁ − log Z₀ of two normalisers, as :func:`bridge` finds it."""
+    """Log ratio log Z₁ − log Z₀ of two normalisers."""
 
     log_ratio: float
     overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁) of the two densities, 1 where they are the same
@@ -49,12 +49,12 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
 
 
 def effective_share(log_weights: np.ndarray) -> float:
-    """Return the effective share of weighted draws, 1 / (mean square of weights of mean 1)."""
+    """Return the effective share of weighted draws."""
     return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
 
 
 def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    """Choose the inverse temperature at which draws of this one, below 1, have an effective share (:eq:`ladder`)."""
+    """Choose the inverse temperature of a given effective share of draws (:eq:`ladder`)."""
     finite = log_weights[np.isfinite(log_weights)]
     if effective_share((1 - beta) * finite) >= share:
         return 1.0
@@ -66,21 +66,21 @@ def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> floa
 
 
 def effective_size(terms: np.ndarray) -> float:
-    """Return the effective number of draws (chain, draw) for their mean; negative autocorrelations count as a gain."""
+    """Return the effective number of draws (chain, draw) for their mean."""
     if np.ptp(terms) == 0:
         return float(terms.size)
     return float(_arviz.effective_sample_size(terms, "mean"))
 
 
 def rhat(values: np.ndarray) -> float:
-    """Return the rank-normalised split R-hat of (chain, draw); 1 where all are equal."""
+    """Return the rank-normalised split R-hat of (chain, draw)."""
     if np.ptp(values) == 0:
         return 1.0
     return float(_arviz.rhat(values))
 
 
 def squared_error(terms: np.ndarray) -> tuple[float, float]:
-    """Return the squared standard error of the mean of (chain, draw), and the effective number of draws behind it."""
+    """Return the squared standard error of the mean of (chain, draw), and the effective size."""
     size = effective_size(terms)
     return float(np.var(terms, ddof=1) / size), size
 
@@ -145,7 +145,7 @@ First = tuple[float, Position]
 
 
 def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses."""
+    """Choose the first inverse temperature above 0 by separate prior draws."""
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
@@ -160,7 +160,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
 
 
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
-    """Estimate the evidence by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
+    """Estimate by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
     key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
@@ -178,7 +178,7 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
 
 
 def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
-    """Estimate the evidence by bridges on the path from the prior (Xie et al. 2011, from both sides)."""
+    """Estimate by bridges on the path from the prior (Xie et al. 2011)."""
     key_ladder, key_prior = random.split(rng_key)
     betas, states = _ladder(target, key_ladder, sizes, first, bar)
     prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_independent), sizes.num_chains)
@@ -197,7 +197,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
 def _ladder(
     target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm
 ) -> tuple[list[float], list[KernelState]]:
-    """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each."""
+    """Choose inverse temperatures above 0, and warm up chains at each."""
     beta, positions = first
     betas: list[float] = []
     states: list[KernelState] = []
@@ -225,7 +225,7 @@ def _ladder(
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:
-    """Sum the log ratios between neighbours to the log evidence, with its error (:eq:`stones`)."""
+    """Sum log ratios between neighbours, with the error (:eq:`stones`)."""
     sizes = [float(log_weights[0].size), *(effective_size(draws) for draws in log_weights[1:])]
     influence = [np.zeros_like(draws) for draws in log_weights]
     total, overlap = 0.0, 1.0

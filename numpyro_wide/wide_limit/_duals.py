@@ -18,7 +18,7 @@ _ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a numb
 
 @jax.custom_jvp
 def angle_of(y: Array, x: Array) -> Array:
-    """Return the angle of the points (x, y), as ``jnp.arctan2`` does; 0 at the origin."""
+    """Return ``jnp.arctan2(y, x)``; 0 at the origin."""
     along, across = jnp.abs(x), jnp.abs(y)
     low, high = jnp.minimum(along, across), jnp.maximum(along, across)
     # Angles up to π/4 become ones up to π/8, where few terms will do.
@@ -44,7 +44,7 @@ def _angle_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> t
 
 @lru_cache
 def _coefficients(num_bytes: int) -> tuple[float, ...]:
-    """Return the polynomial that arctan(r) / r is of r², up to r = tan(π/8), highest degree first."""
+    """Return arctan(r) / r as a polynomial of r² up to r = tan(π/8), highest degree first."""
     degrees = np.arange(40)
     series = np.polynomial.Polynomial((-1.0) ** degrees / (2 * degrees + 1))
     found = series.convert(kind=np.polynomial.Chebyshev, domain=[0, _EIGHTH**2]).truncate(
@@ -78,7 +78,7 @@ class ClosedForm(NamedTuple):
         return Moments(variance, product, slope, jnp.zeros((), variance.dtype))
 
     def pairs(self, one: Moments, other: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
-        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
         return self.dual(one.variance, other.variance, covariance, determinant)
 
 
@@ -101,7 +101,7 @@ def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
 
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
-    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved)."""
+    """Return the dual of the rectifier (Cho and Saul 2009, equations 6 and 7, halved)."""
     scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
@@ -115,7 +115,7 @@ def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
-    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021)."""
+    """Return the dual of the exact GELU (Tsuchida 2021)."""
     root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
     cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
@@ -130,12 +130,12 @@ def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def _unit(a: Array, b: Array) -> Array:
-    """Return the divisor of determinants, for products of two variances overflow in float32 from 1.8e19 on."""
+    """Return the divisor that keeps determinants from overflow in float32."""
     return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
 
 
 def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
-    """Return √D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
+    """Return √D and eu / √D with D = least + eu, u the unit."""
     least = least / unit
     # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
     # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.
@@ -152,7 +152,7 @@ _CHUNK = 16  # terms of the series that one step of the loop adds, and that a gr
 
 
 class HermiteSeries:
-    """Dual of an activation by a Hermite series (Mathematics, :eq:`mehler`), its error by Parseval's identity."""
+    """Dual of an activation by a Hermite series (Mathematics, :eq:`mehler`)."""
 
     def __init__(self, function: Callable[[Array], Array]):
         self._function = function
@@ -182,7 +182,7 @@ class HermiteSeries:
         return Moments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
 
     def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
-        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
         alive = (one.variance > 0) & (other.variance > 0)
         root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
         cosine = covariance / root
@@ -201,7 +201,7 @@ class HermiteSeries:
         return values.astype(u.dtype), slopes.astype(u.dtype)
 
     def _mean_slope(self, moments: Moments) -> Array:
-        """Return E[φ'(u)], which is the coefficient of degree 1 over √a, for pairs with a variance of 0."""
+        """Return E[φ'(u)], the coefficient of degree 1 over √a."""
         alive = moments.variance > 0
         of_degree_1 = jnp.zeros_like(moments.variance)
         if self._stride == 1 or self._first:
@@ -210,7 +210,7 @@ class HermiteSeries:
 
 
 def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
-    """Return Σ_k one_k other_k t^k and its derivative, for t = ``argument`` and coefficients along the first axis."""
+    """Return Σ_k one_k other_k t^k and its derivative by t = ``argument``."""
 
     def add(carried: tuple[Array, Array], coefficients: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         value, derivative = carried
@@ -227,7 +227,7 @@ def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=1)
 def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes, weights that add up to 1, and the weighted normalised Hermite polynomials, (degrees, nodes)."""
+    """Return nodes, weights of sum 1, and weighted normalised Hermite polynomials, (degrees, nodes)."""
     from scipy.special import roots_hermitenorm  # which NumPyro has not loaded
 
     nodes, weights = roots_hermitenorm(_NODES)
@@ -239,7 +239,7 @@ def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _parity(function: Callable[[Array], Array]) -> tuple[int, int]:
-    """Return the first degree with a coefficient, and the steps between those: (1, 2) for an odd function."""
+    """Return the first degree with a coefficient, and the stride; (1, 2) of an odd function."""
     nodes = np.linspace(0.01, 7, 200)
     with jax.ensure_compile_time_eval():
         both = jax.jit(lambda u: jnp.stack([function(u), function(-u), function(0 * u)]))(jnp.asarray(nodes))
@@ -254,7 +254,7 @@ def _root(variance: Array) -> Array:
 
 
 def _share(part: Array, whole: Array) -> Array:
-    """Return the size of a part in its whole, 0 of nothing, without a derivative."""
+    """Return a part's share of its whole, without a derivative."""
     part, whole = jax.lax.stop_gradient((part, whole))
     return jnp.where(whole > 0, jnp.abs(part) / jnp.where(whole > 0, whole, 1), 0)
 
@@ -266,7 +266,7 @@ _TOLERANCE = 1e-5
 
 
 def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
-    """Return the expectations of an activation, by its name or as a function of arrays."""
+    """Return the expectations of an activation."""
     if isinstance(activation, str) and activation in DUALS:
         return ClosedForm(DUALS[activation])
     from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
@@ -284,7 +284,7 @@ def activation_name(activation: Activation) -> str:
 
 
 def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
-    """Warn of a series that leaves out more than a hundred-thousandth, where that is known."""
+    """Warn of a series that leaves out too much."""
     if not is_known(error) or not np.max(error) > _TOLERANCE:
         return
     warnings.warn(

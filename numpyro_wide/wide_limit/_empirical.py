@@ -104,7 +104,7 @@ def _pairwise(
     x2: Array | None,
     block_size: int | None,
 ) -> Array:
-    """Combine the embeddings of all pairs of rows, (n1, n2, ...), two blocks of them at a time."""
+    """Combine the embeddings of all pairs of rows, (n1, n2, ...), in blocks."""
     others = x1 if x2 is None else x2
 
     def rows(start: Array | int, size: int) -> Array:
@@ -132,7 +132,7 @@ def _check_params(params: Any) -> None:
 
 
 def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array | None]:
-    """Return the inputs as arrays, with their shapes and the network's outputs checked."""
+    """Return the inputs as arrays, after checks of shapes and outputs."""
     x1, x2 = _as_array(x1), None if x2 is None else _as_array(x2)
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
         raise ValueError(f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}.")

@@ -35,7 +35,7 @@ _TILE = 128  # rows and columns: layers act elementwise, and a tile stays in the
 
 @dataclass(frozen=True)
 class ScaleProblem:
-    """An architecture, its data, and the priors of its scales, whose logarithms over their medians are one vector."""
+    """An architecture, its data, and the priors of its scales' logarithms."""
 
     activation: Activation
     depth: int  # number of hidden layers
@@ -48,7 +48,7 @@ class ScaleProblem:
     def of(
         cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
     ) -> "ScaleProblem":
-        """Set up the problem of a fully connected network, for function values of the standard deviation ``size``."""
+        """Set up a fully connected network, for function values of the standard deviation ``size``."""
         behind = float(_unit_scale(activation))
         medians = {
             "w_std": np.array([1.0] + [behind] * (depth - 1)),
@@ -67,7 +67,7 @@ class ScaleProblem:
     def of_network(
         cls, network: Any, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
     ) -> "ScaleProblem":
-        """Set up the problem of a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
+        """Set up a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
         bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
@@ -82,19 +82,19 @@ class ScaleProblem:
         return replace(self, inputs=self.inputs[rows])
 
     def place(self, name: str) -> int:
-        """Return the place of a scale among the logarithms, the first of the inputs'."""
+        """Return the index of a scale among the logarithms."""
         return list(self.medians).index(name)
 
     def split(self, vector: np.ndarray) -> dict[str, Any]:
-        """Return the numbers of a vector by name; those of the inputs are the last."""
+        """Return the numbers of a vector by name, those of the inputs last."""
         return {n: vector[i:] if n == "input_scale" else vector[i] for i, n in enumerate(self.medians)}
 
     def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
-        """Return scales and noise by name, from logarithms over their medians."""
+        """Return scales and noise by name."""
         return {name: self.medians[name] * multiple for name, multiple in self.split(np.exp(logarithms)).items()}
 
     def gram(self, logarithms: np.ndarray) -> np.ndarray:
-        """Return the limit's kernel of the inputs with themselves, (n, n)."""
+        """Return the limit's kernel of the inputs, (n, n)."""
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
         if self.network is not None:
@@ -108,7 +108,7 @@ class ScaleProblem:
         return scales["readout_w_std"] ** 2 * found
 
     def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Differentiate by the logarithms a function that has this derivative by the kernel, (n, n), symmetric."""
+        """Return a derivative by the logarithms, from that by the symmetric kernel, (n, n)."""
         scales = self.scales(logarithms)
         noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
         if self.network is not None:
@@ -119,7 +119,7 @@ class ScaleProblem:
         return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
 
     def _products(self, scales: dict[str, Any]) -> np.ndarray:
-        """Return the inner products of the scaled inputs over their number of columns, (n, n)."""
+        """Return the mean products of the scaled inputs, (n, n)."""
         x = self.inputs * scales.get("input_scale", 1.0)
         return x @ x.T / x.shape[1]
 
@@ -131,7 +131,7 @@ class ScaleProblem:
         return found
 
     def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
-        """Differentiate by a fully connected network's scales, given the derivative by its kernel, (n, n)."""
+        """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
         readout = scales["readout_w_std"]
         parts = []
         for rows, columns, (units, is_on_diagonal) in _tiles(self._products(scales)):
@@ -166,7 +166,7 @@ _Units = tuple[Any, Any, Any]  # mean squares at the rows and at the columns of 
 
 
 def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bool]]]:
-    """Yield rows and columns of tiles on and below the diagonal, with the units there, and whether it is on it."""
+    """Yield rows and columns of tiles on and below the diagonal, their units, and whether on it."""
     size = len(product)
     filled = np.arange(-(-size // _TILE) * _TILE)
     filled[size:] = 0  # the last tile is filled up by the first row
@@ -192,7 +192,7 @@ def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_st
 def _tile_layer_slope(
     activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
 ) -> tuple[_Units, Array]:
-    """Return derivatives by the units before a layer, given those after it; by both scales, and Σ slope · product."""
+    """Return derivatives by the units before a layer; by both scales, and Σ slope · product."""
     layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
     after, pull = jax.vjp(layer, units, w_std, b_std)
     before, *by_scale = pull(slope)
@@ -211,7 +211,7 @@ def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: A
 
 @partial(jax.jit, static_argnums=0)
 def _unit_scale(activation: Activation) -> Array:
-    """Return the scale of weights behind an activation that keeps the variance at one."""
+    """Return the scale of weights that keeps the variance at one."""
     return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
 
 
@@ -222,7 +222,7 @@ _TOLERANCE = 2e-3  # of means and weights at the largest bound: it is level ther
 
 @dataclass(frozen=True)
 class Evidence:
-    """Minus the log posterior of the scales, given targets with Gaussian noise, (n,) or (n, k)."""
+    """Minus the log posterior of the scales, given targets with Gaussian noise."""
 
     problem: ScaleProblem
     targets: np.ndarray
@@ -247,7 +247,7 @@ class Evidence:
 
 
 class Bound:
-    """Minus the log posterior of the scales by a variational bound (Mathematics, :eq:`bound-slope`)."""
+    """Minus the log posterior of the scales, bounded (Mathematics, :eq:`bound-slope`)."""
 
     step = 0.03
 
@@ -285,7 +285,7 @@ class Bound:
 def _with_prior(
     problem: ScaleProblem, logarithms: np.ndarray, value: float, slope: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return minus the log posterior and its gradient, from a log evidence and its own."""
+    """Return minus the log posterior and its gradient."""
     spreads = problem.spreads
     prior = 0.5 * np.sum((logarithms / spreads) ** 2)
     return prior - value, logarithms / spreads**2 - slope
@@ -301,7 +301,7 @@ _NOT_FINITE = 1e12  # the value for the optimiser where the evidence is not a nu
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
-    """Find the mode of the scales' posterior, and how well it is known, from starts on some of the rows."""
+    """Find the mode of the scales' posterior and its curvature, from starts on some rows."""
     problem, some = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
     starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
@@ -359,7 +359,7 @@ def _check_finite(problem: ScaleProblem, loss: float) -> None:
 
 
 def _value(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return an objective and its gradient, finite numbers for the optimiser in any case."""
+    """Return an objective and its gradient, always finite."""
     value, gradient = objective(logarithms)
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
         return _NOT_FINITE, np.zeros_like(gradient)
@@ -376,7 +376,7 @@ def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> 
 
 
 def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Minimise in coordinates, along the columns of ``directions``, in which the curvature is about one."""
+    """Minimise along the columns of ``directions``, in which the curvature is about one."""
     from scipy.optimize import minimize  # which NumPyro has not loaded
 
     bounds = _BOUND * objective.problem.spreads
@@ -398,7 +398,7 @@ def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: 
 
 
 def _curvature(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""
+    """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
     gradient, size = _value(objective, logarithms)[1], objective.step
     moved = [_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
     hessian = np.stack(moved) / size
@@ -415,7 +415,7 @@ _MOST = 5  # of them, above the bound's own
 
 
 def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the logarithms with the best readout's scale in their place, and its mean log probability of a label."""
+    """Return the logarithms with the best readout's scale, and its mean log probability of a label."""
     place = bound.problem.place("readout_w_std")
     spread, tried = bound.problem.spreads[place], []
     for step in range(-1, _MOST + 1):
@@ -428,7 +428,7 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
 
 
 def left_out(gram: np.ndarray, observations: Observations) -> float:
-    """Return the mean log probability of labels (n,), each given the folds that it is not in."""
+    """Return the mean log probability of labels (n,) given the other folds."""
     labels = observations.values.astype(int)
     folds = np.empty(len(labels), int)
     folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _NUM_FOLDS
@@ -622,7 +622,7 @@ _ONE_OF = 50  # of so many rows one may be far out, and be told
 
 
 def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
-    """Warn if one row, or few of many, hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
+    """Warn if few rows hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
     if len(residuals) < _FEWEST_ROWS:
         return
     distances, targets = np.abs(residuals - np.median(residuals, axis=0)), found.targets.reshape(residuals.shape)

@@ -113,25 +113,25 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
 
 
 class Conditioned:
-    """A Gaussian process of zero mean given noisy targets, in NumPy's float64."""
+    """A zero-mean Gaussian process given noisy targets, in float64."""
 
     def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any):
         self._factor = cho_factor(kernel + np.diag(np.broadcast_to(noise_variance, len(kernel))), lower=True)
         self._weights = cho_solve(self._factor, targets)
 
     def moments(self, cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return means (m, c) and variances (m,) at rows with covariances (m, n) and prior variances (m,)."""
+        """Return means (m, c) and variances (m,) from covariances (m, n) and prior variances (m,)."""
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)
         return cross @ self._weights, np.maximum(prior - explained, 0.0)
 
     def left_out(self) -> np.ndarray:
-        """Return the residuals of all rows, (n, c), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
+        """Return the leave-one-out residuals, (n, c) (Rasmussen 2006, p. 117)."""
         inverse = cho_solve(self._factor, np.eye(len(self._weights)))
         return self._weights / np.diagonal(inverse)[:, None]
 
 
 def evidence_and_slope(covariance: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray] | None:
-    r"""Return the log evidence of columns (n, k), and $(\alpha \alpha^\top - k K^{-1}) / 2$, its derivative by K."""
+    """Return the log evidence of columns (n, k), and its derivative by the covariance."""
     num_rows, num_columns = columns.shape
     if not np.isfinite(covariance).all():
         return None

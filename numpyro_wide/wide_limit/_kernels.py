@@ -90,7 +90,7 @@ def fcn_kernel(
         check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
+        """Return both kernels of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
         inputs = _checked(x1, x2, check_matrix)
         # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
         dtype = inputs[0].dtype
@@ -108,7 +108,7 @@ def fcn_kernel(
 def _fcn_kernels(
     activation: Activation, block_size: int | None, inputs: tuple[Array, ...], scales: list[Array]
 ) -> tuple[Array, Array, Array]:
-    """Compute both kernels of ``inputs``, (x1,) or (x1, x2), and by row the share that a series leaves out."""
+    """Return both kernels of (x1,) or (x1, x2), and by row the share that a series leaves out."""
     x1, x2 = inputs[0], inputs[-1]
 
     def rows(start: Array | int, size: int) -> tuple[Array, Array, Array]:
@@ -123,7 +123,7 @@ def _fcn_kernels(
 
 
 def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
-    """Refuse a scale that is negative or infinite, or neither a number nor, where layers differ, (depth,)."""
+    """Refuse a scale that is negative, infinite, or of another shape than () or (depth,)."""
     if np.shape(scale) not in ((), () if depth is None else (depth,)):
         layers = "" if depth is None else f" or an array of shape (depth,) = {(depth,)}"
         raise ValueError(f"{name} must be a number{layers}, but got an array of shape {np.shape(scale)}.")
@@ -174,13 +174,13 @@ class NetworkKernel:
         self.network, self.block_size = network, block_size
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each."""
+        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...)."""
         nngp, ntk, error = self._compute(_checked(x1, x2))
         warn_of_truncation(error)
         return nngp, ntk
 
     def truncation_error(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
-        """Return the largest share of a layer's moments that the Hermite series leaves out; 0 of closed forms."""
+        """Return the largest share of a layer's moments that a Hermite series leaves out."""
         return self._compute(_checked(x1, x2))[2]
 
     def _compute(self, inputs: tuple[Array, ...]) -> Tile:
@@ -213,7 +213,7 @@ class NetworkKernel:
         return jnp.asarray(nngp), jnp.asarray(ntk), jnp.asarray(error, inputs[0].dtype)
 
     def _tile(self, is_one_set: bool) -> Callable[[Array, Array, Array, Array], Tile]:
-        """Return the function from rows of both inputs, and their places, to their part of the kernels."""
+        """Return the function from rows of both inputs, and their places, to a tile."""
         rule, network = rule_of(self.network), self.network
 
         def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
@@ -227,7 +227,7 @@ class NetworkKernel:
         return tile
 
     def _traced(self, inputs: tuple[Array, ...]) -> Tile:
-        """Compute the kernels where numbers are not known: blocks in a loop of the program."""
+        """Compute the kernels of traced inputs or scales, by blocks in a loop."""
         tile, x1, x2 = self._tile(len(inputs) == 1), inputs[0], inputs[-1]
         places = jnp.arange(max(len(x1), len(x2)))
 
@@ -249,7 +249,7 @@ _PATIENCE = 10  # seconds of work before a progress bar shows
 
 
 def _with_bar(rows: Sequence[slice]) -> Any:
-    """Return an iterator over rows of blocks, with a progress bar if they take long."""
+    """Return an iterator over rows, with a progress bar if they take long."""
     from tqdm.auto import tqdm
 
     return tqdm(rows, "rows of blocks", delay=_PATIENCE, disable="CI" in os.environ)

@@ -28,14 +28,14 @@ _SYMMETRY = 1e-4
 
 
 def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
-    """Refuse an array of another shape than ``expected``, called ``meaning`` in the message."""
+    """Refuse an array of another shape."""
     if array.shape != expected:
         hint = " Transpose it." if array.shape == expected[::-1] else ""
         raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
 
 
 def check_symmetric(name: str, kernel: Array) -> int:
-    """Return the number of rows of a kernel, which must be a symmetric matrix."""
+    """Return the number of rows of a symmetric matrix."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(
             f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
@@ -61,7 +61,7 @@ def check_matrix(name: str, x: Array | np.ndarray) -> None:
 
 
 def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
-    """Refuse targets that are not (num_train,) or (num_train, k), or hold NaN."""
+    """Refuse targets of another shape, and NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(
             f"targets must have shape (n_train,) or (n_train, k) with n_train = {num_train}, "
@@ -73,7 +73,7 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
 def mean_over_filter(
     covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
 ) -> Array:
-    """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ."""
+    """Return the mean of covariances over a filter's offsets, of one pixel or of pairs."""
     from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
 
     check_one_of("padding", padding, PADDINGS)
@@ -85,7 +85,7 @@ def mean_over_filter(
 
 
 def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int, padding: str) -> Array:
-    """Return the mean over offsets along one direction, which all of these axes are."""
+    """Return the mean over offsets along one direction, with all of these axes."""
     length = covariances.shape[axes[0]]
     around, num_steps = _steps(length, size, stride, padding)
     if around != (0, 0):
@@ -113,7 +113,7 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
 
 
 def _steps(length: int, size: int, stride: int, padding: str) -> tuple[tuple[int, int], int]:
-    """Return the pixels that are added before and after, and the number of places of the filter."""
+    """Return the padding before and after, and the number of places of the filter."""
     if padding == "VALID":
         return (0, 0), (length - size) // stride + 1
     num_steps = -(-length // stride)
@@ -159,10 +159,7 @@ class LayerKernels:
         return (self.product.ndim - 2) // 2
 
     def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
-        """Return the kernels after a dense layer, or a 1 × 1 convolution.
-
-        $K = \sigma_w^2 \kappa + \sigma_b^2$ and $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018; :eq:`kernels`).
-        """
+        """Return the kernels after a dense layer, or a 1 × 1 convolution (Mathematics, :eq:`kernels`)."""
         units = self.settled()
         w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
         covariance = w_var * units.product + b_var
@@ -194,7 +191,7 @@ class LayerKernels:
         ).dense(w_std, b_std)
 
     def activate(self, activation: Activation) -> "LayerKernels":
-        r"""Return those of activated units: $E[\varphi(u) \varphi(v)]$ and $E[\varphi'(u) \varphi'(v)] \Theta$."""
+        """Return the kernels of activated units."""
         dual: Any = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
         one, other = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
@@ -212,7 +209,7 @@ class LayerKernels:
         return LayerKernels(one.product, other.product, product, slope * self.tangent, None, self.same, error)
 
     def normalise(self) -> "LayerKernels":
-        """Return the kernels after layer normalisation over channels, whose mean tends to zero: units of variance 1."""
+        """Return the kernels after layer normalisation over channels."""
         from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, which is not loaded with the package
 
         units = self.settled()
@@ -227,7 +224,7 @@ class LayerKernels:
         )
 
     def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
-        """Return the kernels of a weighted sum of these units and independent others, such as a residual branch."""
+        """Return the kernels of a weighted sum of these units and independent others."""
         one, two = self.settled(), other.settled()
         if one.product.shape != two.product.shape:
             raise ValueError(
@@ -240,7 +237,7 @@ class LayerKernels:
         return replace(one, **sums, error=jnp.maximum(one.error, two.error))
 
     def flatten(self) -> "LayerKernels":
-        """Return the kernels of the units of all pixels taken together: means over each pixel with itself."""
+        """Return the kernels of the units of all pixels together."""
         units = self.settled()
         if not units.num_pixels:
             return units
@@ -277,17 +274,17 @@ class LayerKernels:
         return replace(self, **squares, affine=None)
 
     def each_pixel(self, covariances: Array) -> Array:
-        """Return the covariances of each pixel with the same of the other image, (n1, n2, h, w)."""
+        """Return the covariances of each pixel with itself, (n1, n2, h, w)."""
         if self.num_pixels < 2:
             return covariances
         return jnp.einsum("...hwhw->...hw", covariances)
 
     def _number(self, name: str, value: ArrayLike) -> Array:
-        """Return a scale in the type of the kernels, which the inputs set."""
+        """Return a scale in the dtype of the inputs."""
         return as_not_negative(name, value, dtype=self.product.dtype)
 
     def _of_rows(self, values: Array) -> Array:
-        """Return values at single inputs of the first set, (..., n1, h, w), to broadcast against the covariances."""
+        """Return values of the first set, (..., n1, h, w), to broadcast against the covariances."""
         if not values.ndim:
             return values
         return jnp.expand_dims(values, ((-1,), (-3,), (-5, -2, -1))[self.num_pixels])
@@ -298,7 +295,7 @@ class LayerKernels:
         return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
 
     def _same_unit(self, same: Array) -> Array:
-        """Tell which covariances are those of one pixel of one image with itself, in a shape that broadcasts."""
+        """Return which covariances are those of one pixel of one image with itself."""
         same = jnp.expand_dims(same, range(2, self.product.ndim))
         if self.num_pixels < 2:
             return same
@@ -323,7 +320,7 @@ class Inputs:
     all_pairs: bool = False
 
     def vectors(self, input_scale: ArrayLike | None = None) -> LayerKernels:
-        """Return the kernels of inputs as vectors, images flattened, times ``input_scale``, a number or (d_in,)."""
+        """Return the kernels of flattened inputs times ``input_scale``, a number or (d_in,)."""
         x1, x2 = (scaled_inputs(x.reshape(x.shape[0], -1), input_scale) for x in (self.x1, self.x2))
         product = jnp.matmul(x1, x2.T, precision="highest") / x1.shape[1]
         return self._begin(x1, x2, product)
@@ -421,7 +418,7 @@ def fully_connected(
     scales: Sequence[Any],
     layer_norm: bool = False,
 ) -> LayerKernels:
-    """Return the kernels of an FCN's features, for w_std and b_std (depth,) and the readout's two scales."""
+    """Return the kernels of an FCN's features, from w_std and b_std (depth,) and the readout's."""
     w_std, b_std, readout_w_std, readout_b_std = scales
 
     def layer(units: LayerKernels, scales: tuple[Array, Array]) -> LayerKernels:
@@ -506,7 +503,7 @@ def _readout(network: "CNN | WideResNet", hidden: LayerKernels) -> LayerKernels:
 def _through_layers(
     layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
 ) -> LayerKernels:
-    """Carry the kernels through layers that keep their shapes, with scales along leading axes."""
+    """Carry the kernels through layers of one shape, with scales along leading axes."""
     if num_layers <= _MAX_UNROLLED:
         for i in range(num_layers):
             units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))

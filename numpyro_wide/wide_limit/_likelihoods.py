@@ -48,12 +48,12 @@ class Likelihood(ABC):
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> ArrayLike | None:
-        """Return the largest observation, of those that are whole numbers from 0; None for any real numbers."""
+        """Return the largest of observed whole numbers; None for real numbers."""
         return np.inf
 
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        """Refuse observations that the likelihood cannot give, where their numbers are known already."""
+        """Refuse known observations that the likelihood cannot give."""
         largest = cls.largest(parameters)
         if largest is None or not is_known(observed):
             return
@@ -72,19 +72,19 @@ class Likelihood(ABC):
 
     @property
     def constant(self) -> np.ndarray:
-        """Terms of the log density that do not depend on the function values, (n,)."""
+        """Terms of the log density without function values, (n,)."""
         return np.zeros(len(self.start))
 
     @abstractmethod
     def derivatives(self, values: np.ndarray) -> Derivatives:
-        """Return log density, less its ``constant``, slope and weight at function values (q, n, c)."""
+        """Return log density without ``constant``, slope and weight at values (q, n, c)."""
 
     @abstractmethod
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
-        """Average over independent normals of means (n, c) and variances (n,), which those of a row share."""
+        """Average over independent normals of means (n, c) and variances (n,)."""
 
     def averaged(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None = None) -> Averages:
-        """Average as ``expected`` does by a sum over nodes; None for Gauss and Hermite's."""
+        """Average by a sum over nodes; None for Gauss and Hermite's."""
         if nodes is None:
             normals, shares = np.polynomial.hermite_e.hermegauss(_NUM_QUADRATURE)
             nodes = normals[:, None, None], shares / np.sum(shares)
@@ -101,7 +101,7 @@ class Likelihood(ABC):
 
 @dataclass(frozen=True)
 class OneValue(Likelihood):
-    """A likelihood of observations that have one function value each."""
+    """A likelihood with one function value each."""
 
     observed: np.ndarray  # (n,)
     offset: np.ndarray  # the part of the function values besides ``features @ readout``, (n,)
@@ -115,12 +115,12 @@ class OneValue(Likelihood):
         return value, slope[..., None], weight
 
     def guess(self) -> np.ndarray:
-        """Return function values, offset included, at which a fit may begin, (n,)."""
+        """Return function values, with offset, to start at, (n,)."""
         return np.zeros_like(self.observed)
 
     @abstractmethod
     def along(self, f: np.ndarray) -> Derivatives:
-        """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""
+        """Return log density, slope and weight at function values with offset, (q, n)."""
 
 
 _NARROW = 0.5  # standard deviation of a logit below which the sum is over its normal, else over a logistic variable
@@ -137,7 +137,7 @@ class LogisticAverages(NamedTuple):
 
 
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
-    """Average the logistic function, its integral and its derivative over normal logits, means and variances (n,)."""
+    """Average the logistic function, its integral and its derivative over normals (n,)."""
     scale = np.sqrt(variance)
     found = np.empty((3, len(mean)))
     narrow = scale < _NARROW
@@ -175,7 +175,7 @@ class SoftmaxAverages(NamedTuple):
 
 
 def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
-    """Average a softmax and its logarithm over independent normal logits, means (n, k), variances (n,) by row."""
+    """Average a softmax and its logarithm over normals of means (n, k), variances (n,)."""
     size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
     parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
     return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
@@ -200,7 +200,7 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
 
 
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return −log F and the derivative of log F along the integral, (n, k, places)."""
+    """Return −log F and the derivative of log F, (n, k, places)."""
     values, slopes = (_by_row(table, shapes) for table in _tables())
     cells = below / _SPACING
     first = cells.astype(int)
@@ -219,7 +219,7 @@ def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Interpolate a table between its shapes, by cubics through four, (n, places)."""
+    """Interpolate a table between its shapes, by cubics, (n, places)."""
     cells = np.clip(shapes * (_NUM_SHAPES - 1) * np.sqrt(_VARIANCE), 0, _NUM_SHAPES - 1)
     first = np.clip(cells.astype(int) - 1, 0, _NUM_SHAPES - 4)
     t = (cells - first)[:, None]
@@ -248,7 +248,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
-    """Return log(−log F) of a sum, by a trapezoid rule over the Gumbel variable or over the normal one."""
+    """Return log(−log F) of a sum, by a trapezoid rule over either variable."""
     scale = np.sqrt(max(1 - _VARIANCE * shape**2, 0.0))  # of the normal part
     if shape < 0.2:  # the normal part, of 4.8 Gumbel units at least, smooths Gumbel's
         gumbel = np.arange(-4.0, 45.0, 0.25)
@@ -268,7 +268,7 @@ def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Logistic(OneValue):
-    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total: a binomial's, and a negative binomial's."""
+    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total."""
 
     @property
     @abstractmethod
@@ -314,7 +314,7 @@ class Bernoulli(Logistic):
 
 @dataclass(frozen=True)
 class Binomial(Logistic):
-    """Successes among a number of trials, which may be zero, by the logit of one."""
+    """Successes among a number of trials, by their logit."""
 
     name = "binomial"
     parameters = ("total_count",)
@@ -455,7 +455,7 @@ class StudentT(OneValue):
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """Class labels, by the softmax of k logits, all with one weight a row."""
+    """Class labels, by the softmax of k logits, one weight a row."""
 
     name = "categorical"
     parameters = ("num_classes",)
@@ -523,5 +523,5 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def logit_basis(num_classes: int, contrasts: bool) -> np.ndarray:
-    """Return the basis of the logits that the function values are in, (k, c): contrasts, or each class its own."""
+    """Return the basis of the logits, (k, c): contrasts, or each class its own."""
     return helmert(num_classes).T if contrasts else np.eye(num_classes)

@@ -134,7 +134,7 @@ class WideLimitFit:
         return new.predicted(self._moments(x_new, self._processes))
 
     def _moments(self, x_new: np.ndarray, processes: Sequence[Conditioned]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return mean, (m, c), and variance, (m,), of the function values of each process."""
+        """Return mean, (m, c), and variance, (m,), of each process."""
         of, parts = self._kernel(), []
         with double_precision():
             for start in range(0, len(x_new), _BLOCK):
@@ -148,14 +148,14 @@ class WideLimitFit:
 
     @cached_property
     def _processes(self) -> list[Conditioned]:
-        """The processes given the Gaussian likelihoods that stand for the fit's own at the fitted scales."""
+        """The processes given the fitted Gaussian likelihoods."""
         observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
         with double_precision():
             gram = self._gram()
             return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
 
     def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
-        """Return new inputs in float64; refuse other columns than the fit's, no rows, NaN and infinities."""
+        """Return new inputs in float64; refuse other columns, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.shape[1:] != self.inputs.shape[1:]:
@@ -173,5 +173,5 @@ class WideLimitFit:
         return kernel(self.network)
 
     def _gram(self) -> np.ndarray:
-        """Return the kernel of the fit's inputs with themselves, (n, n), in the precision that JAX is set to."""
+        """Return the kernel of the fit's inputs, (n, n), in JAX's precision."""
         return np.array(self._kernel()(self.inputs)[0])

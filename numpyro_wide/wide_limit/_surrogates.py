@@ -94,7 +94,7 @@ def fitted_surrogate(
 
 
 def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
-    """Return the kernel in float64, exactly symmetric; refuse one that is not (n, n) and positive semidefinite."""
+    """Return the symmetric kernel in float64; refuse one not (n, n) and positive semidefinite."""
     check_finite("kernel", kernel)
     matrix = np.asarray(kernel, float)
     if matrix.shape != (num_rows, num_rows):
@@ -123,14 +123,14 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FunctionLikelihood(Likelihood):
-    """A likelihood that is known by a function alone; JAX must be in double precision."""
+    """A likelihood known by a function alone, in double precision."""
 
     # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
     log_density: Callable[[Array], Array]
     shape: tuple[int, int]  # (n, c)
 
     def __post_init__(self) -> None:
-        """Refuse a log density in which the function values of a row change the slope of another row."""
+        """Refuse a log density with rows that depend on each other."""
         slope = jax.jit(jax.grad(lambda values: jnp.sum(self.log_density(values))))
         values = jnp.zeros(self.shape)
         moved = values.at[1::2].add(0.5)
@@ -175,18 +175,18 @@ class FunctionLikelihood(Likelihood):
 
 
 def normal_pairs(count: int, shape: tuple[int, int]) -> Nodes:
-    """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
+    """Return antithetic normal draws of sample variance one."""
     half = np.random.default_rng(0).normal(size=(-(-count // 2), *shape))
     half /= np.sqrt(np.mean(half**2, axis=0))
     return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
 
 
 class FunctionObservations(Observations):
-    """Observations whose likelihood is a function of function values to a NumPyro distribution."""
+    """Observations with a function to a NumPyro distribution."""
 
     @classmethod
     def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of function values of a row, as "num_classes", where there are several."""
+        """Return "num_classes", the number of function values of a row, where given."""
         found = {name: value for name, value in given.items() if value is not None}
         refuse_foreign(found, ("num_classes",), likelihood)
         if found:
@@ -195,10 +195,10 @@ class FunctionObservations(Observations):
 
     @classmethod
     def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
-        """Accept any numbers: the distribution refuses others than its own."""
+        """Accept any numbers; the distribution refuses others."""
 
     def columns(self) -> list[Likelihood]:
-        """Return the likelihoods that a Gaussian is fitted to one by one."""
+        """Return the likelihoods of separate fits."""
         if "num_classes" in self.parameters:
             return [_of_rows(self.likelihood, self.values, self.basis, self.offset)]
         return [_of_column(self.likelihood, self.values, self.offset, place) for place in self.places]
@@ -207,7 +207,7 @@ class FunctionObservations(Observations):
 def _of_column(
     distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
 ) -> FunctionLikelihood:
-    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each."""
+    """Return the likelihood of observations (n,), or of a column of (n, k)."""
     place, shift = (slice(None), *column), jnp.asarray(offset)
     values = _checked_values(distribution(shift), observed, observed.shape)
 
@@ -222,7 +222,7 @@ def _of_column(
 def _of_rows(
     distribution: Callable[[Any], Any], observed: np.ndarray, basis: np.ndarray, offset: np.ndarray
 ) -> FunctionLikelihood:
-    """Return the likelihood of n observations with k function values each, given as c coordinates in a basis (k, c)."""
+    """Return the likelihood of n observations, in c coordinates of a basis (k, c)."""
     across, shift = jnp.asarray(basis.T), jnp.asarray(offset)
     values = _checked_values(distribution(shift), observed, observed.shape[:1])
 
@@ -233,14 +233,14 @@ def _of_rows(
 
 
 def _elementwise(distribution: Any) -> dist.Distribution:
-    """Return the distribution without ``to_event``, which would sum over rows."""
+    """Return the distribution without ``to_event``."""
     while isinstance(distribution, dist.Independent):
         distribution = distribution.base_dist
     return distribution
 
 
 def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
-    """Return the observations in the type that the distribution takes, which must have this batch shape."""
+    """Return the observations in the distribution's dtype, after checks."""
     if not isinstance(distribution, dist.Distribution):
         raise ValueError(
             "likelihood(f) must give a NumPyro distribution, such as dist.Bernoulli(logits=f), but gave a "

@@ -25,14 +25,14 @@ _LEAST_WEIGHT = 1e-3
 
 
 class GaussianLikelihood(NamedTuple):
-    """A Gaussian likelihood N(targets; f, 1 / weights) of function values f, (n, c)."""
+    """A Gaussian likelihood N(targets; f, 1 / weights), (n, c)."""
 
     targets: np.ndarray  # (n, c)
     weights: np.ndarray  # precisions, (n,), which the function values of a row share
 
 
 class State(NamedTuple):
-    """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column."""
+    """Gaussian function values, of mean K α and covariance (K⁻¹ + diag w)⁻¹ in each column."""
 
     alpha: np.ndarray  # α, (n, c)
     weights: np.ndarray  # w, (n,)
@@ -46,24 +46,24 @@ class State(NamedTuple):
 
 
 class VariationalFit(NamedTuple):
-    r"""The search for the Gaussian likelihood that gives the best Gaussian posterior (Mathematics, :eq:`sites`)."""
+    """Search for the Gaussian likelihood of the best Gaussian posterior (Mathematics, :eq:`sites`)."""
 
     likelihood: Likelihood  # of n rows with c function values each
     kernel: np.ndarray  # K, the prior covariance in each column, (n, n)
 
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Maximise the bound, from the Gaussian likelihood of a state of another kernel if one is given."""
+        """Maximise the bound, from the Gaussian likelihood of another state if given."""
         with set_blas_threads(1):
             return self._climb(None if start is None else self._from(start), tolerance)[0]
 
     def kernel_slope(self, state: State) -> np.ndarray:
-        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
+        """Return the bound's derivative by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
         root = np.sqrt(state.weights)
         inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
     def fit(self, total_weight: float) -> GaussianLikelihood:
-        """Maximise the bound, with a warning if it does not settle; Σ w K_ii is at most about ``total_weight``."""
+        """Maximise the bound; Σ w K_ii is at most about ``total_weight``."""
         # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
         with set_blas_threads(1):
             state, moved = self._climb(None, _TOLERANCE)
@@ -79,7 +79,7 @@ class VariationalFit(NamedTuple):
         return self.sites(state, total_weight)
 
     def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
-        """Return the Gaussian likelihood of a state at the largest bound; Σ w K_ii is at most ``total_weight``."""
+        """Return a state's Gaussian likelihood; Σ w K_ii is at most ``total_weight``."""
         weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
         # The slope at the mean is the likelihood's, whatever the limits of the weight.
         return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
@@ -91,7 +91,7 @@ class VariationalFit(NamedTuple):
         return np.maximum(variances, 1e-6 * np.max(variances))
 
     def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
-        """Take natural-gradient steps until means and weights stand still; return how far the last one moved them."""
+        """Take natural-gradient steps to convergence; return the size of the last."""
         state, step, moved = self._start() if start is None else start, 1.0, np.inf
         for _ in range(_MAX_STEPS):
             new = self._towards(state, step)
@@ -108,7 +108,7 @@ class VariationalFit(NamedTuple):
         return state, moved
 
     def _start(self) -> State:
-        """Return the state with the likelihood's derivatives row by row; with a mean of zero if that leads nowhere."""
+        """Return the state by each row's derivatives, or with a mean of zero."""
         start, slope, weight = self._row_by_row()
         weights = self._kept_up(weight)
         alpha = self._alpha(_factor(self.kernel, weights), weights, weights[:, None] * start + slope)
@@ -124,14 +124,14 @@ class VariationalFit(NamedTuple):
         )
 
     def _from(self, other: State) -> State | None:
-        """Return the posterior under the Gaussian likelihood of another state; None if its bound is not finite."""
+        """Return the posterior under another state's Gaussian likelihood; None if not finite."""
         weights = self._kept_up(other.weights)
         natural = weights[:, None] * other.mean + other.slope
         state = self._at(self._alpha(_factor(self.kernel, weights), weights, natural), weights)
         return state if np.isfinite(state.bound) else None
 
     def _row_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return about the mode of every row by itself, and slope and weight there, by cut Newton steps."""
+        """Return each row's approximate mode, slope and weight, by cut Newton steps."""
         values, prior = self.likelihood.start, self._prior[:, None]
         for _ in range(_ROW_STEPS):
             with np.errstate(all="ignore"):
@@ -164,14 +164,14 @@ class VariationalFit(NamedTuple):
         return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
 
     def _towards(self, state: State, step: float) -> State:
-        """Move a share of the way to the posterior given the current weights, and to the weights at its moments."""
+        """Step towards the posterior given the current weights, and the weights at its moments."""
         # Weights that rows share among several function values swing to and fro if they go all the way.
         share = step if state.matrices is None else step / 2
         weights = (1 - share) * state.weights + share * state.curvature
         return self._at(state.alpha + step * self._newton(state), weights)
 
     def _newton(self, state: State) -> np.ndarray:
-        """Return Newton's step of α for fixed weights, (I + H K)⁻¹ (s − α), with −H the mean second derivatives."""
+        """Return Newton's step of α, (I + H K)⁻¹ (s − α), with −H the mean second derivatives."""
         residual = state.slope - state.alpha
         step = self._alpha(state.factor, state.weights, residual)
         if state.matrices is None:
