@@ -83,7 +83,7 @@ class RandomFeatures:
         """Yield blocks of rows, with means and variances by draw, (draws, rows, ...)."""
         size = min(len(x_new), _TEST_ROWS)
         for start in range(0, len(x_new), size):
-            # The last block is filled up, so that there is one program for all.
+            # Filled up, for one program.
             filled = np.resize(x_new[start : start + size], (size, x_new.shape[1]))
             with double_precision():
                 found = self.predictive(jax.random.key(0), jnp.asarray(filled))
@@ -124,7 +124,7 @@ def fit_random_features(
         num_rows: number of random rows that scales are fitted to.
         width: number of random features: units of each hidden layer.
         num_draws: number of draws of the hidden weights.
-        weighted: whether draws are weighted by their evidence; with many rows one draw then dominates.
+        weighted: whether draws are weighted by their evidence; of many rows one draw dominates.
         block_size: number of rows whose features are held at a time.
         seed: seed of the rows and of the draws.
         progress_bar: whether to show a bar over the draws.
@@ -171,7 +171,7 @@ def fit_random_features(
     wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
     with double_precision():
         args = jnp.asarray(inputs), jnp.asarray(targets)
-        # A priori hidden weights do not depend on the rows, of which one is enough to draw them.
+        # One row is enough to draw hidden weights.
         drawn = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
         draws = {name: values for name, values in drawn.items() if name.startswith("hidden.")}
         predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
@@ -186,12 +186,9 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:
-        raise ValueError("fit must be of fully connected networks, by activation and depth, but is of a network.")
+        raise ValueError("fit must be of fully connected networks, by activation and depth.")
     if fit.noise_scale is None:
         raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"fit must be of inputs and targets with the axes of x and y after the rows, {shapes[1]}, but has "
-            f"{shapes[0]}."
-        )
+        raise ValueError(f"fit must be of inputs and targets of shapes {shapes[1]} a row, but has {shapes[0]}.")

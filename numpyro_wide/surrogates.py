@@ -88,7 +88,7 @@ def surrogate_targets(
     parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
-    # The slope of the log likelihood and the standard deviation by its curvature, at f = 0, of counts at log(y + 1/2).
+    # Slope and scale by the curvature, at f = 0, of counts at log(y + 1/2).
     own_scale: Any
     if num_classes is not None:
         slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
@@ -135,7 +135,7 @@ def class_contrasts(num_classes: int) -> Array:
     return jnp.asarray(logit_basis(num_classes, contrasts=True), jnp.result_type(float))
 
 
-_AT_ONCE = 20  # draws that one program runs, and whose features are held
+_AT_ONCE = 20  # draws of one program
 
 
 def mean_kernel(
@@ -166,8 +166,7 @@ def mean_kernel(
         kernel (n, n), in double precision, NumPy's.
 
     Raises:
-        ValueError: for invalid sites or samples, features that are not finite, a readout prior that is not Normal, or a
-            subsampled plate.
+        ValueError: for invalid sites or samples, infinite features, another prior than Normal, or a subsampled plate.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -202,15 +201,13 @@ def mean_kernel(
     kernel: Any = 0.0
     program: Callable | None = None
     for start in range(0, count, _AT_ONCE):
-        # The last draws are filled up, so that one program serves for all.
+        # Filled up, for one program.
         rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
         some = keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays
         program = program or program_of(of_draws, *some)
         for psi in np.asarray(program(*some))[: count - start].astype(float):
             if not np.isfinite(psi).all():
-                raise ValueError(
-                    f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
-                )
+                raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
             kernel = kernel + psi @ psi.T / count
     return kernel
 
@@ -221,8 +218,7 @@ def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarra
     lengths = {name: value.shape[:1] for name, value in draws.items()}
     if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
         raise ValueError(
-            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
-            f"{lengths}; take mcmc.get_samples()."
+            f"samples must hold draws of sites, all with the same number, but their lengths are {lengths}."
         )
     (total,) = next(iter(lengths.values()))
     rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
@@ -247,10 +243,7 @@ def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
     check_names_known("readout", readout, latent, kind="latent site")
     fn = latent[readout]["fn"]
     if fn.shape()[:1] != (num_features,):
-        raise ValueError(
-            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
-            f"the shape {fn.shape()}."
-        )
+        raise ValueError(f"the readout {readout!r} must have {num_features} rows, but has the shape {fn.shape()}.")
     _, scale = normal_parameters(readout, "readout", fn)
     full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
     return jnp.sqrt(jnp.mean(full**2, axis=1))

@@ -17,7 +17,7 @@ from numpyro_wide.mcmc._kernel import KernelState, over_states
 from numpyro_wide.mcmc._reference import Reference
 from numpyro_wide.mcmc.split_hmc import SplitHMC
 
-_CHUNK = 50  # steps between two looks at the progress bar
+_CHUNK = 50  # steps between updates of the bar
 WARM, _FIT, _RECORD = 0, 1, 2
 
 
@@ -66,8 +66,8 @@ def start(target: Target, rng_key: Array, betas: list[float], positions: Positio
     state = target.run(_start, random.split(rng_key, shape), _floats(betas), positions, num_warmup=num_warmup)
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
         raise ValueError(
-            "the log density of the model, or its gradient, is not finite at draws of its prior; look for a noise that "
-            f"is too small, for overflow at draws far out, or run {IN_FLOAT64}."
+            "the log density of the model, or its gradient, is not finite at draws of its prior; look for a small "
+            f"noise or overflow, or run {IN_FLOAT64}."
         )
     return state
 
@@ -97,7 +97,7 @@ def fit_gaussian(
 ) -> tuple[KernelState, Reference]:
     """Fit a Gaussian to posterior draws, in three windows after a warmup."""
     reference = target.run(_no_gaussian, state)
-    # With the Gaussian to come, so that one program serves for all phases.
+    # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
         state, reference, _ = advance(target, state, [1.0], length, bar, phase=_FIT, reference=reference)
@@ -121,9 +121,6 @@ def _as_weights(values: Array) -> np.ndarray:
 
 def _floats(betas: list[float]) -> np.ndarray:
     return np.asarray(betas, dtype=jnp.result_type(float))
-
-
-# The bodies of the programs.
 
 
 def _log_weights(model: Callable, keys: Array, batch_size: int) -> Array:

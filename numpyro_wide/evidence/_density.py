@@ -29,8 +29,8 @@ Position = dict[str, Array]
 class LogDensity(NamedTuple):
     """Joint density at a position z, in two parts against rounding."""
 
-    start: Array  # log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension
-    weight: Array  # log w(z), the log joint density less log r(z)
+    start: Array  # log r(z) − log N(z; 0, I)
+    weight: Array  # log w(z)
 
 
 def draw(model: Callable, rng_key: Array) -> tuple[Position, Array]:
@@ -76,7 +76,7 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     log_prob, standard = fn.log_prob(site["value"]), dist.Normal(0.0, 1.0).log_prob(coordinate)
-    if log_prob.shape == coordinate.shape:  # entry by entry, so that nothing is left of priors that are N(0, 1)
+    if log_prob.shape == coordinate.shape:  # exactly 0 for N(0, 1)
         return jnp.sum(log_prob - standard) + log_det
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
 
@@ -97,8 +97,8 @@ def check_model(model: Callable, rng_key: Array) -> None:
         unseen = [name for name in names if name not in coordinates.log_dets]
         if unseen:
             raise ValueError(
-                f"the evidence needs every latent site as one of its own, but {listing(unseen)} is inside of a scan or "
-                "another control flow; write the steps as a Python loop, or as one site."
+                f"latent site {listing(unseen)} is inside of a scan or another control flow; write the steps as a "
+                "Python loop, or as one site."
             )
 
     jax.eval_shape(run, rng_key)
@@ -113,13 +113,11 @@ class _RefusesImproper(Messenger):
         name, fn = msg["name"], unwrap(msg["fn"], masks=True)
         if fn.support.is_discrete:
             raise ValueError(
-                f"latent site {name!r} is discrete, and the evidence is an integral; sum it out in the model, by a "
-                "mixture distribution, for example."
+                f"latent site {name!r} is discrete; sum it out in the model, such as by a mixture distribution."
             )
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
             raise ValueError(
-                f"latent site {name!r} has {kind_of(fn)} prior, which cannot be drawn from: an improper prior "
-                "leaves the evidence undefined. Give the site a proper prior."
+                f"latent site {name!r} has {kind_of(fn)} prior, without draws. Give the site a proper prior."
             )
 
 
@@ -129,8 +127,8 @@ def _check_sites(sites: Sites) -> None:
     refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:
         raise ValueError(
-            "the model has no latent site with these arguments, so there is nothing to integrate over; its evidence is "
-            f"the log density of its observed sites, {listing(samples)}."
+            "the model has no latent site with these arguments, and nothing to integrate over; its evidence is the "
+            f"log density of {listing(samples)}."
         )
     for site in sites.values():
         if site["type"] == "plate":
@@ -138,7 +136,6 @@ def _check_sites(sites: Sites) -> None:
     for name, site in latent.items():
         if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
             raise ValueError(
-                f"the prior of latent site {name!r} is scaled or masked, and so is no longer a density that integrates "
-                "to one; take the site out of the scale or mask handler. Rows that are missing, for which obs_mask "
-                "makes such a site, can be hidden from the likelihood by numpyro.handlers.mask."
+                f"the prior of latent site {name!r} is scaled or masked, and not a density that integrates to one; "
+                "take the site out of the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
             )

@@ -21,8 +21,8 @@ class Bridge(NamedTuple):
     """Log ratio log Z₁ − log Z₀ of two normalisers."""
 
     log_ratio: float
-    overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁) of the two densities, 1 where they are the same
-    # Influence of each draw, of their shape: the estimate's error is the mean of the first, less that of the second.
+    overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁), 1 for equal densities
+    # Influence of each draw: the error is the mean of the first, less that of the second.
     lower: np.ndarray
     upper: np.ndarray
 
@@ -37,8 +37,8 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
         return expit(lower - log_ratio + offset) / share, expit(log_ratio - upper - offset) / (1 - share)
 
     finite = np.concatenate([x[np.isfinite(x)] for x in (lower.ravel(), upper.ravel())])
-    low, high = finite.min() - 60.0, finite.max() + 60.0  # far out the terms are all 0 or all alike
-    for _ in range(100):  # the first mean falls with the ratio, the second rises: halves until nothing is left
+    low, high = finite.min() - 60.0, finite.max() + 60.0  # far out
+    for _ in range(100):  # by bisection
         middle = 0.5 * (low + high)
         first, second = terms(middle)
         low, high = (middle, high) if first.mean() > second.mean() else (low, middle)
@@ -85,8 +85,7 @@ def squared_error(terms: np.ndarray) -> tuple[float, float]:
     return float(np.var(terms, ddof=1) / size), size
 
 
-# Effective share of draws of one temperature at the next: log w then differs by a standard deviation of 1.2, and most
-# draws are of use for a bridge, which looks from both sides.
+# Effective share of draws at the next temperature, for most to be of use for a bridge.
 _SHARE = 0.25
 _MAX_TEMPERATURES = 400
 
@@ -128,7 +127,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
-        """True if the overlap is at least 0.1, R-hat at most 1.1 and the effective size at least 100."""
+        """True for overlap of at least 0.1, R-hat of at most 1.1 and an effective size of at least 100."""
         return self.overlap >= 0.1 and self.rhat <= 1.1 and self.effective_size >= 100
 
     def __str__(self) -> str:
@@ -140,7 +139,7 @@ class Evidence(NamedTuple):
         )
 
 
-# An inverse temperature, and draws of the prior chosen by their weight there, (1, chain, ...), by which chains start.
+# An inverse temperature, and draws of the prior chosen by weight there, (1, chain, ...).
 First = tuple[float, Position]
 
 
@@ -152,7 +151,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
     if not np.isfinite(log_weights).any():
         raise ValueError(
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
-            f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}, or look at the model."
+            f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}."
         )
     beta = next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
@@ -186,7 +185,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
     bar.set_description("draws")
     for begin in range(0, len(betas), sizes.batch_size):
         group = slice(begin, begin + sizes.batch_size)
-        # As many as before, so that nothing is compiled again; the surplus is dropped.
+        # As many as before, for one program; the surplus is dropped.
         indices = [min(i, len(betas) - 1) for i in range(begin, begin + sizes.batch_size)]
         state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(states[i] for i in indices))
         recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar)[2]
@@ -213,9 +212,8 @@ def _ladder(
             return betas, states
         if len(betas) == _MAX_TEMPERATURES:
             raise ValueError(
-                f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1: the prior is too far "
-                "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
-                "or raise num_warmup."
+                f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1; look at the model's "
+                "priors and noise, run in float64, or raise num_warmup."
             )
         following = next_temperature(beta, log_weights[0].ravel(), _SHARE)
         last = (following - beta) * log_weights[0, :, -1]

@@ -87,13 +87,11 @@ def model_evidence(
     sizes = _checked_sizes(num_chains, num_warmup, num_samples, batch_size)
     if is_tracing():
         raise ValueError(
-            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad; call it "
-            "outside of them."
+            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad."
         )
     if not callable(model):
         raise TypeError(
-            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, not a kernel or an "
-            f"MCMC, in the order {_ORDER}."
+            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, as {_ORDER}."
         )
     check_model(partial(model, *model_args, **model_kwargs), rng_key)
     target = Target(model, model_args, model_kwargs)
@@ -107,8 +105,8 @@ def model_evidence(
             found = by_stepping_stones(target, key_stones, sizes, first, bar)
     if not found.is_trusted:
         warnings.warn(
-            f"{found}; the estimate and its error are not to be trusted where the overlap is below 0.1, R-hat above "
-            f"1.1 or the effective size below 100. {_ADVICE[found.method]}",
+            f"{found}; not to be trusted where the overlap is below 0.1, R-hat above 1.1 or the effective size below "
+            f"100. {_ADVICE[found.method]}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -130,7 +128,7 @@ def _checked_sizes(num_chains: Any, num_warmup: Any, num_samples: Any, batch_siz
     )
     if sizes.num_independent < 400:
         raise ValueError(
-            f"num_chains times num_samples must be at least 400 for errors to be told, but is {sizes.num_chains} times "
-            f"{sizes.num_samples}; raise either."
+            f"num_chains times num_samples must be at least 400, but is {sizes.num_chains} times {sizes.num_samples}; "
+            "raise either."
         )
     return sizes

@@ -13,7 +13,7 @@ from jax import Array
 from numpyro_wide._checks import is_known
 
 _EIGHTH = float(np.tan(np.pi / 8))
-_ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a number: its error lies below their rounding
+_ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a number
 
 
 @jax.custom_jvp
@@ -21,7 +21,7 @@ def angle_of(y: Array, x: Array) -> Array:
     """Return ``jnp.arctan2(y, x)``; 0 at the origin."""
     along, across = jnp.abs(x), jnp.abs(y)
     low, high = jnp.minimum(along, across), jnp.maximum(along, across)
-    # Angles up to π/4 become ones up to π/8, where few terms will do.
+    # Angles up to π/8 need few terms.
     is_steep = low > _EIGHTH * high
     below = jnp.where(is_steep, low + high, high)
     ratio = jnp.where(is_steep, low - high, low) / jnp.where(below > 0, below, 1)
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
     variance: Array  # of the preactivations u
     product: Array  # E[φ(u)²]
     slope: Array  # E[φ'(u)²]
-    error: Array  # largest share of a moment that a series leaves out, a number
+    error: Array  # largest share that a series leaves out
     coefficients: Any = None  # of a series, α_k by degree, (terms, n, ...)
     slope_at_zero: Any = None  # of a series, φ'(0)
 
@@ -84,10 +84,9 @@ class ClosedForm(NamedTuple):
 
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
     """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β."""
-    # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
-    # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
+    # In terms of differences pq − r² is exactly 0 at p = q = |r|, and no term exceeds the larger variance.
     low, high = jnp.where(p < q, p, q), jnp.where(p < q, q, p)
-    size = jnp.where(r < 0, -r, r)  # not abs, whose slope of 0 at 0 would lose the second derivative there
+    size = jnp.where(r < 0, -r, r)  # abs has no second derivative at 0
     unit = _unit(w_var * p + b_var, w_var * q + b_var)
     gram = (w_var * (high - size)) * (w_var * low / unit) + (w_var * size / unit) * (w_var * (low - size))
     return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
@@ -96,7 +95,7 @@ def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array
 def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     """Return the dual of the error function (Williams 1996)."""
     root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
-    # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
+    # arcsin(s/h) as an angle, of finite derivative up to s = h.
     return (2 / jnp.pi) * angle_of(2 * c / root, jnp.ones_like(root)), (4 / jnp.pi) / root
 
 
@@ -105,8 +104,7 @@ def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
     scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
-    # A sine at the level of rounding is taken as 0. Square root and angle never see the excluded entries,
-    # else the infinite derivative at 0, times the 0 of the other branch, would be NaN.
+    # A sine of rounding is 0; root and angle never see it, else their derivatives would be NaN.
     apart = (a > 0) & (b > 0) & (sine_squared > 8 * jnp.finfo(cosine.dtype).eps)
     sine = jnp.sqrt(jnp.where(apart, sine_squared, 1))
     angle = jnp.where(apart, angle_of(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
@@ -119,7 +117,7 @@ def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
     cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
-    # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
+    # 1/4 + arctan(c / √D) / 2π without cancellation near −√(ab).
     P = angle_of(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
     return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
@@ -137,8 +135,7 @@ def _unit(a: Array, b: Array) -> Array:
 def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
     """Return √D and eu / √D with D = least + eu, u the unit."""
     least = least / unit
-    # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
-    # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.
+    # Rounding below 0 must not outweigh `least`; at a tie `maximum` would halve the derivative.
     e = jnp.maximum(e, -0.5 * least)
     root, scale = jnp.sqrt(least + e), jnp.sqrt(unit)
     return scale * root, scale * (e / root)
@@ -148,7 +145,7 @@ DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu"
 
 
 _DEGREES, _NODES = 128, 256
-_CHUNK = 16  # terms of the series that one step of the loop adds, and that a gradient computes once more
+_CHUNK = 16  # terms that one step of the loop adds
 
 
 class HermiteSeries:
@@ -156,7 +153,7 @@ class HermiteSeries:
 
     def __init__(self, function: Callable[[Array], Array]):
         self._function = function
-        # Odd and even functions have every other term alone.
+        # Odd and even functions have every other term.
         self._first, self._stride = _parity(function)
 
     def moments(self, variance: Array) -> Moments:
@@ -164,13 +161,13 @@ class HermiteSeries:
         nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
         basis = basis[self._first :: self._stride]
         alive = variance > 0
-        # The root never sees 0, whose infinite derivative times the 0 of the other branch would be NaN.
+        # The derivative of the root at 0 would be NaN.
         root = jnp.where(alive, jnp.sqrt(jnp.where(alive, variance, 1)), 0)
         values, slopes = self._with_slope(root[..., None] * jnp.expand_dims(nodes, range(root.ndim)))
         at_zero, slope_at_zero = self._with_slope(jnp.zeros((), variance.dtype))
         average = lambda numbers: jnp.matmul(numbers, weights, precision="highest")  # noqa: E731
         product, slope = average(values**2), average(slopes**2)
-        # Without φ(0), for the coefficients of small variances are small, and so should their rounding be.
+        # Without φ(0), against rounding of small coefficients.
         coefficients = jnp.moveaxis(jnp.matmul(values - at_zero, basis.T, precision="highest"), -1, 0)
         if not self._first:
             coefficients = coefficients.at[0].add(at_zero)
@@ -221,14 +218,14 @@ def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
 
     chunks = [leaf.reshape(-1, _CHUNK, *leaf.shape[1:]) for leaf in (one, other)]
     zeros = jnp.zeros_like(argument)
-    # A gradient keeps what is carried from chunk to chunk, not from term to term.
+    # A gradient keeps the values between chunks alone.
     return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), (zeros, zeros), chunks, reverse=True)[0]
 
 
 @lru_cache(maxsize=1)
 def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return nodes, weights of sum 1, and weighted normalised Hermite polynomials, (degrees, nodes)."""
-    from scipy.special import roots_hermitenorm  # which NumPyro has not loaded
+    from scipy.special import roots_hermitenorm  # loaded late
 
     nodes, weights = roots_hermitenorm(_NODES)
     weights = weights / weights.sum()
@@ -261,7 +258,6 @@ def _share(part: Array, whole: Array) -> Array:
 
 Activation = str | Callable[[Array], Array]
 
-# Share of a moment that a series may leave out without a warning.
 _TOLERANCE = 1e-5
 
 
@@ -269,10 +265,10 @@ def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
     """Return the expectations of an activation."""
     if isinstance(activation, str) and activation in DUALS:
         return ClosedForm(DUALS[activation])
-    from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
+    from numpyro_wide.nn._layers import activation_function  # with flax, loaded late
 
     function = activation_function(activation)
-    # JAX's functions instead of their names: a kink's series converges slowly.
+    # JAX's functions by name: a kink's series converges slowly.
     known = (jax.nn.relu, "relu"), (jax.lax.erf, "erf"), (jax.scipy.special.erf, "erf")
     name = activation if isinstance(activation, str) else next((n for f, n in known if f is function), "")
     return ClosedForm(DUALS[name]) if name in DUALS else HermiteSeries(function)
@@ -288,10 +284,8 @@ def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
     if not is_known(error) or not np.max(error) > _TOLERANCE:
         return
     warnings.warn(
-        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively, most where "
-        "inputs are equal: its terms fall off slowly for an activation with kinks, and for a smooth one where the "
-        "variance of its units is large. Scale inputs and weights down, take an activation with a closed form ('erf', "
-        "'gelu', 'identity', 'relu'), or continue if that is accurate enough.",
+        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively; scale "
+        "inputs and weights down, or take 'erf', 'gelu', 'identity' or 'relu', of closed forms.",
         UserWarning,
         stacklevel=stacklevel,
     )

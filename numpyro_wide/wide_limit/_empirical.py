@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import whole_number
 
-# (params, x) -> outputs, row by row: the rows of x must not influence each other.
+# (params, x) -> outputs, row by row.
 Network = Callable[[Any, Array], Array]
 
 
@@ -126,8 +126,7 @@ def _check_params(params: Any) -> None:
     if not leaves or not all(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves):
         dtypes = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
         raise ValueError(
-            f"the parameters must be a pytree of floating arrays, but got dtypes {dtypes}. "
-            f"Close over what is not differentiated: lambda params, x: f({{**params, **constants}}, x)."
+            f"the parameters must be a pytree of floating arrays, but got dtypes {dtypes}; close over constants."
         )
 
 
@@ -141,7 +140,7 @@ def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) ->
         got = output.shape if hasattr(output, "shape") else jax.tree.structure(output)
         raise ValueError(
             f"the network must return one row for each of the {x1.shape[0]} rows of x, (n,) or (n, k), "
-            f"but returned {got}. Wrap it in a function that reshapes the output or picks a part."
+            f"but returned {got}."
         )
     return x1, x2
 

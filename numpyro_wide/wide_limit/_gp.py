@@ -106,8 +106,8 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
     chol = jnp.linalg.cholesky(train + jnp.diag(jnp.broadcast_to(noise**2, (num_train,))))
     if is_known_true(jnp.isnan(chol)):
         raise ValueError(
-            f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: "
-            f"raise noise_scale, drop repeated inputs, or compute the kernel in float64."
+            f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: raise noise_scale, or compute "
+            "the kernel in float64."
         )
     return chol, solve_triangular(chol, targets, lower=True)
 

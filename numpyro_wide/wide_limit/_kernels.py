@@ -34,7 +34,7 @@ from numpyro_wide.wide_limit._layer_kernels import (
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
-Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share that a series leaves out
+Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share left out
 
 
 def fcn_kernel(
@@ -64,7 +64,7 @@ def fcn_kernel(
         readout_w_std: standard deviation of the readout's weights.
         readout_b_std: standard deviation of the readout's bias.
         input_scale: factor of the inputs, a number or (d_in,).
-        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once.
+        block_size: rows computed at a time, for less memory; None for all at once.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two (n1, n2)
@@ -81,7 +81,7 @@ def fcn_kernel(
         ((3, 4), (3, 4))
     """
     depth = whole_number("depth", depth, 0)
-    activation_dual(activation)  # refuses an unknown one now
+    activation_dual(activation)  # checks the name
     block_size = None if block_size is None else whole_number("block_size", block_size)
     given = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
     for name, scale in given.items():
@@ -92,7 +92,7 @@ def fcn_kernel(
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return both kernels of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
         inputs = _checked(x1, x2, check_matrix)
-        # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
+        # The inputs set the dtype.
         dtype = inputs[0].dtype
         inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
         scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in given.items()]
@@ -163,12 +163,7 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
 
 
 class NetworkKernel:
-    """Kernels of an infinitely wide network, as :func:`kernel` gives them.
-
-    Args:
-        network: module that has a rule.
-        block_size: number of rows and of columns computed at a time, or None.
-    """
+    """Kernels of an infinitely wide network, from :func:`kernel`."""
 
     def __init__(self, network: Any, block_size: int | None):
         self.network, self.block_size = network, block_size
@@ -190,7 +185,7 @@ class NetworkKernel:
         rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
         first = _arguments(inputs, rows[0], columns[0])
         traced = jax.make_jaxpr(self._tile(len(inputs) == 1))(*first)
-        if not all(map(is_known, traced.consts)):  # scales of the network that are being differentiated
+        if not all(map(is_known, traced.consts)):  # differentiated scales
             return self._traced(inputs)
 
         def tile(scales: list[Array], *args: Array) -> Tile:
@@ -245,7 +240,7 @@ class NetworkKernel:
         return nngp, ntk, jnp.max(error)
 
 
-_PATIENCE = 10  # seconds of work before a progress bar shows
+_PATIENCE = 10  # seconds before a progress bar shows
 
 
 def _with_bar(rows: Sequence[slice]) -> Any:
@@ -272,8 +267,8 @@ def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Ar
 def _check_images_or_rows(name: str, x: Array) -> None:
     if x.ndim < 2 or 0 in x.shape:
         raise ValueError(
-            f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
-            f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
+            f"{name} must have at least one row and one column, (n, d_in) or (n, height, width, channels), but has "
+            f"shape {x.shape}; write a single input as x[None]."
         )
 
 

@@ -23,7 +23,7 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
 
-# Largest asymmetry as a share of the largest entry: rounding in single precision leaves less, a mistake more.
+# Largest asymmetry over the largest entry, beyond rounding in single precision.
 _SYMMETRY = 1e-4
 
 
@@ -37,16 +37,14 @@ def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str
 def check_symmetric(name: str, kernel: Array) -> int:
     """Return the number of rows of a symmetric matrix."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
-        raise ValueError(
-            f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
-        )
+        raise ValueError(f"{name} must be a square matrix, but got shape {kernel.shape}.")
     if is_known(kernel) and kernel.size:
         values = np.asarray(kernel)
         asymmetry = np.abs(values - values.T).max()
         if asymmetry > _SYMMETRY * np.abs(values).max():
             raise ValueError(
-                f"{name} must be symmetric, the kernel of the inputs with themselves, but differs from its transpose "
-                f"by up to {asymmetry:.3g}, its largest entry being {np.abs(values).max():.3g}."
+                f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}, its largest "
+                f"entry being {np.abs(values).max():.3g}."
             )
     return kernel.shape[0]
 
@@ -55,8 +53,8 @@ def check_matrix(name: str, x: Array | np.ndarray) -> None:
     """Refuse inputs that are no matrix with rows and columns."""
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(
-            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}. Flatten "
-            "images, and write a single input as x[None, :], a single column as x[:, None]."
+            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}; write a "
+            "single input as x[None, :]. Flatten images."
         )
 
 
@@ -64,8 +62,7 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
     """Refuse targets of another shape, and NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(
-            f"targets must have shape (n_train,) or (n_train, k) with n_train = {num_train}, "
-            f"the number of rows of the training kernel, but got {targets.shape}."
+            f"targets must have shape (n_train,) or (n_train, k), n_train = {num_train}, but got {targets.shape}."
         )
     check_no_nan("targets", targets)
 
@@ -74,7 +71,7 @@ def mean_over_filter(
     covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
 ) -> Array:
     """Return the mean of covariances over a filter's offsets, of one pixel or of pairs."""
-    from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
+    from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
 
     check_one_of("padding", padding, PADDINGS)
     for direction in (0, 1):
@@ -96,11 +93,11 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
     if num_steps < 1:
         raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
     if len(axes) == 1:
-        # A compiler would compute the operands of slices anew for each, all layers before included.
+        # Slices would compute their operands anew.
         shape, strides = ([1] * covariances.ndim for _ in range(2))
         shape[axes[0]], strides[axes[0]] = size, stride
         zero = np.zeros((), covariances.dtype)
-        # The tangent kernel of the inputs is a constant: a compiler would fold its sums, for seconds.
+        # No constant folding, which takes seconds.
         covariances = jax.lax.optimization_barrier(covariances)
         return jax.lax.reduce_window(covariances, zero, jax.lax.add, shape, strides, "VALID") / size
     terms = []
@@ -180,7 +177,7 @@ class LayerKernels:
         """
         units = self.settled()
         if not units.num_pixels:
-            raise ValueError("a convolution needs images; these kernels are of units without pixels.")
+            raise ValueError("a convolution needs images.")
         mean = lambda values, num: mean_over_filter(values, kernel_size, strides, padding, num_pixels=num)  # noqa: E731
         return replace(
             units,
@@ -201,8 +198,7 @@ class LayerKernels:
         )
         product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
         if self.same is not None:
-            # Variances and covariance are rounded each in its own way. Here they must be the same number, for
-            # an angle near 0 is off by √ε where its cosine is off by ε.
+            # Variances and covariance must be one number here: an angle near 0 is off by √ε.
             same = self._same_unit(self.same)
             product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
         error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
@@ -210,7 +206,7 @@ class LayerKernels:
 
     def normalise(self) -> "LayerKernels":
         """Return the kernels after layer normalisation over channels."""
-        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, which is not loaded with the package
+        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, loaded late
 
         units = self.settled()
         scale1, scale2 = (1 / jnp.sqrt(square + LAYER_NORM_EPSILON) for square in (units.square1, units.square2))
@@ -228,8 +224,7 @@ class LayerKernels:
         one, two = self.settled(), other.settled()
         if one.product.shape != two.product.shape:
             raise ValueError(
-                f"a sum needs units at the same pixels, but the kernels have shapes {one.product.shape} and "
-                f"{two.product.shape}."
+                f"a sum needs units at the same pixels, but got shapes {one.product.shape} and {two.product.shape}."
             )
         a, b = self._number("weight", weight) ** 2, self._number("other_weight", other_weight) ** 2
         names = ("square1", "square2", "product", "tangent")
@@ -351,7 +346,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Any, Inputs], LayerKernels]
 
-# Layers compiled one after the other, which run quicker; beyond, the time to compile would grow with the depth.
+# Layers that are unrolled, for speed.
 _MAX_UNROLLED = 3
 
 _RULES: dict[type, Rule] = {}
@@ -397,7 +392,7 @@ def register_kernel(module_type: type, rule: Rule) -> None:
 
 def rule_of(network: Any) -> Rule:
     """Return the rule of a network; refuse one that has none."""
-    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, which is not loaded with the package
+    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, loaded late
 
     rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, **_RULES}
     for module_type in type(network).__mro__:
@@ -408,7 +403,7 @@ def rule_of(network: Any) -> Rule:
         raise TypeError(f"network must be a module, not the class {network.__name__} itself; make one of it.")
     raise TypeError(
         f"the {type(network).__name__} has no rule for its infinite width; those that have one are {have}. Give it one "
-        "by wide_limit.register_kernel, or estimate its kernel by mean_kernel or wide_limit.empirical_ntk."
+        "by wide_limit.register_kernel, or take mean_kernel."
     )
 
 
@@ -454,7 +449,7 @@ def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
     first = scale_or_unit(network.w_std, "identity", network.b_std)
     w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
     hidden = layer(inputs.images(), first)
-    if network.padding == "VALID":  # each layer's image is smaller than the one before
+    if network.padding == "VALID":  # layers have different shapes
         for _ in range(network.depth - 1):
             hidden = layer(hidden, w_std)
     else:
@@ -508,6 +503,6 @@ def _through_layers(
         for i in range(num_layers):
             units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))
         return units
-    # Gradients compute a layer's temporaries once more instead of holding those of all layers.
+    # Gradients recompute a layer's temporaries, to save memory.
     through = jax.checkpoint(lambda units, numbers: (layer(units, numbers), None))
     return jax.lax.scan(through, units, scales, unroll=2)[0]

@@ -14,8 +14,8 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, Categorical, Likelihood, StudentT, logit_basis
 from numpyro_wide.wide_limit._variational import GaussianLikelihood, VariationalFit
 
-_LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # standard deviations that one may expect
-# Of the sum of w K_ii: what double precision tells from no noise at all.
+_LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # expected standard deviations
+# Of the sum of w K_ii, in double precision.
 _MOST_WEIGHT = 0.25 / np.finfo(float).eps
 
 
@@ -25,9 +25,9 @@ class Observations:
 
     likelihood: Any  # its name; a subclass has functions
     values: np.ndarray  # (n,) or (n, k)
-    parameters: dict[str, Any]  # of the likelihood, by name: the number of classes, or arrays of the values' shape
-    offset: np.ndarray  # the part of the function values besides the network's, of the values' shape, or (n, classes)
-    contrasts: bool = False  # whether a categorical's function values are logits in the basis of contrasts
+    parameters: dict[str, Any]  # number of classes, or arrays of the values' shape
+    offset: np.ndarray  # part of the function values, of the values' shape, or (n, classes)
+    contrasts: bool = False  # whether logits are in the basis of contrasts
 
     @classmethod
     def of(
@@ -109,7 +109,7 @@ class Observations:
 
     def surrogate(self, kernel: np.ndarray) -> Surrogate:
         """Fit the Gaussian likelihood of all columns, for JAX's float type."""
-        # A sum of w K_ii for which the map does not take the noise for lost in rounding, whatever the features.
+        # The largest sum of w K_ii that the map resolves.
         most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
         with double_precision():
             columns = [replace(one, is_bound=False) if isinstance(one, StudentT) else one for one in self.columns()]

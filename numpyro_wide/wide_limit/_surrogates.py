@@ -18,7 +18,7 @@ from numpyro_wide.wide_limit._likelihoods import Averages, Categorical, Derivati
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 
 _NUM_NORMALS = 128
-_ROUNDING = 1e-5  # of a kernel in single precision, as a share of its trace
+_ROUNDING = 1e-5  # of a kernel over its trace, in single precision
 
 
 def fitted_surrogate(
@@ -99,12 +99,11 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
     matrix = np.asarray(kernel, float)
     if matrix.shape != (num_rows, num_rows):
         raise ValueError(
-            f"kernel must have shape {(num_rows, num_rows)}, a row and a column for each of the observations, but got "
-            f"{matrix.shape}; take it at the inputs of the observations."
+            f"kernel must have shape {(num_rows, num_rows)}, that of the observations, but got {matrix.shape}."
         )
     size = np.max(np.abs(matrix))
     if not size > 0:
-        raise ValueError("kernel must not be zero everywhere; its diagonal holds the variances of function values.")
+        raise ValueError("kernel must not be zero everywhere.")
     asymmetry = np.max(np.abs(matrix - matrix.T))
     if asymmetry > _ROUNDING * size:
         raise ValueError(f"kernel must be symmetric, but differs from its transpose by up to {asymmetry:.3g}.")
@@ -113,10 +112,9 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
         np.linalg.cholesky(matrix + _ROUNDING * np.trace(matrix) * np.eye(num_rows))
     except np.linalg.LinAlgError as error:
         raise ValueError(
-            "kernel must be positive semidefinite, a matrix of covariances, but has clearly negative eigenvalues; take "
-            "mean_kernel, or the first result of wide_limit.fcn_kernel(...)(x)."
+            "kernel must be positive semidefinite, but has negative eigenvalues; take mean_kernel or wide_limit.kernel."
         ) from error
-    # Rounding in single precision may leave negative eigenvalues, which large weights would bring out.
+    # Large weights would bring negative eigenvalues of rounding out.
     is_single = np.asarray(kernel).dtype.itemsize < 8
     return matrix + is_single * np.finfo(np.float32).eps * np.trace(matrix) * np.eye(num_rows)
 
@@ -125,7 +123,7 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
 class FunctionLikelihood(Likelihood):
     """A likelihood known by a function alone, in double precision."""
 
-    # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
+    # (n, c) to (n,), row by row
     log_density: Callable[[Array], Array]
     shape: tuple[int, int]  # (n, c)
 
@@ -137,9 +135,8 @@ class FunctionLikelihood(Likelihood):
         before, after = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
         if not np.allclose(before, after, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise ValueError(
-                "the likelihood of a row must depend on the function value of that row alone, but that of others "
-                "changes it; say num_classes where each row has several function values, and otherwise let no row "
-                "depend on others."
+                "the likelihood of a row must depend on the function value of that row alone; say num_classes where "
+                "each row has several function values."
             )
 
     @property
@@ -162,8 +159,7 @@ class FunctionLikelihood(Likelihood):
         def at_node(values: Array) -> tuple[Array, Array, Array]:
             slope_at = jax.grad(lambda values: jnp.sum(self.log_density(values)))
 
-            # Rows do not depend on each other, so that the product with a column of ones is that of every row's own
-            # matrix of second derivatives with one coordinate.
+            # By the independence of rows.
             def second(column: int) -> Array:
                 return jax.jvp(slope_at, (values,), (jnp.zeros_like(values).at[:, column].set(1.0),))[1][:, column]
 
@@ -212,7 +208,7 @@ def _of_column(
     values = _checked_values(distribution(shift), observed, observed.shape)
 
     def log_density(f: Array) -> Array:
-        # The other columns are there for a function that expects the observations' shape.
+        # The function takes the observations' shape.
         everywhere = jnp.zeros(observed.shape).at[place].set(f[:, 0]) + shift
         return _elementwise(distribution(everywhere)).log_prob(values)[place]
 
@@ -252,15 +248,14 @@ def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, .
     found = jax.eval_shape(each.log_prob, values).shape
     if found != shape:
         raise ValueError(
-            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; let it "
-            "give a distribution of as many rows as there are, and say num_classes where each row has several function "
-            "values."
+            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; "
+            "say num_classes where each row has several function values."
         )
     # Masked rows may hold anything.
     is_masked = isinstance(each, dist.MaskedDistribution)
     if not is_masked and not (np.array_equal(values, observed) and np.all(support(values))):
         raise ValueError(
             f"the observations must be such as the distribution {type(each).__name__} can give, {support}, but they "
-            f"range from {observed.min()} to {observed.max()}; correct them, or the likelihood."
+            f"range from {observed.min()} to {observed.max()}."
         )
     return values
