@@ -124,7 +124,7 @@ def fit_random_features(
         num_rows: number of random rows that scales are fitted to.
         width: number of random features: units of each hidden layer.
         num_draws: number of draws of the hidden weights.
-        weighted: whether draws are weighted by their evidence; of many rows one draw dominates.
+        weighted: whether draws are weighted by their evidence; with many rows one draw dominates.
         block_size: number of rows whose features are held at a time.
         seed: seed of the rows and of the draws.
         progress_bar: whether to show a bar over the draws.
@@ -133,7 +133,6 @@ def fit_random_features(
         The posterior, a :class:`RandomFeatures`.
 
     Raises:
-        ValueError: for invalid data, or a fit of other columns, outputs or networks.
         FloatingPointError: if the noise is lost in rounding.
 
     Example:

@@ -60,9 +60,6 @@ def surrogate_targets(
         ``(targets, noise_scale)``: targets (n, k) for a categorical, or (n, k - 1) with contrasts, else of the shape of
         the observations; a number for the noise scale, and for counts one each.
 
-    Raises:
-        ValueError: for observations outside the likelihood, or a noise scale that is not positive.
-
     Example:
         >>> from functools import partial
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -166,7 +163,7 @@ def mean_kernel(
         kernel (n, n), in double precision, NumPy's.
 
     Raises:
-        ValueError: for invalid sites or samples, infinite features, another prior than Normal, or a subsampled plate.
+        ValueError: for infinite features, another prior than Normal, or a subsampled plate.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

@@ -76,7 +76,7 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     log_prob, standard = fn.log_prob(site["value"]), dist.Normal(0.0, 1.0).log_prob(coordinate)
-    if log_prob.shape == coordinate.shape:  # exactly 0 for N(0, 1)
+    if log_prob.shape == coordinate.shape:  # by entry, exactly 0 for N(0, 1)
         return jnp.sum(log_prob - standard) + log_det
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
 

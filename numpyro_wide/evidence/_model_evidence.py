@@ -47,7 +47,7 @@ def model_evidence(
     "auto" takes the second where draws of r alone reach the posterior, as near the wide limit. Elsewhere it tries the
     first, and takes the second if the overlap is below 0.1, R-hat above 1.1 or the effective number of draws below 100.
     Neither estimate nor error knows a mode that no chain has found; in a funnel the error is too small: give the sites
-    ``LocScaleReparam(0)``. Not to be called under ``jit``.
+    ``LocScaleReparam(0)``.
 
     Args:
         rng_key: a PRNG key.
@@ -66,8 +66,7 @@ def model_evidence(
         The log evidence in nats, its standard error, the method, and quality checks.
 
     Raises:
-        ValueError: for too few draws or chains, a model without observations or with latent sites that cannot be
-            integrated over, a subsampled plate, or a density that is nowhere finite.
+        ValueError: for latent sites without a proper, continuous prior, or a density that is nowhere finite.
 
     Warns:
         RuntimeWarning: if the result does not fulfil the conditions above.

@@ -71,7 +71,7 @@ class ScaleProblem:
         bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
-        # A mean over pixels lowers the variance, by the kernel of some rows.
+        # A mean over pixels lowers the variance, as measured on some rows.
         some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
         medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
         depth = getattr(network, "depth", 0)
@@ -275,7 +275,7 @@ class Bound:
             fit = VariationalFit(column, covariance)
             try:
                 state = self._states[i] = fit.climb(self._states[i], _TOLERANCE)
-            except ValueError:  # of a kernel at a bound
+            except ValueError:  # at extreme scales
                 return np.inf, np.zeros_like(logarithms)
             value += state.bound
             slope += fit.kernel_slope(state)
@@ -502,7 +502,7 @@ def fit(
         the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with a table of all.
 
     Raises:
-        ValueError: for invalid data, or if no start has a finite evidence.
+        ValueError: if no start has a finite evidence.
 
     Warns:
         UserWarning: if copied rows, or a single far one, may have decided.

@@ -147,9 +147,6 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, a :class:`~numpyro_wide.wide_limit.NetworkKernel`.
 
-    Raises:
-        TypeError: for a module without a rule.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_wide import nn, wide_limit

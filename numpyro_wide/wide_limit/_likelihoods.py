@@ -47,7 +47,7 @@ class Likelihood(ABC):
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> ArrayLike | None:
-        """Return the largest of observed whole numbers; None for real numbers."""
+        """Return the largest whole number to observe; None for real numbers."""
         return np.inf
 
     @classmethod
@@ -122,7 +122,7 @@ class OneValue(Likelihood):
         """Return log density, slope and weight at function values with offset, (q, n)."""
 
 
-_NARROW = 0.5  # standard deviation of a logit, for a sum over normal nodes
+_NARROW = 0.5  # largest standard deviation of a logit for normal nodes
 _NUM_NODES = 24
 _LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
 
@@ -413,7 +413,7 @@ class StudentT(OneValue):
     parameters = ("df", "scale")
     df: np.ndarray  # (n,)
     scale: np.ndarray  # (n,)
-    is_bound: bool = True  # whether averages are of a bound by the mixture
+    is_bound: bool = True  # whether averages are of the mixture's bound
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> None:

@@ -85,9 +85,6 @@ class WideLimitFit:
             Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of a categorical
             probabilities, (m, classes); of a Bernoulli that of 1, in the shape of the targets. Of others mean and
             variance of an observation, each in the shape of the targets.
-
-        Raises:
-            ValueError: for invalid inputs, or parameters that are missing or not the likelihood's.
         """
         x_new = self.checked_rows(x_new)
         if self.likelihood != "normal":
@@ -106,9 +103,6 @@ class WideLimitFit:
 
         Returns:
             ``(targets, noise_scale)``, as of :func:`~numpyro_wide.fitted_surrogate`.
-
-        Raises:
-            ValueError: for a normal likelihood, which needs none.
         """
         if self.likelihood == "normal":
             raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")

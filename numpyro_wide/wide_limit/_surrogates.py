@@ -63,7 +63,7 @@ def fitted_surrogate(
         contrasts, and (n, 1).
 
     Raises:
-        ValueError: for observations or parameters outside the likelihood, dependent rows, or an invalid kernel.
+        ValueError: for dependent rows, or a kernel that is not positive semidefinite.
 
     Warns:
         RuntimeWarning: if the fit does not settle.
