@@ -31,7 +31,7 @@ class RandomFeatures:
         predictive: predictions by draw; call it in double precision.
         log_evidence: log evidence of all rows at each draw, (draws,).
         weights: weights of the draws in the mixture, (draws,).
-        pareto_shape: of the weights by the evidence; above 0.7 a few draws carry them (Vehtari et al. 2024).
+        pareto_shape: of weights by the evidence; above 0.7 a few draws dominate (Vehtari et al. 2024).
     """
 
     fit: WideLimitFit
@@ -41,11 +41,11 @@ class RandomFeatures:
     pareto_shape: float
 
     def predict(self, x_new: ArrayLike, *, with_noise: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the function at new rows, in blocks, with all draws as one mixture.
+        """Predict the function at new rows, with all draws as one mixture.
 
         Args:
             x_new: new inputs, (m, d_in).
-            with_noise: whether the variance is that of an observation, noise included, or of the function.
+            with_noise: whether the variance includes the noise.
 
         Returns:
             mean and variance, (m,) or (m, k) each.
@@ -80,10 +80,10 @@ class RandomFeatures:
         return np.concatenate(found)
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield blocks of rows, with means and variances of the function by draw, (draws, rows, ...)."""
+        """Yield blocks of rows, with means and variances by draw, (draws, rows, ...)."""
         size = min(len(x_new), _TEST_ROWS)
         for start in range(0, len(x_new), size):
-            # The last block is filled up, so that there is one program for all.
+            # Filled up, for one program.
             filled = np.resize(x_new[start : start + size], (size, x_new.shape[1]))
             with double_precision():
                 found = self.predictive(jax.random.key(0), jnp.asarray(filled))
@@ -108,29 +108,23 @@ def fit_random_features(
     seed: int = 0,
     progress_bar: bool = True,
 ) -> RandomFeatures:
-    r"""Fit a wide network's limit to many rows by random features (Rahimi 2007): what to run first on a large table.
+    """Fit a wide network's limit to many rows by random features (Rahimi 2007): what to run first on a large table.
 
-    Scales, noise and architecture are those of most evidence on some of the rows, by :func:`wide_limit.fit
-    <numpyro_wide.wide_limit.fit>`. Then hidden weights of a network of finite width are drawn from their prior, and
-    given each draw the readout's posterior is exact for *all* rows (Hron 2022, Prop. 2.2; Mathematics,
-    :eq:`posterior`), by sums over blocks of rows. Time goes with draws · rows · width², and memory with a block and
-    draws · width². All in double precision, whatever JAX is set to.
-
-    The draws have equal weights, as in the wide limit. Weights by the evidence of many rows are those of one draw, and
-    intervals are too narrow: ``pareto_shape`` says so. Standardise inputs and targets. The noise is the same for all
-    rows.
+    :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>` chooses scales, noise and architecture on some of the rows.
+    Given each draw of hidden weights the readout's posterior is exact for all rows (Hron 2022, Prop. 2.2; Mathematics,
+    :eq:`posterior`). Time goes with draws · rows · width². Standardise inputs and targets.
 
     Args:
         x: inputs, (n, d_in).
         y: targets, (n,), or (n, k) for outputs that share all scales.
-        fit: known scales of fully connected networks; the next four arguments are then not used.
-        activation: activation, or several to compare, as in :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
+        fit: known scales of fully connected networks, instead of the next four arguments.
+        activation: activation, or several to compare.
         depth: number of hidden layers, or several to compare.
         input_scale: whether each column has a scale of its own, or both to compare.
-        num_rows: number of rows that scales are fitted to, drawn at random.
-        width: number of units of each hidden layer: of random features.
+        num_rows: number of random rows that scales are fitted to.
+        width: number of random features: units of each hidden layer.
         num_draws: number of draws of the hidden weights.
-        weighted: whether draws are weighted by their evidence.
+        weighted: whether draws are weighted by their evidence; with many rows one draw dominates.
         block_size: number of rows whose features are held at a time.
         seed: seed of the rows and of the draws.
         progress_bar: whether to show a bar over the draws.
@@ -139,8 +133,6 @@ def fit_random_features(
         The posterior, a :class:`RandomFeatures`.
 
     Raises:
-        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; a fit of other columns or
-            outputs, or of networks that are not fully connected.
         FloatingPointError: if the noise is lost in rounding.
 
     Example:
@@ -178,7 +170,7 @@ def fit_random_features(
     wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
     with double_precision():
         args = jnp.asarray(inputs), jnp.asarray(targets)
-        # A priori hidden weights do not depend on the rows, of which one is enough to draw them.
+        # One row is enough to draw hidden weights.
         drawn = Predictive(model, num_samples=num_draws)(jax.random.key(seed), args[0][:1])
         draws = {name: values for name, values in drawn.items() if name.startswith("hidden.")}
         predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
@@ -189,16 +181,13 @@ def fit_random_features(
 
 
 def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
-    """Refuse scales that are not those of a fully connected network on such data."""
+    """Refuse scales of other networks or other data."""
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
     if fit.network is not None:
-        raise ValueError("fit must be of fully connected networks, by activation and depth, but is of a network.")
+        raise ValueError("fit must be of fully connected networks, by activation and depth.")
     if fit.noise_scale is None:
         raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"fit must be of inputs and targets with the axes of x and y after the rows, {shapes[1]}, but has "
-            f"{shapes[0]}."
-        )
+        raise ValueError(f"fit must be of inputs and targets of shapes {shapes[1]} a row, but has {shapes[0]}.")

@@ -39,37 +39,26 @@ def surrogate_targets(
 ) -> Surrogate:
     r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
 
-    The posterior stays exact whatever targets and noise the map is built from (Hron 2022, App. F), and a good choice
-    makes $\phi$ close to N(0, I). Here the likelihood of the function value $f$ is a Gaussian $N(t; f, s^2)$ with the
-    same first and second derivative:
+    The posterior stays exact for any targets and noise (Hron 2022, App. F). The Gaussian $N(t; f, s^2)$ has the first
+    and second derivative of the likelihood at one function value $f$:
 
-    - "categorical", softmax of $k$ logits, at $f = 0$: $s^2 = k$ and $t = k\,(\text{one-hot} - 1/k)$;
+    - "categorical", $k$ logits, at $f = 0$: $s^2 = k$ and $t = k\,(\text{one-hot} - 1/k)$;
     - "bernoulli", one logit, at $f = 0$: $s^2 = 4$ and $t = 4\,(y - \tfrac12)$;
-    - "poisson", the log of the rate, near its mode at $f = \log(y + \tfrac12)$: $s^2 = 1/(y + \tfrac12)$, one
-      for each observation, and $t = f - s^2/2$.
+    - "poisson", log rate, at $f = \log(y + \tfrac12)$: $s^2 = 1/(y + \tfrac12)$ and $t = f - s^2/2$.
 
-    :func:`fitted_surrogate`, fitted before the chain to the infinite-width posterior, costs no more in a gradient, and
-    predictions of classifiers mix faster with it. Bare one-hot codes with a small noise overstate the labels'
-    information, and can mix more slowly than the plain model. For classes a readout of $k - 1$ columns suits the map
-    better, with logits in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`, which leaves out the shift of
-    all of them: use ``contrasts=True`` for it.
+    :func:`fitted_surrogate` costs the same per gradient, and predictions of classifiers mix faster with it.
 
     Args:
-        observations: class labels (n,), from 0; outcomes 0 or 1, (n,) or (n, k); counts (n,) or (n, k).
-        likelihood: "categorical", "bernoulli" or "poisson", whose logits or log rates must be ``features @ readout`` up
-            to terms without the readout, which should be subtracted from the targets if they are known.
+        observations: class labels (n,), from 0; outcomes 0 or 1, or counts, (n,) or (n, k).
+        likelihood: "categorical", "bernoulli" or "poisson", of function values ``features @ readout``; subtract known
+            offsets from the targets.
         num_classes: number of classes $k$ of a categorical.
-        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
-            :func:`~numpyro_wide.surrogates.class_contrasts`.
-        noise_scale: standard deviation $s$ instead of the above, a number or an array that broadcasts against the
-            targets; those of a categorical or Bernoulli scale with its square.
+        contrasts: whether the logits are in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`.
+        noise_scale: standard deviation $s$ instead of the above; broadcasts against the targets.
 
     Returns:
         ``(targets, noise_scale)``: targets (n, k) for a categorical, or (n, k - 1) with contrasts, else of the shape of
         the observations; a number for the noise scale, and for counts one each.
-
-    Raises:
-        ValueError: for observations that the likelihood cannot give, or a noise scale that is not positive.
 
     Example:
         >>> from functools import partial
@@ -96,7 +85,7 @@ def surrogate_targets(
     parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
-    # The slope of the log likelihood and the standard deviation by its curvature, at f = 0, of counts at log(y + 1/2).
+    # Slope and scale by the curvature, at f = 0, of counts at log(y + 1/2).
     own_scale: Any
     if num_classes is not None:
         slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
@@ -123,16 +112,15 @@ def surrogate_targets(
 
 
 def class_contrasts(num_classes: int) -> Array:
-    r"""Return an orthonormal basis of the logits that sum to 0: Helmert's contrasts.
+    """Return an orthonormal basis of the logits that sum to 0: Helmert's contrasts.
 
-    With a readout of shape (d, k - 1) and its prior N(0, I), ``features @ readout @ class_contrasts(k).T`` are logits
-    that give the same distribution over class probabilities as those of a readout of shape (d, k).
+    With a readout of shape (d, k - 1), ``features @ readout @ class_contrasts(k).T`` are logits.
 
     Args:
         num_classes: number of classes $k$, at least 2.
 
     Returns:
-        matrix (k, k - 1), whose columns are orthonormal and each sum to 0.
+        matrix (k, k - 1) of orthonormal columns.
 
     Example:
         >>> from numpyro_wide.surrogates import class_contrasts
@@ -144,7 +132,7 @@ def class_contrasts(num_classes: int) -> Array:
     return jnp.asarray(logit_basis(num_classes, contrasts=True), jnp.result_type(float))
 
 
-_AT_ONCE = 20  # draws that one program runs, and whose features are held
+_AT_ONCE = 20  # draws of one program
 
 
 def mean_kernel(
@@ -159,29 +147,23 @@ def mean_kernel(
 ) -> np.ndarray:
     r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
 
-    As the width grows $\Psi \Psi^\top$ is the same for all draws of the hidden weights (Mathematics, :eq:`gap`): the
-    kernel of the network's Gaussian process. For a network that ``wide_limit.kernel`` has a rule for, that gives it in
-    closed form.
+    As the width grows it is the same for all draws (Mathematics, :eq:`gap`). ``wide_limit.kernel`` gives closed forms.
 
     Args:
         rng_key: a PRNG key.
-        model: the model, repriorised or collapsed or neither; traced anew at each call.
+        model: the model, repriorised or collapsed or neither.
         features: name of the site that holds the features, (n, d).
         *model_args: arguments of the model; observations do not matter.
-        num_draws: number of draws from the prior; with ``samples``, how many of them are taken, evenly spaced, if there
-            are more.
-        readout: name of the readout's site, whose prior variance is multiplied in, one a weight: needed where that is
-            not 1. Of variances that differ over outputs the mean is taken.
-        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, to take instead of the
-            prior: for a second fit where scales are latent. Sites that are not in it come from the prior.
+        num_draws: number of draws; of more ``samples`` evenly spaced ones are taken.
+        readout: name of the readout's site, for a prior variance other than 1; averaged over outputs.
+        samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, instead of the prior.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
         kernel (n, n), in double precision, NumPy's.
 
     Raises:
-        ValueError: if the model lacks the site, it is not a matrix, the features are not finite, the readout's prior is
-            not Normal, a plate is subsampled, or the samples do not all have as many draws.
+        ValueError: for infinite features, another prior than Normal, or a subsampled plate.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -216,15 +198,13 @@ def mean_kernel(
     kernel: Any = 0.0
     program: Callable | None = None
     for start in range(0, count, _AT_ONCE):
-        # The last draws are filled up, so that one program serves for all.
+        # Filled up, for one program.
         rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
         some = keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays
         program = program or program_of(of_draws, *some)
         for psi in np.asarray(program(*some))[: count - start].astype(float):
             if not np.isfinite(psi).all():
-                raise ValueError(
-                    f"the features {features!r} must be finite, but those of a draw are not; check the inputs."
-                )
+                raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
             kernel = kernel + psi @ psi.T / count
     return kernel
 
@@ -235,8 +215,7 @@ def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarra
     lengths = {name: value.shape[:1] for name, value in draws.items()}
     if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
         raise ValueError(
-            f"samples must hold draws of sites, all with the same number of them in front, but their lengths are "
-            f"{lengths}; take mcmc.get_samples()."
+            f"samples must hold draws of sites, all with the same number, but their lengths are {lengths}."
         )
     (total,) = next(iter(lengths.values()))
     rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
@@ -244,7 +223,7 @@ def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarra
 
 
 def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
-    """Return the features of a run, (n, d), each column times the prior standard deviation of its weight."""
+    """Return the features, (n, d), times the prior standard deviation of each weight."""
     check_names_known("features", features, sites)
     for site in sites.values():
         if site["type"] == "plate":
@@ -256,15 +235,12 @@ def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
 
 
 def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
-    """Return the prior standard deviation of each weight, (d,), the root of the mean variance over outputs."""
+    """Return the root mean prior variance of each weight over outputs, (d,)."""
     latent = latent_sites(sites)
     check_names_known("readout", readout, latent, kind="latent site")
     fn = latent[readout]["fn"]
     if fn.shape()[:1] != (num_features,):
-        raise ValueError(
-            f"the readout {readout!r} must have {num_features} rows, as the features have columns, but has "
-            f"the shape {fn.shape()}."
-        )
+        raise ValueError(f"the readout {readout!r} must have {num_features} rows, but has the shape {fn.shape()}.")
     _, scale = normal_parameters(readout, "readout", fn)
     full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
     return jnp.sqrt(jnp.mean(full**2, axis=1))

@@ -1,8 +1,4 @@
-"""Chains of SplitHMC on the path from the prior to the posterior, many at a time.
-
-At the inverse temperature β the target is r(z) w(z)^β (:eq:`path`). States have two leading axes: one for the
-temperatures that run together, one for the chains of each.
-"""
+"""Chains of SplitHMC on the path r(z) w(z)^β from prior to posterior (:eq:`path`), (temperature, chain, ...)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +17,7 @@ from numpyro_wide.mcmc._kernel import KernelState, over_states
 from numpyro_wide.mcmc._reference import Reference
 from numpyro_wide.mcmc.split_hmc import SplitHMC
 
-_CHUNK = 50  # steps between two looks at the progress bar
+_CHUNK = 50  # steps between updates of the bar
 WARM, _FIT, _RECORD = 0, 1, 2
 
 
@@ -34,7 +30,7 @@ class Target:
         self._traced: dict[tuple, Callable] = {}
 
     def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
-        """Return ``body(model, *arrays, **options)``, compiled, the model one without arguments."""
+        """Return ``body(model, *arrays, **options)``, compiled."""
         leaves, structure = jax.tree.flatten(arrays)
         key = body, tuple(options.items()), structure, tuple(map(jax.typeof, leaves))
         if key not in self._traced:
@@ -48,30 +44,30 @@ class Target:
 
 
 def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:
-    """Return log w at the draw of r that each key gives, (draw,); minus infinity where it is not a number."""
+    """Return log w at the draw of r of each key, (draw,); minus infinity for NaN."""
     return _as_weights(target.run(_log_weights, keys, batch_size=batch_size))
 
 
 def prior_positions(target: Target, keys: Array) -> Position:
-    """Return the draw of r that each key gives, for chains of one temperature: (1, chain, ...)."""
+    """Return the draw of r of each key, (1, chain, ...)."""
     return target.run(_positions, keys[None])
 
 
 def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
-    """Draw indices systematically: the copies of each are its share of the weight times ``size``, up to one."""
+    """Draw indices systematically, by the weights."""
     weights = np.exp(log_weights - log_weights.max())
     places = (float(random.uniform(rng_key)) + np.arange(size)) / size
     return np.minimum(np.searchsorted(np.cumsum(weights) / weights.sum(), places), log_weights.size - 1)
 
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:
-    """Return the first states of chains at positions (temperature, chain, ...), which must have a finite density."""
+    """Return the first states at positions (temperature, chain, ...) of finite density."""
     shape = jax.tree.leaves(positions)[0].shape[:2]
     state = target.run(_start, random.split(rng_key, shape), _floats(betas), positions, num_warmup=num_warmup)
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
         raise ValueError(
-            "the log density of the model, or its gradient, is not finite at draws of its prior; look for a noise that "
-            f"is too small, for overflow at draws far out, or run {IN_FLOAT64}."
+            "the log density of the model, or its gradient, is not finite at draws of its prior; look for a small "
+            f"noise or overflow, or run {IN_FLOAT64}."
         )
     return state
 
@@ -86,7 +82,7 @@ def advance(
     phase: int = _RECORD,
     reference: Reference | None = None,
 ) -> tuple[KernelState, Reference | None, np.ndarray]:
-    """Take steps of all chains, to warm up, to fit the Gaussian g = ``reference`` to, or to be recorded."""
+    """Take steps of all chains, to warm up, to fit ``reference``, or to record."""
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)
@@ -99,9 +95,9 @@ def advance(
 def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
-    """Fit a Gaussian to draws of all chains of the posterior, in three windows of steps after their warmup."""
+    """Fit a Gaussian to posterior draws, in three windows after a warmup."""
     reference = target.run(_no_gaussian, state)
-    # With the Gaussian to come, so that one program serves for all phases.
+    # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
         state, reference, _ = advance(target, state, [1.0], length, bar, phase=_FIT, reference=reference)
@@ -112,7 +108,7 @@ def fit_gaussian(
 def gaussian_draws(
     target: Target, rng_key: Array, reference: Reference, like: Position, num_draws: int, batch_size: int
 ) -> np.ndarray:
-    """Return the logarithms of r w over g at independent draws of the Gaussian g, (draw,)."""
+    """Return log(r w / g) at independent draws of the Gaussian g, (draw,)."""
     keys = random.split(rng_key, num_draws)
     one = jax.tree.map(lambda leaf: leaf[0, 0], like)
     return _as_weights(target.run(_gaussian_ratios, keys, reference, one, batch_size=batch_size))
@@ -125,9 +121,6 @@ def _as_weights(values: Array) -> np.ndarray:
 
 def _floats(betas: list[float]) -> np.ndarray:
     return np.asarray(betas, dtype=jnp.result_type(float))
-
-
-# The bodies of the programs.
 
 
 def _log_weights(model: Callable, keys: Array, batch_size: int) -> Array:
@@ -202,12 +195,12 @@ def _close(model: Callable, reference: Reference) -> Reference:
 
 
 def _together(state: KernelState) -> KernelState:
-    """Stack the chains of one temperature along the unit axis, so that ``Reference`` pools them as replicates."""
+    """Stack chains along the unit axis, so that ``Reference`` pools them."""
     return state._replace(z=jax.tree.map(_as_units, state.z), z_grad=jax.tree.map(_as_units, state.z_grad))
 
 
 def _as_units(leaf: Array) -> Array:
-    """Move (1, chain, ..., unit) to (..., unit times chain), or to (..., chain) of a vector."""
+    """Move (1, chain, ..., unit) to (..., unit times chain)."""
     last = jnp.moveaxis(leaf[0], 0, -1)
     if leaf.ndim == 2:
         return last[None]

@@ -1,10 +1,4 @@
-"""Joint density of a model in unconstrained coordinates, as a weight on top of what can be drawn from.
-
-The evidence is the integral of the joint density p(D, z) over all latent sites. Written as r(z) w(z) (:eq:`weight`),
-r is the prior of every latent site, and N(0, I) for the base site of a repriorised readout: it is normalised and can be
-drawn from, whatever the model. The rest, w, is the likelihood; of a collapsed model the evidence given the hidden
-weights. Models here take no arguments.
-"""
+"""Joint density of a model in unconstrained coordinates, as a weight w on top of a prior r (:eq:`weight`)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -33,21 +27,21 @@ Position = dict[str, Array]
 
 
 class LogDensity(NamedTuple):
-    """Joint density at a position z, in two parts that keep their digits."""
+    """Joint density at a position z, in two parts against rounding."""
 
-    start: Array  # log r(z) − log N(z; 0, I), zero where all priors are N(0, I), whatever the dimension
-    weight: Array  # log w(z), the log joint density less log r(z)
+    start: Array  # log r(z) − log N(z; 0, I)
+    weight: Array  # log w(z)
 
 
 def draw(model: Callable, rng_key: Array) -> tuple[Position, Array]:
-    """Draw from r, where the path starts, in unconstrained coordinates; return the position and log w there."""
+    """Return an unconstrained draw from r, and log w there."""
     sites = run_model(model, rng_key=rng_key, inside=(StandardNormalBase(),))
     position = {name: biject_to(site["fn"].support).inv(site["value"]) for name, site in latent_sites(sites).items()}
     return position, log_weight(sites)
 
 
 def log_density(model: Callable, position: Position) -> LogDensity:
-    """Return the joint density at a position that has all latent sites; see :class:`LogDensity`."""
+    """Return the joint density at a position."""
     coordinates = _Unconstrained(position)
     sites = run_model(model, inside=(coordinates,))
     bases = base_transforms(sites)
@@ -60,7 +54,7 @@ def log_density(model: Callable, position: Position) -> LogDensity:
 
 
 class _Unconstrained(Messenger):
-    """Handler that sets latent sites by their unconstrained coordinates, and keeps the log determinants."""
+    """Handler that sets latent sites by unconstrained coordinates, and keeps log determinants."""
 
     def __init__(self, position: Position):
         self.position = position
@@ -82,13 +76,13 @@ def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     while isinstance(fn, dist.Independent):
         fn = fn.base_dist
     log_prob, standard = fn.log_prob(site["value"]), dist.Normal(0.0, 1.0).log_prob(coordinate)
-    if log_prob.shape == coordinate.shape:  # entry by entry, so that nothing is left of priors that are N(0, 1)
+    if log_prob.shape == coordinate.shape:  # by entry, exactly 0 for N(0, 1)
         return jnp.sum(log_prob - standard) + log_det
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
 
 
 def check_model(model: Callable, rng_key: Array) -> None:
-    """Refuse a model whose joint density is not one to be integrated from draws of its prior."""
+    """Refuse a model that has no proper joint density."""
 
     def run(key: Array) -> None:
         sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
@@ -103,8 +97,8 @@ def check_model(model: Callable, rng_key: Array) -> None:
         unseen = [name for name in names if name not in coordinates.log_dets]
         if unseen:
             raise ValueError(
-                f"the evidence needs every latent site as one of its own, but {listing(unseen)} is inside of a scan or "
-                "another control flow; write the steps as a Python loop, or as one site."
+                f"latent site {listing(unseen)} is inside of a scan or another control flow; write the steps as a "
+                "Python loop, or as one site."
             )
 
     jax.eval_shape(run, rng_key)
@@ -119,24 +113,22 @@ class _RefusesImproper(Messenger):
         name, fn = msg["name"], unwrap(msg["fn"], masks=True)
         if fn.support.is_discrete:
             raise ValueError(
-                f"latent site {name!r} is discrete, and the evidence is an integral; sum it out in the model, by a "
-                "mixture distribution, for example."
+                f"latent site {name!r} is discrete; sum it out in the model, such as by a mixture distribution."
             )
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
             raise ValueError(
-                f"latent site {name!r} has {kind_of(fn)} prior, which cannot be drawn from: an improper prior "
-                "leaves the evidence undefined. Give the site a proper prior."
+                f"latent site {name!r} has {kind_of(fn)} prior, without draws. Give the site a proper prior."
             )
 
 
 def _check_sites(sites: Sites) -> None:
-    """Refuse a run without observations or latent sites, and sites whose priors are not whole densities."""
+    """Refuse a run without observations, latent sites or proper priors."""
     samples, latent = sample_sites(sites), latent_sites(sites)
     refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:
         raise ValueError(
-            "the model has no latent site with these arguments, so there is nothing to integrate over; its evidence is "
-            f"the log density of its observed sites, {listing(samples)}."
+            "the model has no latent site with these arguments, and nothing to integrate over; its evidence is the "
+            f"log density of {listing(samples)}."
         )
     for site in sites.values():
         if site["type"] == "plate":
@@ -144,7 +136,6 @@ def _check_sites(sites: Sites) -> None:
     for name, site in latent.items():
         if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
             raise ValueError(
-                f"the prior of latent site {name!r} is scaled or masked, and so is no longer a density that integrates "
-                "to one; take the site out of the scale or mask handler. Rows that are missing, for which obs_mask "
-                "makes such a site, can be hidden from the likelihood by numpyro.handlers.mask."
+                f"the prior of latent site {name!r} is scaled or masked, and not a density that integrates to one; "
+                "take the site out of the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
             )

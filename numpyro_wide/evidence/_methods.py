@@ -18,11 +18,11 @@ from numpyro_wide.mcmc._kernel import KernelState
 
 
 class Bridge(NamedTuple):
-    """Log ratio log Z₁ − log Z₀ of two normalisers, as :func:`bridge` finds it."""
+    """Log ratio log Z₁ − log Z₀ of two normalisers."""
 
     log_ratio: float
-    overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁) of the two densities, 1 where they are the same
-    # Influence of each draw, of their shape: the estimate's error is the mean of the first, less that of the second.
+    overlap: float  # ∫ p₀ p₁ / (s₀ p₀ + s₁ p₁), 1 for equal densities
+    # Influence of each draw: the error is the mean of the first, less that of the second.
     lower: np.ndarray
     upper: np.ndarray
 
@@ -37,8 +37,8 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
         return expit(lower - log_ratio + offset) / share, expit(log_ratio - upper - offset) / (1 - share)
 
     finite = np.concatenate([x[np.isfinite(x)] for x in (lower.ravel(), upper.ravel())])
-    low, high = finite.min() - 60.0, finite.max() + 60.0  # far out the terms are all 0 or all alike
-    for _ in range(100):  # the first mean falls with the ratio, the second rises: halves until nothing is left
+    low, high = finite.min() - 60.0, finite.max() + 60.0  # far out
+    for _ in range(100):  # by bisection
         middle = 0.5 * (low + high)
         first, second = terms(middle)
         low, high = (middle, high) if first.mean() > second.mean() else (low, middle)
@@ -49,12 +49,12 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
 
 
 def effective_share(log_weights: np.ndarray) -> float:
-    """Return the effective share of weighted draws, 1 / (mean square of weights of mean 1)."""
+    """Return the effective share of weighted draws."""
     return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
 
 
 def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> float:
-    """Choose the inverse temperature at which draws of this one, below 1, have an effective share (:eq:`ladder`)."""
+    """Choose the inverse temperature of a given effective share of draws (:eq:`ladder`)."""
     finite = log_weights[np.isfinite(log_weights)]
     if effective_share((1 - beta) * finite) >= share:
         return 1.0
@@ -66,27 +66,26 @@ def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> floa
 
 
 def effective_size(terms: np.ndarray) -> float:
-    """Return the effective number of draws (chain, draw) for their mean; negative autocorrelations count as a gain."""
+    """Return the effective number of draws (chain, draw) for their mean."""
     if np.ptp(terms) == 0:
         return float(terms.size)
     return float(_arviz.effective_sample_size(terms, "mean"))
 
 
 def rhat(values: np.ndarray) -> float:
-    """Return the rank-normalised split R-hat of (chain, draw); 1 where all are equal."""
+    """Return the rank-normalised split R-hat of (chain, draw)."""
     if np.ptp(values) == 0:
         return 1.0
     return float(_arviz.rhat(values))
 
 
 def squared_error(terms: np.ndarray) -> tuple[float, float]:
-    """Return the squared standard error of the mean of (chain, draw), and the effective number of draws behind it."""
+    """Return the squared standard error of the mean of (chain, draw), and the effective size."""
     size = effective_size(terms)
     return float(np.var(terms, ddof=1) / size), size
 
 
-# Effective share of draws of one temperature at the next: log w then differs by a standard deviation of 1.2, and most
-# draws are of use for a bridge, which looks from both sides.
+# Effective share of draws at the next temperature, for most to be of use for a bridge.
 _SHARE = 0.25
 _MAX_TEMPERATURES = 400
 
@@ -109,14 +108,13 @@ class Evidence(NamedTuple):
     r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and quality checks of both.
 
     Attributes:
-        log_evidence: $\log \int p(D, \theta)\, d\theta$ in nats.
-        standard_error: its Monte Carlo standard error in nats, autocorrelation of the draws included.
+        log_evidence: in nats.
+        standard_error: in nats, autocorrelation of the draws included.
         method: "bridge" or "stepping-stone".
-        overlap: overlap of the two densities that the draws bridge, from 0 to 1, where they are the same
-            (:eq:`bridge`); the smallest, where there are several bridges.
-        effective_size: effective number of draws of all chains of a temperature together; the smallest.
-        rhat: rank-normalised split R-hat of the log ratio that is averaged; the largest.
-        inverse_temperatures: $\beta$ of the distributions that chains were run at, (temperature,).
+        overlap: smallest overlap of bridged densities, from 0 to 1 (:eq:`bridge`).
+        effective_size: smallest effective number of draws of a temperature.
+        rhat: largest rank-normalised split R-hat of an averaged log ratio.
+        inverse_temperatures: $\beta$ of the chains, (temperature,).
     """
 
     log_evidence: float
@@ -129,7 +127,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
-        """True if the overlap is at least 0.1, R-hat at most 1.1 and the effective size at least 100."""
+        """True for overlap of at least 0.1, R-hat of at most 1.1 and an effective size of at least 100."""
         return self.overlap >= 0.1 and self.rhat <= 1.1 and self.effective_size >= 100
 
     def __str__(self) -> str:
@@ -141,19 +139,19 @@ class Evidence(NamedTuple):
         )
 
 
-# An inverse temperature, and draws of the prior chosen by their weight there, (1, chain, ...), by which chains start.
+# An inverse temperature, and draws of the prior chosen by weight there, (1, chain, ...).
 First = tuple[float, Position]
 
 
 def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0 by draws of the prior that no estimate uses."""
+    """Choose the first inverse temperature above 0 by separate prior draws."""
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
     if not np.isfinite(log_weights).any():
         raise ValueError(
             f"the likelihood is not finite at any of {log_weights.size} draws of the prior: the data are outside of "
-            f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}, or look at the model."
+            f"its support, or {NOISE_TOO_SMALL}. Run {IN_FLOAT64}."
         )
     beta = next_temperature(0.0, log_weights, _SHARE)
     chosen = _chains.resample(key_choice, beta * log_weights, sizes.num_chains)
@@ -161,7 +159,7 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
 
 
 def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
-    """Estimate the evidence by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
+    """Estimate by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
     key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
@@ -179,7 +177,7 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
 
 
 def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
-    """Estimate the evidence by bridges on the path from the prior (Xie et al. 2011, from both sides)."""
+    """Estimate by bridges on the path from the prior (Xie et al. 2011)."""
     key_ladder, key_prior = random.split(rng_key)
     betas, states = _ladder(target, key_ladder, sizes, first, bar)
     prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_independent), sizes.num_chains)
@@ -187,7 +185,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
     bar.set_description("draws")
     for begin in range(0, len(betas), sizes.batch_size):
         group = slice(begin, begin + sizes.batch_size)
-        # As many as before, so that nothing is compiled again; the surplus is dropped.
+        # As many as before, for one program; the surplus is dropped.
         indices = [min(i, len(betas) - 1) for i in range(begin, begin + sizes.batch_size)]
         state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(states[i] for i in indices))
         recorded = _chains.advance(target, state, [betas[i] for i in indices], sizes.num_samples, bar)[2]
@@ -198,7 +196,7 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
 def _ladder(
     target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm
 ) -> tuple[list[float], list[KernelState]]:
-    """Choose inverse temperatures above 0, each within reach of the one before, and warm up chains at each."""
+    """Choose inverse temperatures above 0, and warm up chains at each."""
     beta, positions = first
     betas: list[float] = []
     states: list[KernelState] = []
@@ -214,9 +212,8 @@ def _ladder(
             return betas, states
         if len(betas) == _MAX_TEMPERATURES:
             raise ValueError(
-                f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1: the prior is too far "
-                "from the posterior, or the chains do not move. Look at the model's priors and noise, run in float64, "
-                "or raise num_warmup."
+                f"after {len(betas)} temperatures the inverse temperature is {beta:.2g}, not 1; look at the model's "
+                "priors and noise, run in float64, or raise num_warmup."
             )
         following = next_temperature(beta, log_weights[0].ravel(), _SHARE)
         last = (following - beta) * log_weights[0, :, -1]
@@ -226,7 +223,7 @@ def _ladder(
 
 
 def _sum_of_bridges(betas: np.ndarray, log_weights: list[np.ndarray]) -> Evidence:
-    """Sum the log ratios between neighbours to the log evidence, with its error (:eq:`stones`)."""
+    """Sum log ratios between neighbours, with the error (:eq:`stones`)."""
     sizes = [float(log_weights[0].size), *(effective_size(draws) for draws in log_weights[1:])]
     influence = [np.zeros_like(draws) for draws in log_weights]
     total, overlap = 0.0, 1.0

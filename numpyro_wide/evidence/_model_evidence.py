@@ -32,53 +32,40 @@ def model_evidence(
 ) -> Evidence:
     r"""Estimate the log evidence of a model, $\log \int p(D, \theta)\, d\theta$ over all latent sites, with its error.
 
-    For models that are collapsed, repriorised, with any likelihood, or neither; the better the coordinates, the less it
-    takes. The joint density is $r(z)\, w(z)$: r, the prior of the latent sites and N(0, I) for the base site of a
-    repriorised readout, can be drawn from and integrates to one; the weight w is the likelihood, of a collapsed model
-    the evidence given the hidden weights, in the wide limit a constant. Chains of
-    :class:`~numpyro_wide.mcmc.SplitHMC` draw from the densities between.
+    The joint density is $r(z)\, w(z)$, with the prior r of the latent sites, N(0, I) for the base site of a repriorised
+    readout, and the likelihood w. Chains of :class:`~numpyro_wide.mcmc.SplitHMC` draw from the densities between.
 
     "bridge"
-        The optimal bridge of Meng and Wong (1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the second
-        half of the draws of the posterior and a Gaussian, of low rank plus identity in each site, fitted to the first.
+        The optimal bridge (Meng and Wong 1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the posterior and
+        a Gaussian fitted to half of its draws.
 
     "stepping-stone"
-        The same between neighbours on the path $r w^\beta$, $\beta$ from 0 to 1 (:eq:`path`), whose ends are r and the
-        posterior; each temperature is chosen by the draws of the one before, for neighbours to overlap (:eq:`ladder`).
-        The path starts at the prior, instead of a Gaussian, since the weights of its draws are then bounded if the
-        likelihood is, whatever the tails of the prior; in wide coordinates the prior *is* N(0, I).
+        Bridges between neighbours on the path $r w^\beta$ (:eq:`path`), with temperatures chosen to overlap
+        (:eq:`ladder`).
 
-    "auto" takes the second where draws of r alone reach the posterior, as near the wide limit: it has one temperature
-    then, and sees all modes. Elsewhere it takes the first if its overlap is at least 0.1, R-hat at most 1.1 and the
-    effective number of draws at least 100, else the second. Neither the bridge nor its error knows a part of the
-    posterior that no chain has found. In a funnel, where the scale of some sites is the value of another one, chains
-    rarely reach either end, and the error is too small, by a factor of two or three in Neal's: give such sites
+    "auto" takes the second where draws of r alone reach the posterior, as near the wide limit. Elsewhere it tries the
+    first, and takes the second if the overlap is below 0.1, R-hat above 1.1 or the effective number of draws below 100.
+    Neither estimate nor error knows a mode that no chain has found; in a funnel the error is too small: give the sites
     ``LocScaleReparam(0)``.
-
-    The model is traced anew at each call; where it computes the same, of data of the same shapes, a second call
-    compiles nothing. Not to be called under ``jit``: it decides by numbers how to continue.
 
     Args:
         rng_key: a PRNG key.
-        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`, or any model whose
-            latent sites are continuous, with priors that can be drawn from.
+        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`, or any model of
+            continuous latent sites with proper priors.
         *model_args: positional arguments of the model, observations included.
         method: "auto", "bridge" or "stepping-stone".
-        num_chains: number of chains at each temperature, at least 2; they run together.
+        num_chains: number of chains at each temperature, at least 2.
         num_warmup: number of steps by which each chain adapts, at each temperature.
-        num_samples: number of draws of each chain after that, at least 400 in all chains together and 40 in each.
-        batch_size: number of temperatures that run together, once they are chosen; more than 1 pays on an accelerator,
-            as far as its memory goes.
-        progress_bar: whether to show a bar; it is never shown where the environment variable ``CI`` is set.
+        num_samples: number of draws of each chain, at least 40, and 400 in all chains together.
+        batch_size: number of temperatures that run together; more than 1 pays on an accelerator.
+        progress_bar: whether to show a bar; never where the environment variable ``CI`` is set.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
         The log evidence in nats, its standard error, the method, and quality checks.
 
     Raises:
-        ValueError: for too few draws or chains; if the model observes nothing, has no latent site, or one that is
-            discrete, improper, scaled, masked, or inside of a scan; if a plate is subsampled, or the density is nowhere
-            finite.
+        ValueError: for latent sites without a proper, continuous prior, or a density that is nowhere finite.
 
     Warns:
         RuntimeWarning: if the result does not fulfil the conditions above.
@@ -98,13 +85,11 @@ def model_evidence(
     sizes = _checked_sizes(num_chains, num_warmup, num_samples, batch_size)
     if is_tracing():
         raise ValueError(
-            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad; call it "
-            "outside of them."
+            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad."
         )
     if not callable(model):
         raise TypeError(
-            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, not a kernel or an "
-            f"MCMC, in the order {_ORDER}."
+            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, as {_ORDER}."
         )
     check_model(partial(model, *model_args, **model_kwargs), rng_key)
     target = Target(model, model_args, model_kwargs)
@@ -118,8 +103,8 @@ def model_evidence(
             found = by_stepping_stones(target, key_stones, sizes, first, bar)
     if not found.is_trusted:
         warnings.warn(
-            f"{found}; the estimate and its error are not to be trusted where the overlap is below 0.1, R-hat above "
-            f"1.1 or the effective size below 100. {_ADVICE[found.method]}",
+            f"{found}; not to be trusted where the overlap is below 0.1, R-hat above 1.1 or the effective size below "
+            f"100. {_ADVICE[found.method]}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -141,7 +126,7 @@ def _checked_sizes(num_chains: Any, num_warmup: Any, num_samples: Any, batch_siz
     )
     if sizes.num_independent < 400:
         raise ValueError(
-            f"num_chains times num_samples must be at least 400 for errors to be told, but is {sizes.num_chains} times "
-            f"{sizes.num_samples}; raise either."
+            f"num_chains times num_samples must be at least 400, but is {sizes.num_chains} times {sizes.num_samples}; "
+            "raise either."
         )
     return sizes

@@ -28,7 +28,7 @@ __all__ = [
     "register_kernel",
 ]
 
-# Names of a module above this one, looked up at their first use.
+# Names of a later module.
 _ABOVE = ("RandomFeatures", "fit_random_features")
 
 

@@ -13,15 +13,15 @@ from jax import Array
 from numpyro_wide._checks import is_known
 
 _EIGHTH = float(np.tan(np.pi / 8))
-_ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a number: its error lies below their rounding
+_ARCTANGENT_DEGREES = {4: 6, 8: 12}  # of the polynomial, by the bytes of a number
 
 
 @jax.custom_jvp
 def angle_of(y: Array, x: Array) -> Array:
-    """Return the angle of the points (x, y), as ``jnp.arctan2`` does; 0 at the origin."""
+    """Return ``jnp.arctan2(y, x)``; 0 at the origin."""
     along, across = jnp.abs(x), jnp.abs(y)
     low, high = jnp.minimum(along, across), jnp.maximum(along, across)
-    # Angles up to π/4 become ones up to π/8, where few terms will do.
+    # Angles up to π/8 need few terms.
     is_steep = low > _EIGHTH * high
     below = jnp.where(is_steep, low + high, high)
     ratio = jnp.where(is_steep, low - high, low) / jnp.where(below > 0, below, 1)
@@ -44,7 +44,7 @@ def _angle_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> t
 
 @lru_cache
 def _coefficients(num_bytes: int) -> tuple[float, ...]:
-    """Return the polynomial that arctan(r) / r is of r², up to r = tan(π/8), highest degree first."""
+    """Return arctan(r) / r as a polynomial of r² up to r = tan(π/8), highest degree first."""
     degrees = np.arange(40)
     series = np.polynomial.Polynomial((-1.0) ** degrees / (2 * degrees + 1))
     found = series.convert(kind=np.polynomial.Chebyshev, domain=[0, _EIGHTH**2]).truncate(
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
     variance: Array  # of the preactivations u
     product: Array  # E[φ(u)²]
     slope: Array  # E[φ'(u)²]
-    error: Array  # largest share of a moment that a series leaves out, a number
+    error: Array  # largest share that a series leaves out
     coefficients: Any = None  # of a series, α_k by degree, (terms, n, ...)
     slope_at_zero: Any = None  # of a series, φ'(0)
 
@@ -78,16 +78,15 @@ class ClosedForm(NamedTuple):
         return Moments(variance, product, slope, jnp.zeros((), variance.dtype))
 
     def pairs(self, one: Moments, other: Moments, covariance: Array, determinant: Array) -> tuple[Array, Array]:
-        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
         return self.dual(one.variance, other.variance, covariance, determinant)
 
 
 def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array) -> Array:
     """Return (ab − c²) / max(a, b, 1) of a layer, with a = w p + β, b = w q + β and c = w r + β."""
-    # In terms of differences pq − r² is exactly 0 at p = q = |r|, where it may leave rounding of order p²: a compiler
-    # fuses multiplication and addition. With the smaller factor over the unit no term exceeds the larger variance.
+    # In terms of differences pq − r² is exactly 0 at p = q = |r|, and no term exceeds the larger variance.
     low, high = jnp.where(p < q, p, q), jnp.where(p < q, q, p)
-    size = jnp.where(r < 0, -r, r)  # not abs, whose slope of 0 at 0 would lose the second derivative there
+    size = jnp.where(r < 0, -r, r)  # abs has no second derivative at 0
     unit = _unit(w_var * p + b_var, w_var * q + b_var)
     gram = (w_var * (high - size)) * (w_var * low / unit) + (w_var * size / unit) * (w_var * (low - size))
     return gram + (w_var * b_var / unit) * ((p - r) + (q - r))
@@ -96,17 +95,16 @@ def reduced_determinant(p: Array, q: Array, r: Array, w_var: Array, b_var: Array
 def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
     """Return the dual of the error function (Williams 1996)."""
     root = _root_and_ratio(1 + 2 * a + 2 * b, 4 * e, _unit(a, b))[0]
-    # arcsin(s/h) as an angle between the legs s and √(h² − s²): its derivative is finite up to s = h.
+    # arcsin(s/h) as an angle, of finite derivative up to s = h.
     return (2 / jnp.pi) * angle_of(2 * c / root, jnp.ones_like(root)), (4 / jnp.pi) / root
 
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
-    """Return the dual of the rectifier, with θ = arccos(c / √(ab)) (Cho and Saul 2009, equations 6 and 7, halved)."""
+    """Return the dual of the rectifier (Cho and Saul 2009, equations 6 and 7, halved)."""
     scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
-    # A sine at the level of rounding is taken as 0. Square root and angle never see the excluded entries,
-    # else the infinite derivative at 0, times the 0 of the other branch, would be NaN.
+    # A sine of rounding is 0; root and angle never see it, else their derivatives would be NaN.
     apart = (a > 0) & (b > 0) & (sine_squared > 8 * jnp.finfo(cosine.dtype).eps)
     sine = jnp.sqrt(jnp.where(apart, sine_squared, 1))
     angle = jnp.where(apart, angle_of(sine, cosine), (1 - jnp.sign(cosine)) * (jnp.pi / 2))
@@ -115,11 +113,11 @@ def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def gelu(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
-    """Return the dual of the exact GELU, φ(u) = u Φ(u) with Φ the normal distribution function (Tsuchida 2021)."""
+    """Return the dual of the exact GELU (Tsuchida 2021)."""
     root, ratio = _root_and_ratio(1 + a + b, e, _unit(a, b))
     cotangent = c / root
     S = 1 / (1 + a) + 1 / (1 + b)
-    # 1/4 + arctan(c / √D) / 2π, whose two terms cancel for c near −√(ab).
+    # 1/4 + arctan(c / √D) / 2π without cancellation near −√(ab).
     P = angle_of(jnp.ones_like(cotangent), -cotangent) / (2 * jnp.pi)
     return c * P + (ratio + cotangent * (c * S)) / (2 * jnp.pi), P + cotangent * (S + 1 / root**2) / (2 * jnp.pi)
 
@@ -130,15 +128,14 @@ def identity(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
 
 
 def _unit(a: Array, b: Array) -> Array:
-    """Return the divisor of determinants, for products of two variances overflow in float32 from 1.8e19 on."""
+    """Return the divisor that keeps determinants from overflow in float32."""
     return jax.lax.stop_gradient(jnp.maximum(jnp.maximum(a, b), 1))
 
 
 def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
-    """Return √D and eu / √D with D = least + eu, u the unit: positive in float32 too, as ``least`` is."""
+    """Return √D and eu / √D with D = least + eu, u the unit."""
     least = least / unit
-    # Off the diagonal, rounding below 0 could outweigh `least` for huge variances. The floor lies well below 0,
-    # for at a tie `maximum` would halve the derivative, and e = 0 is the diagonal of every kernel.
+    # Rounding below 0 must not outweigh `least`; at a tie `maximum` would halve the derivative.
     e = jnp.maximum(e, -0.5 * least)
     root, scale = jnp.sqrt(least + e), jnp.sqrt(unit)
     return scale * root, scale * (e / root)
@@ -148,21 +145,15 @@ DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu"
 
 
 _DEGREES, _NODES = 128, 256
-_CHUNK = 16  # terms of the series that one step of the loop adds, and that a gradient computes once more
+_CHUNK = 16  # terms that one step of the loop adds
 
 
 class HermiteSeries:
-    r"""Dual of an activation φ, as ``ClosedForm`` is of one whose expectations are known.
-
-    With $\alpha_k(a) = E[\varphi(\sqrt a z) he_k(z)] / \sqrt{k!}$, z ~ N(0, 1), by Gauss-Hermite quadrature, and
-    $\rho = c / \sqrt{ab}$ (Mathematics, :eq:`mehler`), $E[\varphi(u) \varphi(v)] = \sum_k \alpha_k(a) \alpha_k(b)
-    \rho^k$, and $E[\varphi'(u) \varphi'(v)]$ is its derivative with respect to c. The truncation error of the first 128
-    degrees is largest at ρ = 1, where Parseval's identity gives it; at u = v the quadrature alone gives both.
-    """
+    """Dual of an activation by a Hermite series (Mathematics, :eq:`mehler`)."""
 
     def __init__(self, function: Callable[[Array], Array]):
         self._function = function
-        # Odd and even functions have every other term alone.
+        # Odd and even functions have every other term.
         self._first, self._stride = _parity(function)
 
     def moments(self, variance: Array) -> Moments:
@@ -170,13 +161,13 @@ class HermiteSeries:
         nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
         basis = basis[self._first :: self._stride]
         alive = variance > 0
-        # The root never sees 0, whose infinite derivative times the 0 of the other branch would be NaN.
+        # The derivative of the root at 0 would be NaN.
         root = jnp.where(alive, jnp.sqrt(jnp.where(alive, variance, 1)), 0)
         values, slopes = self._with_slope(root[..., None] * jnp.expand_dims(nodes, range(root.ndim)))
         at_zero, slope_at_zero = self._with_slope(jnp.zeros((), variance.dtype))
         average = lambda numbers: jnp.matmul(numbers, weights, precision="highest")  # noqa: E731
         product, slope = average(values**2), average(slopes**2)
-        # Without φ(0), for the coefficients of small variances are small, and so should their rounding be.
+        # Without φ(0), against rounding of small coefficients.
         coefficients = jnp.moveaxis(jnp.matmul(values - at_zero, basis.T, precision="highest"), -1, 0)
         if not self._first:
             coefficients = coefficients.at[0].add(at_zero)
@@ -188,7 +179,7 @@ class HermiteSeries:
         return Moments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
 
     def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
-        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)], for moments that broadcast against the covariance."""
+        """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
         alive = (one.variance > 0) & (other.variance > 0)
         root = jnp.where(alive, _root(one.variance) * _root(other.variance), 1)
         cosine = covariance / root
@@ -207,7 +198,7 @@ class HermiteSeries:
         return values.astype(u.dtype), slopes.astype(u.dtype)
 
     def _mean_slope(self, moments: Moments) -> Array:
-        """Return E[φ'(u)], which is the coefficient of degree 1 over √a, for pairs with a variance of 0."""
+        """Return E[φ'(u)], the coefficient of degree 1 over √a."""
         alive = moments.variance > 0
         of_degree_1 = jnp.zeros_like(moments.variance)
         if self._stride == 1 or self._first:
@@ -216,7 +207,7 @@ class HermiteSeries:
 
 
 def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
-    """Return Σ_k one_k other_k t^k and its derivative, for t = ``argument`` and coefficients along the first axis."""
+    """Return Σ_k one_k other_k t^k and its derivative by t = ``argument``."""
 
     def add(carried: tuple[Array, Array], coefficients: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         value, derivative = carried
@@ -227,14 +218,14 @@ def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
 
     chunks = [leaf.reshape(-1, _CHUNK, *leaf.shape[1:]) for leaf in (one, other)]
     zeros = jnp.zeros_like(argument)
-    # A gradient keeps what is carried from chunk to chunk, not from term to term.
+    # A gradient keeps the values between chunks alone.
     return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), (zeros, zeros), chunks, reverse=True)[0]
 
 
 @lru_cache(maxsize=1)
 def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return nodes, weights that add up to 1, and the weighted normalised Hermite polynomials, (degrees, nodes)."""
-    from scipy.special import roots_hermitenorm  # which NumPyro has not loaded
+    """Return nodes, weights of sum 1, and weighted normalised Hermite polynomials, (degrees, nodes)."""
+    from scipy.special import roots_hermitenorm  # loaded late
 
     nodes, weights = roots_hermitenorm(_NODES)
     weights = weights / weights.sum()
@@ -245,7 +236,7 @@ def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _parity(function: Callable[[Array], Array]) -> tuple[int, int]:
-    """Return the first degree with a coefficient, and the steps between those: (1, 2) for an odd function."""
+    """Return the first degree with a coefficient, and the stride; (1, 2) of an odd function."""
     nodes = np.linspace(0.01, 7, 200)
     with jax.ensure_compile_time_eval():
         both = jax.jit(lambda u: jnp.stack([function(u), function(-u), function(0 * u)]))(jnp.asarray(nodes))
@@ -260,25 +251,24 @@ def _root(variance: Array) -> Array:
 
 
 def _share(part: Array, whole: Array) -> Array:
-    """Return the size of a part in its whole, 0 of nothing, without a derivative."""
+    """Return a part's share of its whole, without a derivative."""
     part, whole = jax.lax.stop_gradient((part, whole))
     return jnp.where(whole > 0, jnp.abs(part) / jnp.where(whole > 0, whole, 1), 0)
 
 
 Activation = str | Callable[[Array], Array]
 
-# Share of a moment that a series may leave out without a warning.
 _TOLERANCE = 1e-5
 
 
 def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
-    """Return the expectations of an activation, by its name or as a function of arrays."""
+    """Return the expectations of an activation."""
     if isinstance(activation, str) and activation in DUALS:
         return ClosedForm(DUALS[activation])
-    from numpyro_wide.nn._layers import activation_function  # with flax, which is not loaded with the package
+    from numpyro_wide.nn._layers import activation_function  # with flax, loaded late
 
     function = activation_function(activation)
-    # JAX's functions instead of their names: a kink's series converges slowly.
+    # JAX's functions by name: a kink's series converges slowly.
     known = (jax.nn.relu, "relu"), (jax.lax.erf, "erf"), (jax.scipy.special.erf, "erf")
     name = activation if isinstance(activation, str) else next((n for f, n in known if f is function), "")
     return ClosedForm(DUALS[name]) if name in DUALS else HermiteSeries(function)
@@ -290,14 +280,12 @@ def activation_name(activation: Activation) -> str:
 
 
 def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
-    """Warn of a series that leaves out more than a hundred-thousandth, where that is known."""
+    """Warn of a series that leaves out too much."""
     if not is_known(error) or not np.max(error) > _TOLERANCE:
         return
     warnings.warn(
-        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively, most where "
-        "inputs are equal: its terms fall off slowly for an activation with kinks, and for a smooth one where the "
-        "variance of its units is large. Scale inputs and weights down, take an activation with a closed form ('erf', "
-        "'gelu', 'identity', 'relu'), or continue if that is accurate enough.",
+        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively; scale "
+        "inputs and weights down, or take 'erf', 'gelu', 'identity' or 'relu', of closed forms.",
         UserWarning,
         stacklevel=stacklevel,
     )

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import whole_number
 
-# (params, x) -> outputs, row by row: the rows of x must not influence each other.
+# (params, x) -> outputs, row by row.
 Network = Callable[[Any, Array], Array]
 
 
@@ -28,18 +28,15 @@ def empirical_ntk(
     """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian (McNamara 2025, equation 4).
 
     In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel`, times the identity between
-    outputs, with an error of order 1/√width (Jacot 2018, Theorem 1).
+    outputs (Jacot 2018, Theorem 1).
 
     Args:
-        f: network, f(params, x) -> (n,) or (n, k); each row depends on its own row of x alone. For a flax
-            linen module, its ``apply``.
+        f: network, f(params, x) -> (n,) or (n, k), row by row; of a flax linen module its ``apply``.
         params: pytree of floating arrays.
-        x1: inputs, rows along the leading axis, (n1, ...).
+        x1: inputs, (n1, ...).
         x2: other inputs, (n2, ...); None for x1.
-        block_size: rows of x1, and of x2, whose Jacobians are held at a time, 2 · block_size · k numbers for each
-            parameter; None for all at once.
-        average_outputs: whether to return the mean over outputs of the kernel of an output with itself, (n1, n2), the
-            estimate of the limit that uses all outputs.
+        block_size: rows of x1, and of x2, whose Jacobians are held at a time; None for all at once.
+        average_outputs: whether to average the kernel of an output with itself over outputs, (n1, n2).
 
     Returns:
         kernel matrix, (n1, n2) if the network returns (n,), else (n1, n2, k, k) with the outputs at x1 and x2 last.
@@ -74,15 +71,14 @@ def empirical_ntk(
 def linearize(f: Network, params0: Any) -> Network:
     """Expand a network in its parameters to first order (Taylor): its linearised twin.
 
-    f_lin(params, x) = f(params0, x) + J(x) (params − params0), as in McNamara 2025, Section 5, and Lee 2019,
-    eq. 5. Linear in the parameters, it has the same tangent kernel everywhere, that of f at ``params0``.
+    f_lin(params, x) = f(params0, x) + J(x) (params − params0) (McNamara 2025, Section 5; Lee 2019, eq. 5).
 
     Args:
         f: network, f(params, x) -> any pytree of arrays.
         params0: parameters to expand at, a pytree of floating arrays.
 
     Returns:
-        ``f_lin(params, x)``, with parameters of the structure of ``params0`` and outputs of the structure of f's.
+        ``f_lin(params, x)``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -108,7 +104,7 @@ def _pairwise(
     x2: Array | None,
     block_size: int | None,
 ) -> Array:
-    """Combine the embeddings of all pairs of rows, (n1, n2, ...), two blocks of them at a time."""
+    """Combine the embeddings of all pairs of rows, (n1, n2, ...), in blocks."""
     others = x1 if x2 is None else x2
 
     def rows(start: Array | int, size: int) -> Array:
@@ -130,13 +126,12 @@ def _check_params(params: Any) -> None:
     if not leaves or not all(jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves):
         dtypes = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
         raise ValueError(
-            f"the parameters must be a pytree of floating arrays, but got dtypes {dtypes}. "
-            f"Close over what is not differentiated: lambda params, x: f({{**params, **constants}}, x)."
+            f"the parameters must be a pytree of floating arrays, but got dtypes {dtypes}; close over constants."
         )
 
 
 def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array | None]:
-    """Return the inputs as arrays, with their shapes and the network's outputs checked."""
+    """Return the inputs as arrays, after checks of shapes and outputs."""
     x1, x2 = _as_array(x1), None if x2 is None else _as_array(x2)
     if x2 is not None and x1.shape[1:] != x2.shape[1:]:
         raise ValueError(f"the rows of x1 and x2 must have the same shape, but got {x1.shape} and {x2.shape}.")
@@ -145,7 +140,7 @@ def _check_rows(f: Network, params: Any, x1: ArrayLike, x2: ArrayLike | None) ->
         got = output.shape if hasattr(output, "shape") else jax.tree.structure(output)
         raise ValueError(
             f"the network must return one row for each of the {x1.shape[0]} rows of x, (n,) or (n, k), "
-            f"but returned {got}. Wrap it in a function that reshapes the output or picks a part."
+            f"but returned {got}."
         )
     return x1, x2
 

@@ -1,4 +1,4 @@
-"""Scales and noise by the evidence of the infinite network: the problem, what is minimised, the search, the fit."""
+"""Fit of scales and noise by the evidence of the infinite network."""
 
 import itertools
 import warnings
@@ -24,31 +24,31 @@ from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations
 from numpyro_wide.wide_limit._variational import State, VariationalFit
 
-# The problem: scales of an architecture, their priors, the kernel that they give and its derivative.
+# The problem.
 
-# Standard deviations of the logarithms a priori. Wide, but no scale is driven to where the network is a step function,
-# or a constant, for a few nats; those of the weights are narrow where another scale can take their place.
+
+# Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
 _SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
-_B_STD, _NOISE = 0.5, 0.3  # medians a priori, that of the noise in units of the targets' root mean square
-_TILE = 128  # rows and columns: layers act elementwise, and a tile stays in the cache
+_B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
+_TILE = 128  # rows and columns of a tile, to stay in the cache
 
 
 @dataclass(frozen=True)
 class ScaleProblem:
-    """An architecture, its data, and the priors of its scales, whose logarithms over their medians are one vector."""
+    """An architecture, its data, and the priors of its scales' logarithms."""
 
     activation: Activation
-    depth: int  # number of hidden layers
-    network: Any  # its scales left out; None for a fully connected one of that activation and depth
+    depth: int
+    network: Any  # without its scales; None for a fully connected one
     inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
-    medians: dict[str, np.ndarray]  # of the scales a priori, in the order of ``_SPREADS``; of w_std by layer
-    spreads: np.ndarray  # standard deviations of the logarithms, in the same order
+    medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
+    spreads: np.ndarray  # of the logarithms
 
     @classmethod
     def of(
         cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
     ) -> "ScaleProblem":
-        """Set up the problem of a fully connected network, for function values of the standard deviation ``size``."""
+        """Set up a fully connected network, for function values of the standard deviation ``size``."""
         behind = float(_unit_scale(activation))
         medians = {
             "w_std": np.array([1.0] + [behind] * (depth - 1)),
@@ -67,11 +67,11 @@ class ScaleProblem:
     def of_network(
         cls, network: Any, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
     ) -> "ScaleProblem":
-        """Set up the problem of a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
+        """Set up a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
         bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
-        # A mean over pixels lowers the variance by as much as they differ: by the kernel of some rows.
+        # A mean over pixels lowers the variance, as measured on some rows.
         some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
         medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
         depth = getattr(network, "depth", 0)
@@ -82,19 +82,19 @@ class ScaleProblem:
         return replace(self, inputs=self.inputs[rows])
 
     def place(self, name: str) -> int:
-        """Return the place of a scale among the logarithms, the first of the inputs'."""
+        """Return the index of a scale among the logarithms."""
         return list(self.medians).index(name)
 
     def split(self, vector: np.ndarray) -> dict[str, Any]:
-        """Return the numbers of a vector by name; those of the inputs are the last."""
+        """Return the numbers of a vector by name, those of the inputs last."""
         return {n: vector[i:] if n == "input_scale" else vector[i] for i, n in enumerate(self.medians)}
 
     def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
-        """Return scales and noise by name, from logarithms over their medians."""
+        """Return scales and noise by name."""
         return {name: self.medians[name] * multiple for name, multiple in self.split(np.exp(logarithms)).items()}
 
     def gram(self, logarithms: np.ndarray) -> np.ndarray:
-        """Return the limit's kernel of the inputs with themselves, (n, n)."""
+        """Return the limit's kernel of the inputs, (n, n)."""
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
         if self.network is not None:
@@ -102,13 +102,13 @@ class ScaleProblem:
         products = self._products(scales)
         tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
         found = np.empty_like(products)
-        for rows, columns, units in tiles:  # all of them are being computed
+        for rows, columns, units in tiles:  # computed together
             values = np.asarray(units[2])[: rows.stop - rows.start, : columns.stop - columns.start]
             found[rows, columns], found[columns, rows] = values, values.T
         return scales["readout_w_std"] ** 2 * found
 
     def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Differentiate by the logarithms a function that has this derivative by the kernel, (n, n), symmetric."""
+        """Return a derivative by the logarithms, from that by the symmetric kernel, (n, n)."""
         scales = self.scales(logarithms)
         noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
         if self.network is not None:
@@ -119,7 +119,7 @@ class ScaleProblem:
         return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
 
     def _products(self, scales: dict[str, Any]) -> np.ndarray:
-        """Return the inner products of the scaled inputs over their number of columns, (n, n)."""
+        """Return the mean products of the scaled inputs, (n, n)."""
         x = self.inputs * scales.get("input_scale", 1.0)
         return x @ x.T / x.shape[1]
 
@@ -131,12 +131,12 @@ class ScaleProblem:
         return found
 
     def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
-        """Differentiate by a fully connected network's scales, given the derivative by its kernel, (n, n)."""
+        """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
         readout = scales["readout_w_std"]
         parts = []
         for rows, columns, (units, is_on_diagonal) in _tiles(self._products(scales)):
             weights = np.zeros((_TILE, _TILE))
-            times = 1 if rows == columns else 2  # a tile below the diagonal stands for the one above, too
+            times = 1 if rows == columns else 2  # two tiles off the diagonal
             weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
             after: Any = (np.zeros(_TILE), np.zeros(_TILE), readout**2 * weights)
             through = self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)
@@ -162,14 +162,14 @@ class ScaleProblem:
         return found
 
 
-_Units = tuple[Any, Any, Any]  # mean squares at the rows and at the columns of a tile, and covariances between them
+_Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
 
 
 def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bool]]]:
-    """Yield rows and columns of tiles on and below the diagonal, with the units there, and whether it is on it."""
+    """Yield rows and columns of tiles on and below the diagonal, their units, and whether on it."""
     size = len(product)
     filled = np.arange(-(-size // _TILE) * _TILE)
-    filled[size:] = 0  # the last tile is filled up by the first row
+    filled[size:] = 0  # fills the last tile up
     squares, parts = np.diagonal(product)[filled].reshape(-1, _TILE), filled.reshape(-1, _TILE)
     slices = [slice(start, min(start + _TILE, size)) for start in range(0, size, _TILE)]
     for i, rows in enumerate(slices):
@@ -177,7 +177,7 @@ def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bo
             yield rows, columns, ((squares[i], squares[j], product[np.ix_(parts[i], parts[j])]), i == j)
 
 
-# Of the module, one for all depths and data: a second fit compiles nothing.
+# Compiled once for all depths and data.
 @partial(jax.jit, static_argnums=0)
 def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
     """Return the units after a layer."""
@@ -192,7 +192,7 @@ def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_st
 def _tile_layer_slope(
     activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
 ) -> tuple[_Units, Array]:
-    """Return derivatives by the units before a layer, given those after it; by both scales, and Σ slope · product."""
+    """Return derivatives by the units before a layer; by both scales, and Σ slope · product."""
     layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
     after, pull = jax.vjp(layer, units, w_std, b_std)
     before, *by_scale = pull(slope)
@@ -211,22 +211,22 @@ def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: A
 
 @partial(jax.jit, static_argnums=0)
 def _unit_scale(activation: Activation) -> Array:
-    """Return the scale of weights behind an activation that keeps the variance at one."""
+    """Return the scale of weights that keeps the variance at one."""
     return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
 
 
-# The objectives: minus a log posterior of scales, but for a constant.
+# The objectives.
 
-_TOLERANCE = 2e-3  # of means and weights at the largest bound: it is level there, and its gradient is as good as this
+_TOLERANCE = 2e-3  # of means and weights at the largest bound
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Minus the log posterior of the scales, given targets with Gaussian noise, (n,) or (n, k)."""
+    """Minus the log posterior of the scales, given targets with Gaussian noise."""
 
     problem: ScaleProblem
     targets: np.ndarray
-    step: ClassVar[float] = 1e-3  # of the logarithms, over which differences of gradients tell the curvature
+    step: ClassVar[float] = 1e-3  # of the logarithms, for the curvature
     is_of_classes: ClassVar[bool] = False
 
     def __getitem__(self, rows: np.ndarray) -> "Evidence":
@@ -247,7 +247,7 @@ class Evidence:
 
 
 class Bound:
-    """Minus the log posterior of the scales by a variational bound (Mathematics, :eq:`bound-slope`)."""
+    """Minus the log posterior of the scales, bounded (Mathematics, :eq:`bound-slope`)."""
 
     step = 0.03
 
@@ -275,7 +275,7 @@ class Bound:
             fit = VariationalFit(column, covariance)
             try:
                 state = self._states[i] = fit.climb(self._states[i], _TOLERANCE)
-            except ValueError:  # of a kernel at the end of the scales' range
+            except ValueError:  # at extreme scales
                 return np.inf, np.zeros_like(logarithms)
             value += state.bound
             slope += fit.kernel_slope(state)
@@ -285,7 +285,7 @@ class Bound:
 def _with_prior(
     problem: ScaleProblem, logarithms: np.ndarray, value: float, slope: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return minus the log posterior and its gradient, from a log evidence and its own."""
+    """Return minus the log posterior and its gradient."""
     spreads = problem.spreads
     prior = 0.5 * np.sum((logarithms / spreads) ** 2)
     return prior - value, logarithms / spreads**2 - slope
@@ -293,15 +293,15 @@ def _with_prior(
 
 # The search for the mode.
 
-_BOUND = 4.0  # of the logarithms, in standard deviations a priori
-_TRIED = 15  # steps of each start, of which the best continues
-_NOT_FINITE = 1e12  # the value for the optimiser where the evidence is not a number
+_BOUND = 4.0  # of the logarithms, in prior standard deviations
+_TRIED = 15  # steps of each start
+_NOT_FINITE = 1e12  # for the optimiser
 
 
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
-    """Find the mode of the scales' posterior, and how well it is known, from starts on some of the rows."""
+    """Find the mode of the scales' posterior and its curvature, from starts on some rows."""
     problem, some = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
     starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
@@ -311,7 +311,7 @@ def fit_scales(
     logarithms = np.asarray(best.x)
     if len(rows) < len(problem.inputs):
         values, vectors = _curvature(some, logarithms)
-        # All rows know their scales as much better as they are more.
+        # The curvature grows with the rows.
         share = len(rows) / len(problem.inputs)
         logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))
     loss = _value(objective, logarithms)[0]
@@ -354,12 +354,12 @@ def _check_finite(problem: ScaleProblem, loss: float) -> None:
     if not loss < _NOT_FINITE:
         raise ValueError(
             f"no start of a {activation_name(problem.activation)} network of depth {problem.depth} has a finite "
-            "evidence; standardise the inputs and the targets, or drop rows that repeat with other targets."
+            "evidence; standardise the inputs and the targets."
         )
 
 
 def _value(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return an objective and its gradient, finite numbers for the optimiser in any case."""
+    """Return an objective and its gradient, always finite."""
     value, gradient = objective(logarithms)
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
         return _NOT_FINITE, np.zeros_like(gradient)
@@ -368,7 +368,7 @@ def _value(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[float, 
 
 def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> Any:
     """Minimise within the bounds by L-BFGS-B."""
-    from scipy.optimize import minimize  # which NumPyro has not loaded
+    from scipy.optimize import minimize  # loaded late
 
     bounds = [(-_BOUND * spread, _BOUND * spread) for spread in objective.problem.spreads]
     options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
@@ -376,14 +376,14 @@ def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> 
 
 
 def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Minimise in coordinates, along the columns of ``directions``, in which the curvature is about one."""
-    from scipy.optimize import minimize  # which NumPyro has not loaded
+    """Minimise along the columns of ``directions``, in which the curvature is about one."""
+    from scipy.optimize import minimize  # loaded late
 
     bounds = _BOUND * objective.problem.spreads
     start = np.clip(start, -bounds, bounds)
 
     def inside(steps: np.ndarray) -> np.ndarray:
-        return np.clip(start + directions @ steps, -bounds, bounds)  # constraints hold but for rounding
+        return np.clip(start + directions @ steps, -bounds, bounds)  # constraints may fail by rounding
 
     def along(steps: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = _value(objective, inside(steps))
@@ -398,24 +398,24 @@ def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: 
 
 
 def _curvature(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of minus the log posterior's Hessian, by differences of gradients."""
+    """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
     gradient, size = _value(objective, logarithms)[1], objective.step
     moved = [_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
     hessian = np.stack(moved) / size
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # No direction is known worse than a priori, whatever the curvature at a point that is not quite the optimum.
+    # No direction is known worse than a priori.
     return np.maximum(values, 1 / objective.problem.spreads.max() ** 2), vectors
 
 
-# The scale of the readout of classes.
+# The readout of classes.
 
 _NUM_FOLDS = 3
-_STEP = 0.5 * np.log(10)  # between the readout's scales that are tried
-_MOST = 5  # of them, above the bound's own
+_STEP = 0.5 * np.log(10)  # between the readout's scales
+_MOST = 5  # of them above the bound's own
 
 
 def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the logarithms with the best readout's scale in their place, and its mean log probability of a label."""
+    """Return the logarithms with the best readout's scale, and its mean log probability of a label."""
     place = bound.problem.place("readout_w_std")
     spread, tried = bound.problem.spreads[place], []
     for step in range(-1, _MOST + 1):
@@ -428,7 +428,7 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
 
 
 def left_out(gram: np.ndarray, observations: Observations) -> float:
-    """Return the mean log probability of labels (n,), each given the folds that it is not in."""
+    """Return the mean log probability of labels (n,) given the other folds."""
     labels = observations.values.astype(int)
     folds = np.empty(len(labels), int)
     folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _NUM_FOLDS
@@ -467,55 +467,42 @@ def fit(
 ) -> WideLimitFit:
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
-    The largest log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus a
-    log-normal prior of every scale, within four of its standard deviations, by L-BFGS-B in double precision. The
-    prior's medians are the scales of :class:`~numpyro_wide.nn.FCN`, ``b_std`` 0.5, and a noise of 0.3 times the
-    targets' root mean square. A few starts are tried on some of the rows, and the best continues with all of them.
+    The mode of the log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus
+    log-normal priors, within four prior standard deviations; of other likelihoods, the variational bound on it
+    (Mathematics, :eq:`bound-slope`). The readout's scale of classes is chosen by the log probability of labels left out
+    in three folds, and has no standard error.
 
-    For another likelihood it is the variational bound on the log evidence (Mathematics, :eq:`bound-slope`), with
-    function values of the size of the observations a priori, of 10 for the logits of classes and 3 for those of a
-    binomial. There is no noise. The bound of "bernoulli" and "categorical" prefers logits that are far too small: the
-    readout's scale is chosen in the end by the log probability of labels left out, in three folds of ``num_rows`` rows,
-    and has no standard error. Architectures are compared by that, too.
-
-    Standardise inputs and targets, and look at skewed columns first. The scales go into
-    ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``, or as medians of their
-    priors there; ``fit.network``, of a fit of networks, has them already.
-
-    Copied rows pass for measurements without noise: where they may have decided, a warning says so; then fit to
-    distinct rows. A target that is far from the others' predictions takes the Gaussian noise and the scales along. A
-    warning says so where one row, or one in fifty, holds more than half of the sum of squared leave-one-out residuals,
-    and lies out by twenty of their robust standard deviations and five of the other targets'.
+    Standardise inputs and targets. The scales go into
+    ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
+    of networks, has them already.
 
     Args:
         x: inputs, (n, d_in), or images for a network that takes them.
         y: targets, (n,), or (n, k) for outputs that share all scales; labels of classes, (n,), from 0.
-        likelihood: "normal", with a noise that is fitted; "bernoulli" or "categorical", for classes; "binomial",
-            "poisson", "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
+        likelihood: "normal", with a fitted noise; "bernoulli", "categorical", "binomial", "poisson",
+            "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
         num_classes: number of classes of a categorical; None for one more than the largest label.
         total_count: number of trials of a binomial; broadcasts against the targets, like those below.
         concentration: concentration of a negative binomial.
         df: degrees of freedom of Student's t.
         scale: scale of Student's t.
-        offset: added to the function values of a likelihood that is not normal, such as the logarithm of an exposure,
-            or of the mean count.
-        network: network whose ``w_std``, ``b_std`` and ``readout_w_std`` are fitted, a :class:`~numpyro_wide.nn.CNN`,
-            :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN` or one of a registered kernel, or
-            several to compare, instead of ``activation`` and ``depth``; what else it holds stays.
+        offset: added to function values, such as a log exposure; not of a normal likelihood.
+        network: a :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN`
+            or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
+            ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
         activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare.
         depth: number of hidden layers, at least 1, or several to compare.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
-            both to compare, ``(False, True)``: decisive on some tables, and on others only more numbers to learn.
-        num_restarts: number of starts for each architecture.
-        num_rows: number of rows that the starts see.
-        seed: seed of the starts and of the choice of rows.
+            ``(False, True)`` to compare.
+        num_restarts: number of starts.
+        num_rows: number of rows of the starts, and of the folds of classes.
+        seed: seed of starts and rows.
 
     Returns:
-        fit of the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with the table of all.
+        the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with a table of all.
 
     Raises:
-        ValueError: for data that are not matrices of as many rows, or hold NaN or infinities; or if no start has a
-            finite evidence.
+        ValueError: if no start has a finite evidence.
 
     Warns:
         UserWarning: if copied rows, or a single far one, may have decided.
@@ -548,8 +535,7 @@ def fit(
     by_column = _several(input_scale)
     if not all(isinstance(choice, bool | np.bool_) for choice in by_column):
         raise ValueError(
-            "input_scale must be True or False, whether each column of x has a scale that is fitted, or both to "
-            f"compare, (False, True), but got {input_scale!r}."
+            f"input_scale must be True or False, or both to compare, (False, True), but got {input_scale!r}."
         )
     _check_networks(networks, by_column)
     num_restarts = whole_number("num_restarts", num_restarts)
@@ -559,7 +545,7 @@ def fit(
         for name, layers, choice in itertools.product(_several(activation), _several(depth), by_column)
     ]
     if not architectures or (network is not None and not networks):
-        raise ValueError("there is no architecture to fit; give at least one activation, depth and input_scale.")
+        raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
     with double_precision():
@@ -599,9 +585,8 @@ def _num_classes(labels: np.ndarray) -> int:
     present = np.unique(labels)
     if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
         raise ValueError(
-            f"labels of a categorical must be 0, 1, ... up to the number of classes, of which there are two at least, "
-            f"but y holds {listing(f'{label:g}' for label in present[:10])}; pass num_classes if a class is missing "
-            "from y, or number them by numpy.unique(labels, return_inverse=True)."
+            f"labels of a categorical must be 0, 1, ..., two at least, but y holds "
+            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class."
         )
     return len(present)
 
@@ -614,7 +599,7 @@ def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:
         if missing := [name for name in names if not hasattr(network, name)]:
             raise ValueError(
                 f"the scales {listing(names)} are fitted, but the {type(network).__name__} has no {listing(missing)}; "
-                "leave input_scale out, or give the module the attributes that its rule reads."
+                "add the attribute, or leave input_scale out."
             )
 
 
@@ -625,17 +610,16 @@ def _several(given: Any) -> Iterable[Any]:
     return given
 
 
-# Warnings of rows that decide.
+# Warnings.
 
-_SMALL_NOISE = 0.1  # of the targets' root mean square: the evidence of copied rows goes far below
-# From how many rows on one can be told from the others. How far it must lie from their prediction: in robust standard
-# deviations of such residuals, and, since residuals are large where a function is steep, in those of the other targets.
+_SMALL_NOISE = 0.1  # of the targets' root mean square
+# Fewest rows for a test; distances in robust standard deviations of residuals, and in those of the targets.
 _FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
-_ONE_OF = 50  # of so many rows one may be far out, and be told
+_ONE_OF = 50  # one far row of so many
 
 
 def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
-    """Warn if one row, or few of many, hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
+    """Warn if few rows hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
     if len(residuals) < _FEWEST_ROWS:
         return
     distances, targets = np.abs(residuals - np.median(residuals, axis=0)), found.targets.reshape(residuals.shape)
@@ -649,10 +633,9 @@ def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
             row = int(rows[0])
             warnings.warn(
                 f"{len(rows)} of {len(residuals)} rows, row {row} with the target {target[row]:.4g} the farthest, lie "
-                f"up to {distance[row]:.2g} from the other rows' predictions, and hold most of the sum of squared "
-                f"residuals: the fitted noise, {found.noise_scale:.2g}, and the scales are decided by them. Correct or "
-                "drop them if they are mistakes; otherwise transform the targets (take logarithms), or use a "
-                "likelihood with heavy tails.",
+                f"up to {distance[row]:.2g} from the other rows' predictions: the fitted noise, "
+                f"{found.noise_scale:.2g}, and the scales are decided by them. Correct mistakes, transform the "
+                "targets, or use a likelihood with heavy tails.",
                 UserWarning,
                 stacklevel=3,  # the caller of fit
             )
@@ -668,9 +651,8 @@ def _warn_of_copies(found: WideLimitFit) -> None:
     num_copies = len(inputs) - len(np.unique(rows, axis=0))
     if num_copies:
         warnings.warn(
-            f"the fitted noise, {noise_scale:.2g}, is small beside the targets, and {num_copies} of {len(inputs)} rows "
-            "repeat the inputs and targets of others: copies pass for measurements without noise. If they are copies, "
-            "fit to distinct rows, those of numpy.unique(numpy.column_stack([x, y]), axis=0).",
+            f"the fitted noise, {noise_scale:.2g}, is small, and {num_copies} of {len(inputs)} rows repeat others: "
+            "copies pass for measurements without noise; fit to distinct rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

@@ -1,4 +1,4 @@
-"""Gaussian process regression with a given kernel matrix: for users in JAX, inside of fits in NumPy's float64."""
+"""Gaussian process regression with a given kernel matrix, in JAX for users and in NumPy's float64 for fits."""
 
 import math
 from typing import Any
@@ -23,25 +23,22 @@ def gp_posterior(
 ) -> tuple[Array, Array]:
     """Condition a zero-mean Gaussian process on noisy values at training inputs, at test inputs.
 
-    With M = K + σ²I, the mean is K* M⁻¹ Y and the covariance K** − K* M⁻¹ K*ᵀ (Rasmussen and Williams 2006,
-    eqs. 2.23 and 2.24). With the NNGP kernel this is the limit of the posterior of a wide Bayesian network
-    (Hron 2022, Prop. 2.2).
+    With M = K + σ²I, the mean is K* M⁻¹ Y and the covariance K** − K* M⁻¹ K*ᵀ (Rasmussen and Williams 2006, eqs. 2.23
+    and 2.24): with the NNGP kernel the limit of a wide Bayesian network's posterior (Hron 2022, Prop. 2.2).
 
     Args:
         kernel_train: K (n, n), the training inputs with themselves.
-        kernel_cross: K* (n_test, n), rows for the test inputs, columns for the training inputs.
+        kernel_cross: K* (n_test, n), test with training inputs.
         kernel_test: K** (n_test, n_test), the test inputs with themselves.
-        targets: Y, (n,), or (n, k) for k independent outputs with the same kernel.
-        noise_scale: standard deviation σ of the observation noise, in the units of the targets: a number, or
-            (n,), one for each row.
+        targets: Y, (n,), or (n, k) for k independent outputs.
+        noise_scale: standard deviation σ of the noise, in the units of the targets, a number or (n,).
 
     Returns:
-        mean, (n_test,) or (n_test, k), and covariance (n_test, n_test) of the function without noise, which all outputs
-        share.
+        mean, (n_test,) or (n_test, k), and covariance (n_test, n_test) of the function without noise.
 
     Raises:
-        ValueError: for shapes that do not fit, a negative noise scale, NaN, or a kernel matrix that is not symmetric,
-            or not positive definite once the noise is added; under jit the results are then NaN.
+        ValueError: for an asymmetric kernel, or one not positive definite with the noise; under jit the results are
+            NaN.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,13 +68,12 @@ def gp_posterior(
 def gp_log_evidence(kernel_train: ArrayLike, targets: ArrayLike, noise_scale: ArrayLike) -> Array:
     """Compute the log marginal likelihood log N(Y; 0, K + σ²I), summed over the columns of the targets.
 
-    Rasmussen and Williams 2006, eq. 2.30. With the NNGP kernel it is the limit of a wide network's evidence,
-    and can be differentiated with respect to the scales of the prior and of the noise.
+    Rasmussen and Williams 2006, eq. 2.30: with the NNGP kernel the limit of a wide network's evidence.
 
     Args:
         kernel_train: K (n, n), the training inputs with themselves.
         targets: Y, (n,) or (n, k).
-        noise_scale: standard deviation σ of the observation noise, a number or (n,), one for each row.
+        noise_scale: standard deviation σ of the noise, a number or (n,).
 
     Returns:
         scalar; under jit minus infinity where the matrix is not positive definite, and NaN for a negative noise.
@@ -110,32 +106,32 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
     chol = jnp.linalg.cholesky(train + jnp.diag(jnp.broadcast_to(noise**2, (num_train,))))
     if is_known_true(jnp.isnan(chol)):
         raise ValueError(
-            f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: "
-            f"raise noise_scale, drop repeated inputs, or compute the kernel in float64."
+            f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: raise noise_scale, or compute "
+            "the kernel in float64."
         )
     return chol, solve_triangular(chol, targets, lower=True)
 
 
 class Conditioned:
-    """A Gaussian process of zero mean given noisy targets, in NumPy's float64."""
+    """A zero-mean Gaussian process given noisy targets, in float64."""
 
     def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any):
         self._factor = cho_factor(kernel + np.diag(np.broadcast_to(noise_variance, len(kernel))), lower=True)
         self._weights = cho_solve(self._factor, targets)
 
     def moments(self, cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return means (m, c) and variances (m,) at rows with covariances (m, n) and prior variances (m,)."""
+        """Return means (m, c) and variances (m,) from covariances (m, n) and prior variances (m,)."""
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)
         return cross @ self._weights, np.maximum(prior - explained, 0.0)
 
     def left_out(self) -> np.ndarray:
-        """Return the residuals of all rows, (n, c), each of the mean given all other rows (Rasmussen 2006, p. 117)."""
+        """Return the leave-one-out residuals, (n, c) (Rasmussen 2006, p. 117)."""
         inverse = cho_solve(self._factor, np.eye(len(self._weights)))
         return self._weights / np.diagonal(inverse)[:, None]
 
 
 def evidence_and_slope(covariance: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray] | None:
-    r"""Return the log evidence of columns (n, k), and $(\alpha \alpha^\top - k K^{-1}) / 2$, its derivative by K."""
+    """Return the log evidence of columns (n, k), and its derivative by the covariance."""
     num_rows, num_columns = columns.shape
     if not np.isfinite(covariance).all():
         return None

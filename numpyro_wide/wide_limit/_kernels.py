@@ -34,7 +34,7 @@ from numpyro_wide.wide_limit._layer_kernels import (
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
-Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share that a series leaves out
+Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share left out
 
 
 def fcn_kernel(
@@ -48,40 +48,30 @@ def fcn_kernel(
     input_scale: ArrayLike | None = None,
     block_size: int | None = None,
 ) -> Kernel:
-    r"""Give the kernels of a fully connected network as its hidden layers become infinitely wide.
+    """Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
-    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of a network in the
-    NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Both are those of one
-    output; several outputs are independent of each other.
-
-    For erf and GELU the tangent kernel of two nearly parallel or opposite inputs has a relative error of about 1e-7 v
-    in float32, v the variance of their preactivations, ten times that for GELU and opposite inputs: standardise the
-    inputs, or use float64 where v exceeds 1e4.
-
-    The kernels can be differentiated with respect to inputs and scales everywhere. Where the ReLU's tangent
-    kernel has a cusp (equal inputs), the derivative is the mean of its two sides.
+    The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of one output, in
+    the NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Differentiable by
+    inputs and scales. Standardise the inputs: with erf and GELU the tangent kernel of parallel inputs loses digits in
+    float32.
 
     Args:
         depth: number of hidden layers; 0 is a linear model with the readout's scales.
-        activation: "erf", "gelu" (the exact one, ``jax.nn.gelu(approximate=False)``), "identity" or "relu", whose
-            kernels are known in closed form; or "tanh" or a function of arrays, whose kernels go by a Hermite series of
-            128 degrees (Mathematics, :eq:`mehler`).
+        activation: "erf", "gelu" (exact), "identity" or "relu", in closed form; "tanh" or a function of arrays, by a
+            Hermite series of 128 degrees (Mathematics, :eq:`mehler`).
         w_std: standard deviation of the hidden layers' weights, a number or (depth,).
         b_std: standard deviation of the hidden layers' biases, a number or (depth,).
         readout_w_std: standard deviation of the readout's weights.
         readout_b_std: standard deviation of the readout's bias.
-        input_scale: factor of the inputs, a number or (d_in,), one for each column (automatic relevance determination);
-            None for one.
-        block_size: rows of the kernels computed at a time, which bounds the memory; None for all at once. A few hundred
-            suit many thousands of inputs.
+        input_scale: factor of the inputs, a number or (d_in,).
+        block_size: rows computed at a time, for less memory; None for all at once.
 
     Returns:
-        ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two
-        (n1, n2) matrices in the dtype of the inputs, at least single precision. With ``x2=None`` the diagonal is free
-        of the rounding that the inner products of equal vectors otherwise have.
+        ``kernel(x1, x2=None) -> (nngp, ntk)``, with x1 (n1, d_in), x2 (n2, d_in) or None for x1, and two (n1, n2)
+        matrices in the dtype of the inputs.
 
     Warns:
-        UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth, where numbers are known.
+        UserWarning: from the kernel, if a series leaves out more than a hundred-thousandth.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,7 +81,7 @@ def fcn_kernel(
         ((3, 4), (3, 4))
     """
     depth = whole_number("depth", depth, 0)
-    activation_dual(activation)  # refuses an unknown one now
+    activation_dual(activation)  # checks the name
     block_size = None if block_size is None else whole_number("block_size", block_size)
     given = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
     for name, scale in given.items():
@@ -100,9 +90,9 @@ def fcn_kernel(
         check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return the NNGP and NTK kernel matrices of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
+        """Return both kernels of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
         inputs = _checked(x1, x2, check_matrix)
-        # The inputs set the dtype: a float64 scale does not turn a float32 kernel into a float64 one.
+        # The inputs set the dtype.
         dtype = inputs[0].dtype
         inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
         scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in given.items()]
@@ -118,7 +108,7 @@ def fcn_kernel(
 def _fcn_kernels(
     activation: Activation, block_size: int | None, inputs: tuple[Array, ...], scales: list[Array]
 ) -> tuple[Array, Array, Array]:
-    """Compute both kernels of ``inputs``, (x1,) or (x1, x2), and by row the share that a series leaves out."""
+    """Return both kernels of (x1,) or (x1, x2), and by row the share that a series leaves out."""
     x1, x2 = inputs[0], inputs[-1]
 
     def rows(start: Array | int, size: int) -> tuple[Array, Array, Array]:
@@ -133,7 +123,7 @@ def _fcn_kernels(
 
 
 def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
-    """Refuse a scale that is negative or infinite, or neither a number nor, where layers differ, (depth,)."""
+    """Refuse a scale that is negative, infinite, or of another shape than () or (depth,)."""
     if np.shape(scale) not in ((), () if depth is None else (depth,)):
         layers = "" if depth is None else f" or an array of shape (depth,) = {(depth,)}"
         raise ValueError(f"{name} must be a number{layers}, but got an array of shape {np.shape(scale)}.")
@@ -142,30 +132,20 @@ def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
 
 
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
-    r"""Give the kernels of a network as its layers become infinitely wide.
+    """Give the kernels of a network as its layers become infinitely wide.
 
-    ``nn.bnn`` samples the same object; its ``width`` is not used here. The NNGP kernel is the limit of the features'
-    inner products, and so of the covariance of an output whose readout weights are N(0, 1); the tangent kernel adds the
-    hidden layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Scales may be traced, and the kernels be
-    differentiated with respect to them and to the inputs.
-
-    Of images, covariances are held for each pixel with itself, (n1, n2, h, w), and for all pairs of pixels where the
-    pooling is "mean", which costs h · w times as much. Activations without a closed form ("tanh", functions of
-    arrays) go by a Hermite series of 128 degrees (Mathematics, :eq:`mehler`). A gradient by an image that is zero
-    around a pixel, in a network without biases, leaves that pixel out where the activation has a series.
+    The NNGP kernel is the covariance of an output with N(0, 1) readout weights; the tangent kernel adds the hidden
+    layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Differentiable by scales and inputs. Activations without a
+    closed form go by a Hermite series of 128 degrees (Mathematics, :eq:`mehler`). The pooling "mean" costs height ·
+    width times as much as "flatten".
 
     Args:
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`,
-            or another module that :func:`register_kernel` has a rule for.
-        block_size: number of rows and of columns of the kernels computed at a time; None for all at once. With
-            ``x2=None`` blocks below the diagonal are those above it. Work of more than ten seconds shows a progress
-            bar.
+            or a module with a rule by :func:`register_kernel`; its ``width`` is not used.
+        block_size: number of rows and of columns computed at a time; None for all at once.
 
     Returns:
         ``kernel(x1, x2=None) -> (nngp, ntk)``, a :class:`~numpyro_wide.wide_limit.NetworkKernel`.
-
-    Raises:
-        TypeError: for a module without a rule.
 
     Example:
         >>> import jax.numpy as jnp
@@ -180,27 +160,19 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
 
 
 class NetworkKernel:
-    """Kernels of an infinitely wide network, as :func:`kernel` gives them.
-
-    Args:
-        network: module that has a rule.
-        block_size: number of rows and of columns computed at a time, or None.
-    """
+    """Kernels of an infinitely wide network, from :func:`kernel`."""
 
     def __init__(self, network: Any, block_size: int | None):
         self.network, self.block_size = network, block_size
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...), (n1, n2) each."""
+        """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...)."""
         nngp, ntk, error = self._compute(_checked(x1, x2))
         warn_of_truncation(error)
         return nngp, ntk
 
     def truncation_error(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
-        """Return the largest share of a layer's moments that the Hermite series leaves out; 0 of closed forms.
-
-        It is that of equal inputs, and bounds that of different ones, whose kernels converge faster.
-        """
+        """Return the largest share of a layer's moments that a Hermite series leaves out."""
         return self._compute(_checked(x1, x2))[2]
 
     def _compute(self, inputs: tuple[Array, ...]) -> Tile:
@@ -210,7 +182,7 @@ class NetworkKernel:
         rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
         first = _arguments(inputs, rows[0], columns[0])
         traced = jax.make_jaxpr(self._tile(len(inputs) == 1))(*first)
-        if not all(map(is_known, traced.consts)):  # scales of the network that are being differentiated
+        if not all(map(is_known, traced.consts)):  # differentiated scales
             return self._traced(inputs)
 
         def tile(scales: list[Array], *args: Array) -> Tile:
@@ -233,7 +205,7 @@ class NetworkKernel:
         return jnp.asarray(nngp), jnp.asarray(ntk), jnp.asarray(error, inputs[0].dtype)
 
     def _tile(self, is_one_set: bool) -> Callable[[Array, Array, Array, Array], Tile]:
-        """Return the function from rows of both inputs, and their places, to their part of the kernels."""
+        """Return the function from rows of both inputs, and their places, to a tile."""
         rule, network = rule_of(self.network), self.network
 
         def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
@@ -247,7 +219,7 @@ class NetworkKernel:
         return tile
 
     def _traced(self, inputs: tuple[Array, ...]) -> Tile:
-        """Compute the kernels where numbers are not known: blocks in a loop of the program."""
+        """Compute the kernels of traced inputs or scales, by blocks in a loop."""
         tile, x1, x2 = self._tile(len(inputs) == 1), inputs[0], inputs[-1]
         places = jnp.arange(max(len(x1), len(x2)))
 
@@ -265,11 +237,11 @@ class NetworkKernel:
         return nngp, ntk, jnp.max(error)
 
 
-_PATIENCE = 10  # seconds of work before a progress bar shows
+_PATIENCE = 10  # seconds before a progress bar shows
 
 
 def _with_bar(rows: Sequence[slice]) -> Any:
-    """Return an iterator over rows of blocks, with a progress bar if they take long."""
+    """Return an iterator over rows, with a progress bar if they take long."""
     from tqdm.auto import tqdm
 
     return tqdm(rows, "rows of blocks", delay=_PATIENCE, disable="CI" in os.environ)
@@ -292,8 +264,8 @@ def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Ar
 def _check_images_or_rows(name: str, x: Array) -> None:
     if x.ndim < 2 or 0 in x.shape:
         raise ValueError(
-            f"{name} must have at least one row and one number a row, (n, d_in) or (n, height, width, channels), "
-            f"but has shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
+            f"{name} must have at least one row and one column, (n, d_in) or (n, height, width, channels), but has "
+            f"shape {x.shape}; write a single input as x[None]."
         )
 
 

@@ -23,30 +23,28 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
 
-# Largest asymmetry as a share of the largest entry: rounding in single precision leaves less, a mistake more.
+# Largest asymmetry over the largest entry, beyond rounding in single precision.
 _SYMMETRY = 1e-4
 
 
 def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
-    """Refuse an array of another shape than ``expected``, called ``meaning`` in the message."""
+    """Refuse an array of another shape."""
     if array.shape != expected:
         hint = " Transpose it." if array.shape == expected[::-1] else ""
         raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
 
 
 def check_symmetric(name: str, kernel: Array) -> int:
-    """Return the number of rows of a kernel, which must be a symmetric matrix."""
+    """Return the number of rows of a symmetric matrix."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
-        raise ValueError(
-            f"{name} must be a square matrix, the kernel of the inputs with themselves, but got shape {kernel.shape}."
-        )
+        raise ValueError(f"{name} must be a square matrix, but got shape {kernel.shape}.")
     if is_known(kernel) and kernel.size:
         values = np.asarray(kernel)
         asymmetry = np.abs(values - values.T).max()
         if asymmetry > _SYMMETRY * np.abs(values).max():
             raise ValueError(
-                f"{name} must be symmetric, the kernel of the inputs with themselves, but differs from its transpose "
-                f"by up to {asymmetry:.3g}, its largest entry being {np.abs(values).max():.3g}."
+                f"{name} must be symmetric, but differs from its transpose by up to {asymmetry:.3g}, its largest "
+                f"entry being {np.abs(values).max():.3g}."
             )
     return kernel.shape[0]
 
@@ -55,17 +53,16 @@ def check_matrix(name: str, x: Array | np.ndarray) -> None:
     """Refuse inputs that are no matrix with rows and columns."""
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(
-            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}. Flatten "
-            "images, and write a single input as x[None, :], a single column as x[:, None]."
+            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}; write a "
+            "single input as x[None, :]. Flatten images."
         )
 
 
 def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
-    """Refuse targets that are not (num_train,) or (num_train, k), or hold NaN."""
+    """Refuse targets of another shape, and NaN."""
     if targets.ndim not in (1, 2) or targets.shape[0] != num_train:
         raise ValueError(
-            f"targets must have shape (n_train,) or (n_train, k) with n_train = {num_train}, "
-            f"the number of rows of the training kernel, but got {targets.shape}."
+            f"targets must have shape (n_train,) or (n_train, k), n_train = {num_train}, but got {targets.shape}."
         )
     check_no_nan("targets", targets)
 
@@ -73,8 +70,8 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
 def mean_over_filter(
     covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
 ) -> Array:
-    """Return the mean over a filter's offsets δ of the covariances at s p + δ, or at s p + δ and s q + δ."""
-    from numpyro_wide.nn._layers import PADDINGS  # with flax, which is not loaded with the package
+    """Return the mean of covariances over a filter's offsets, of one pixel or of pairs."""
+    from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
 
     check_one_of("padding", padding, PADDINGS)
     for direction in (0, 1):
@@ -85,7 +82,7 @@ def mean_over_filter(
 
 
 def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int, padding: str) -> Array:
-    """Return the mean over offsets along one direction, which all of these axes are."""
+    """Return the mean over offsets along one direction, with all of these axes."""
     length = covariances.shape[axes[0]]
     around, num_steps = _steps(length, size, stride, padding)
     if around != (0, 0):
@@ -96,11 +93,11 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
     if num_steps < 1:
         raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
     if len(axes) == 1:
-        # A compiler would compute the operands of slices anew for each, all layers before included.
+        # Slices would compute their operands anew.
         shape, strides = ([1] * covariances.ndim for _ in range(2))
         shape[axes[0]], strides[axes[0]] = size, stride
         zero = np.zeros((), covariances.dtype)
-        # The tangent kernel of the inputs is a constant: a compiler would fold its sums, for seconds.
+        # No constant folding, which takes seconds.
         covariances = jax.lax.optimization_barrier(covariances)
         return jax.lax.reduce_window(covariances, zero, jax.lax.add, shape, strides, "VALID") / size
     terms = []
@@ -113,7 +110,7 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
 
 
 def _steps(length: int, size: int, stride: int, padding: str) -> tuple[tuple[int, int], int]:
-    """Return the pixels that are added before and after, and the number of places of the filter."""
+    """Return the padding before and after, and the number of places of the filter."""
     if padding == "VALID":
         return (0, 0), (length - size) // stride + 1
     num_steps = -(-length // stride)
@@ -130,20 +127,17 @@ class AllPairsNeededError(Exception):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerKernels:
-    r"""Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
+    """Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
 
-    Units are independent, identically distributed over channels, so a covariance of one channel is that of all. For
-    images it is that of each pixel with the same of the other image, (n1, n2, h, w), enough for a network up to
-    "flatten"; or of all pairs of pixels, (n1, n2, h, w, h, w), for a mean over pixels. A rule of
-    :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`, and every method returns new ones.
+    A rule of :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`. Covariances of images
+    are those of each pixel with itself, (n1, n2, h, w), or of all pairs of pixels, (n1, n2, h, w, h, w).
 
     Attributes:
         square1: mean squares at single inputs of the first set, (n1,) or (n1, h, w).
         square2: mean squares at those of the second.
         product: covariances of units at two inputs, (n1, n2, ...).
-        tangent: inner products of the units' gradients by the parameters of all layers so far, (n1, n2, ...).
-        affine: variances (w, b) of weights and biases that squares and product are still to be multiplied by and
-            increased by, the tangent not; None for no such.
+        tangent: inner products of the units' gradients by the parameters so far, (n1, n2, ...).
+        affine: pending variances (w, b) of weights and biases of squares and product, not of the tangent; or None.
         same: which pairs are one and the same input, (n1, n2), or None if none is.
         error: largest share of a moment that a Hermite series has left out so far.
     """
@@ -162,10 +156,7 @@ class LayerKernels:
         return (self.product.ndim - 2) // 2
 
     def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
-        r"""Return the kernels after an affine layer, or a 1 × 1 convolution: $K = \sigma_w^2 \kappa + \sigma_b^2$.
-
-        The tangent is $\Theta = K + \sigma_w^2 \dot\Theta$ (Jacot 2018, Theorem 1; Mathematics, :eq:`kernels`).
-        """
+        """Return the kernels after a dense layer, or a 1 × 1 convolution (Mathematics, :eq:`kernels`)."""
         units = self.settled()
         w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
         covariance = w_var * units.product + b_var
@@ -180,14 +171,13 @@ class LayerKernels:
         strides: tuple[int, int] = (1, 1),
         padding: str = "CIRCULAR",
     ) -> "LayerKernels":
-        r"""Return the kernels after a convolution: a mean over the filter, then a dense layer (:eq:`convolution`).
+        """Return the kernels after a convolution (:eq:`convolution`), as :class:`~numpyro_wide.nn.NTKConv`.
 
-        ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID", as in
-        :class:`~numpyro_wide.nn.NTKConv`.
+        ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID".
         """
         units = self.settled()
         if not units.num_pixels:
-            raise ValueError("a convolution needs images; these kernels are of units without pixels.")
+            raise ValueError("a convolution needs images.")
         mean = lambda values, num: mean_over_filter(values, kernel_size, strides, padding, num_pixels=num)  # noqa: E731
         return replace(
             units,
@@ -198,7 +188,7 @@ class LayerKernels:
         ).dense(w_std, b_std)
 
     def activate(self, activation: Activation) -> "LayerKernels":
-        r"""Return those of activated units: $E[\varphi(u) \varphi(v)]$ and $E[\varphi'(u) \varphi'(v)] \Theta$."""
+        """Return the kernels of activated units."""
         dual: Any = activation_dual(activation)
         w_var, b_var = self.affine or (jnp.ones_like(self.error), jnp.zeros_like(self.error))
         one, other = (dual.moments(w_var * square + b_var) for square in (self.square1, self.square2))
@@ -208,16 +198,15 @@ class LayerKernels:
         )
         product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
         if self.same is not None:
-            # Variances and covariance are rounded each in its own way. Here they must be the same number, for
-            # an angle near 0 is off by √ε where its cosine is off by ε.
+            # Variances and covariance must be one number here: an angle near 0 is off by √ε.
             same = self._same_unit(self.same)
             product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
         error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
         return LayerKernels(one.product, other.product, product, slope * self.tangent, None, self.same, error)
 
     def normalise(self) -> "LayerKernels":
-        """Return the kernels after layer normalisation over channels, whose mean tends to zero: units of variance 1."""
-        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, which is not loaded with the package
+        """Return the kernels after layer normalisation over channels."""
+        from numpyro_wide.nn._layers import LAYER_NORM_EPSILON  # with flax, loaded late
 
         units = self.settled()
         scale1, scale2 = (1 / jnp.sqrt(square + LAYER_NORM_EPSILON) for square in (units.square1, units.square2))
@@ -231,15 +220,11 @@ class LayerKernels:
         )
 
     def plus(self, other: "LayerKernels", weight: ArrayLike = 1.0, other_weight: ArrayLike = 1.0) -> "LayerKernels":
-        """Return the kernels of a weighted sum of these units and others with last weights of their own.
-
-        The others may be those of a residual branch.
-        """
+        """Return the kernels of a weighted sum of these units and independent others."""
         one, two = self.settled(), other.settled()
         if one.product.shape != two.product.shape:
             raise ValueError(
-                f"a sum needs units at the same pixels, but the kernels have shapes {one.product.shape} and "
-                f"{two.product.shape}."
+                f"a sum needs units at the same pixels, but got shapes {one.product.shape} and {two.product.shape}."
             )
         a, b = self._number("weight", weight) ** 2, self._number("other_weight", other_weight) ** 2
         names = ("square1", "square2", "product", "tangent")
@@ -247,7 +232,7 @@ class LayerKernels:
         return replace(one, **sums, error=jnp.maximum(one.error, two.error))
 
     def flatten(self) -> "LayerKernels":
-        """Return the kernels of the units of all pixels taken together: means over each pixel with itself."""
+        """Return the kernels of the units of all pixels together."""
         units = self.settled()
         if not units.num_pixels:
             return units
@@ -260,10 +245,9 @@ class LayerKernels:
         )
 
     def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
-        """Return the kernels of the features that the readout's N(0, 1) weights multiply, with which a rule ends.
+        """Return the kernels of the features, with which a rule ends.
 
-        ``pooling`` is "flatten", for the units of all pixels, or "mean", for their average over pixels (Mathematics,
-        :eq:`pooling`); the standard deviations are those of the readout's weights and bias.
+        ``pooling`` is "flatten" or "mean" (:eq:`pooling`); both scales are the readout's.
         """
         units = self.settled()
         if pooling == "flatten" or not units.num_pixels:
@@ -285,17 +269,17 @@ class LayerKernels:
         return replace(self, **squares, affine=None)
 
     def each_pixel(self, covariances: Array) -> Array:
-        """Return the covariances of each pixel with the same of the other image, (n1, n2, h, w)."""
+        """Return the covariances of each pixel with itself, (n1, n2, h, w)."""
         if self.num_pixels < 2:
             return covariances
         return jnp.einsum("...hwhw->...hw", covariances)
 
     def _number(self, name: str, value: ArrayLike) -> Array:
-        """Return a scale in the type of the kernels, which the inputs set."""
+        """Return a scale in the dtype of the inputs."""
         return as_not_negative(name, value, dtype=self.product.dtype)
 
     def _of_rows(self, values: Array) -> Array:
-        """Return values at single inputs of the first set, (..., n1, h, w), to broadcast against the covariances."""
+        """Return values of the first set, (..., n1, h, w), to broadcast against the covariances."""
         if not values.ndim:
             return values
         return jnp.expand_dims(values, ((-1,), (-3,), (-5, -2, -1))[self.num_pixels])
@@ -306,7 +290,7 @@ class LayerKernels:
         return jnp.expand_dims(values, ((-2,), (-4,), (-6, -4, -3))[self.num_pixels])
 
     def _same_unit(self, same: Array) -> Array:
-        """Tell which covariances are those of one pixel of one image with itself, in a shape that broadcasts."""
+        """Return which covariances are those of one pixel of one image with itself."""
         same = jnp.expand_dims(same, range(2, self.product.ndim))
         if self.num_pixels < 2:
             return same
@@ -322,7 +306,7 @@ class Inputs:
         x1: inputs, (n1, ...).
         x2: inputs, (n2, ...).
         same: which pairs are one and the same input, (n1, n2), or None.
-        all_pairs: whether images begin with the covariances of all pairs of pixels, as a mean over pixels needs.
+        all_pairs: whether images begin with covariances of all pairs of pixels.
     """
 
     x1: Array
@@ -331,7 +315,7 @@ class Inputs:
     all_pairs: bool = False
 
     def vectors(self, input_scale: ArrayLike | None = None) -> LayerKernels:
-        """Return the kernels of inputs as vectors, images flattened, times ``input_scale``, a number or (d_in,)."""
+        """Return the kernels of flattened inputs times ``input_scale``, a number or (d_in,)."""
         x1, x2 = (scaled_inputs(x.reshape(x.shape[0], -1), input_scale) for x in (self.x1, self.x2))
         product = jnp.matmul(x1, x2.T, precision="highest") / x1.shape[1]
         return self._begin(x1, x2, product)
@@ -362,19 +346,18 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Any, Inputs], LayerKernels]
 
-# Layers compiled one after the other, which run quicker; beyond, the time to compile would grow with the depth.
+# Layers that are unrolled, for speed.
 _MAX_UNROLLED = 3
 
 _RULES: dict[type, Rule] = {}
 
 
 def register_kernel(module_type: type, rule: Rule) -> None:
-    r"""Register the rule by which :func:`kernel` handles a network of your own.
+    """Register the rule by which :func:`kernel` handles a network of your own, and subclasses without a rule.
 
-    A rule follows the network's forward pass: it begins with ``inputs.vectors()`` or ``inputs.images()``, and every
-    layer is a method of the kernels, ``dense``, ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``.
-    It ends with ``features(pooling, w_std, b_std)``, the readout's scales, since the network gives the features that
-    N(0, 1) weights multiply. It holds for the subclasses of the type that have no rule of their own.
+    A rule follows the forward pass: from ``inputs.vectors()`` or ``inputs.images()``, through ``dense``,
+    ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``, to ``features(pooling, w_std, b_std)``, the
+    readout's scales.
 
     Args:
         module_type: the class of the network.
@@ -409,7 +392,7 @@ def register_kernel(module_type: type, rule: Rule) -> None:
 
 def rule_of(network: Any) -> Rule:
     """Return the rule of a network; refuse one that has none."""
-    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, which is not loaded with the package
+    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, loaded late
 
     rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, **_RULES}
     for module_type in type(network).__mro__:
@@ -420,7 +403,7 @@ def rule_of(network: Any) -> Rule:
         raise TypeError(f"network must be a module, not the class {network.__name__} itself; make one of it.")
     raise TypeError(
         f"the {type(network).__name__} has no rule for its infinite width; those that have one are {have}. Give it one "
-        "by wide_limit.register_kernel, or estimate its kernel by mean_kernel or wide_limit.empirical_ntk."
+        "by wide_limit.register_kernel, or take mean_kernel."
     )
 
 
@@ -430,7 +413,7 @@ def fully_connected(
     scales: Sequence[Any],
     layer_norm: bool = False,
 ) -> LayerKernels:
-    """Return the kernels of an FCN's features, for w_std and b_std (depth,) and the readout's two scales."""
+    """Return the kernels of an FCN's features, from w_std and b_std (depth,) and the readout's."""
     w_std, b_std, readout_w_std, readout_b_std = scales
 
     def layer(units: LayerKernels, scales: tuple[Array, Array]) -> LayerKernels:
@@ -466,7 +449,7 @@ def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
     first = scale_or_unit(network.w_std, "identity", network.b_std)
     w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
     hidden = layer(inputs.images(), first)
-    if network.padding == "VALID":  # each layer's image is smaller than the one before
+    if network.padding == "VALID":  # layers have different shapes
         for _ in range(network.depth - 1):
             hidden = layer(hidden, w_std)
     else:
@@ -515,11 +498,11 @@ def _readout(network: "CNN | WideResNet", hidden: LayerKernels) -> LayerKernels:
 def _through_layers(
     layer: Callable[[LayerKernels, Any], LayerKernels], units: LayerKernels, scales: Any, num_layers: int
 ) -> LayerKernels:
-    """Carry the kernels through layers that keep their shapes, with scales along leading axes."""
+    """Carry the kernels through layers of one shape, with scales along leading axes."""
     if num_layers <= _MAX_UNROLLED:
         for i in range(num_layers):
             units = layer(units, jax.tree.map(lambda leaf, i=i: leaf[i], scales))
         return units
-    # Gradients compute a layer's temporaries once more instead of holding those of all layers.
+    # Gradients recompute a layer's temporaries, to save memory.
     through = jax.checkpoint(lambda units, numbers: (layer(units, numbers), None))
     return jax.lax.scan(through, units, scales, unroll=2)[0]

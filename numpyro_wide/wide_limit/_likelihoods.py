@@ -16,9 +16,9 @@ from numpyro_wide._checks import check_no_nan, check_not_negative, check_positiv
 
 # Log density (q, n), its slope (q, n, c) and the weight (q, n), at q nodes.
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
-Nodes = tuple[np.ndarray, np.ndarray]  # standard normals, (q, n, c) or (q, 1, 1), and weights (q,) that sum to one
+Nodes = tuple[np.ndarray, np.ndarray]  # standard normals, (q, n, c) or (q, 1, 1), and weights (q,) of sum one
 _NUM_QUADRATURE = 32
-_BATCH = 2**21  # function values at a time: bounds the memory of many nodes times many rows
+_BATCH = 2**21  # function values at a time
 
 
 class Averages(NamedTuple):
@@ -27,16 +27,15 @@ class Averages(NamedTuple):
     value: np.ndarray  # mean log density, (n,)
     slope: np.ndarray  # mean slope, (n, c)
     weight: np.ndarray  # mean weight, (n,)
-    matrices: np.ndarray | None = None  # minus the mean second derivatives, (n, c, c), where they are known
+    matrices: np.ndarray | None = None  # minus the mean second derivatives, (n, c, c), or None
 
 
 class Likelihood(ABC):
     """A likelihood of n rows, given c function values each, in float64."""
 
     name: ClassVar[str]
-    parameters: ClassVar[tuple[str, ...]] = ()  # known besides the observations: keywords of ``fitted_surrogate``
-    # From means and variances of function values, offset included, and the parameters: probabilities of classes, or
-    # mean and variance of an observation.
+    parameters: ClassVar[tuple[str, ...]] = ()  # keywords of ``fitted_surrogate``
+    # From means and variances of function values and the parameters: probabilities, or mean and variance.
     predicted: ClassVar[Callable[..., Any]]
 
     @classmethod
@@ -48,12 +47,12 @@ class Likelihood(ABC):
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> ArrayLike | None:
-        """Return the largest observation, of those that are whole numbers from 0; None for any real numbers."""
+        """Return the largest whole number to observe; None for real numbers."""
         return np.inf
 
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
-        """Refuse observations that the likelihood cannot give, where their numbers are known already."""
+        """Refuse known observations that the likelihood cannot give."""
         largest = cls.largest(parameters)
         if largest is None or not is_known(observed):
             return
@@ -72,19 +71,19 @@ class Likelihood(ABC):
 
     @property
     def constant(self) -> np.ndarray:
-        """Terms of the log density that do not depend on the function values, (n,)."""
+        """Terms of the log density without function values, (n,)."""
         return np.zeros(len(self.start))
 
     @abstractmethod
     def derivatives(self, values: np.ndarray) -> Derivatives:
-        """Return log density, less its ``constant``, slope and weight at function values (q, n, c)."""
+        """Return log density without ``constant``, slope and weight at values (q, n, c)."""
 
     @abstractmethod
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
-        """Average over independent normals of means (n, c) and variances (n,), which those of a row share."""
+        """Average over independent normals of means (n, c) and variances (n,)."""
 
     def averaged(self, mean: np.ndarray, variance: np.ndarray, nodes: Nodes | None = None) -> Averages:
-        """Average as ``expected`` does by a sum over nodes; None for Gauss and Hermite's."""
+        """Average by a sum over nodes; None for Gauss and Hermite's."""
         if nodes is None:
             normals, shares = np.polynomial.hermite_e.hermegauss(_NUM_QUADRATURE)
             nodes = normals[:, None, None], shares / np.sum(shares)
@@ -101,10 +100,10 @@ class Likelihood(ABC):
 
 @dataclass(frozen=True)
 class OneValue(Likelihood):
-    """A likelihood of observations that have one function value each."""
+    """A likelihood with one function value each."""
 
     observed: np.ndarray  # (n,)
-    offset: np.ndarray  # the part of the function values besides ``features @ readout``, (n,)
+    offset: np.ndarray  # part of the function values besides ``features @ readout``
 
     @property
     def start(self) -> np.ndarray:
@@ -115,15 +114,15 @@ class OneValue(Likelihood):
         return value, slope[..., None], weight
 
     def guess(self) -> np.ndarray:
-        """Return function values, offset included, at which a fit may begin, (n,)."""
+        """Return function values, with offset, to start at, (n,)."""
         return np.zeros_like(self.observed)
 
     @abstractmethod
     def along(self, f: np.ndarray) -> Derivatives:
-        """Return log density, slope and weight, (q, n) each, at function values with their offset, (q, n)."""
+        """Return log density, slope and weight at function values with offset, (q, n)."""
 
 
-_NARROW = 0.5  # standard deviation of a logit below which the sum is over its normal, else over a logistic variable
+_NARROW = 0.5  # largest standard deviation of a logit for normal nodes
 _NUM_NODES = 24
 _LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
 
@@ -132,12 +131,12 @@ class LogisticAverages(NamedTuple):
     """Mean values over normal logits f, (n,)."""
 
     log_normaliser: np.ndarray  # mean of log(1 + exp f)
-    prob: np.ndarray  # mean of 1 / (1 + exp(-f)), the probability of 1
+    prob: np.ndarray  # mean of 1 / (1 + exp(-f))
     curvature: np.ndarray  # mean of its derivative
 
 
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
-    """Average the logistic function, its integral and its derivative over normal logits, means and variances (n,)."""
+    """Average the logistic function, its integral and its derivative over normals (n,)."""
     scale = np.sqrt(variance)
     found = np.empty((3, len(mean)))
     narrow = scale < _NARROW
@@ -158,24 +157,24 @@ def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverage
 
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
-# Of the table of log(−log F), which is straight from the second place on.
+# Of the table of log(−log F), straight from the second place on.
 _LOWEST, _STRAIGHT, _HIGHEST, _SPACING = -7.0, 12.0, 56.0, 0.1
-_NUM_SHAPES = 41  # inverse standard deviations of a sum in the table, from 0, the normal's, to Gumbel's
-_FIRST, _STRIDE, _NUM_PLACES = 5, 3, 72  # of the integral, above the largest mean, in cells of the table
-_FARTHEST = 40.0  # standard deviations below the largest mean, from which on a class has no chance
-_SOFTMAX_BATCH = 2**14  # numbers at a time, that fit a processor's cache
+_NUM_SHAPES = 41  # inverse standard deviations in the table, from the normal's to Gumbel's
+_FIRST, _STRIDE, _NUM_PLACES = 5, 3, 72  # of the integral, in cells of the table
+_FARTHEST = 40.0  # standard deviations below the largest mean: no chance beyond
+_SOFTMAX_BATCH = 2**14  # numbers in a processor's cache
 
 
 class SoftmaxAverages(NamedTuple):
     """Mean values over normal logits, by row."""
 
-    log_normaliser: np.ndarray  # mean logarithm of the sum of exponentials, (n,)
+    log_normaliser: np.ndarray  # mean log-sum-exp, (n,)
     probs: np.ndarray  # mean probabilities p, (n, k)
     curvature: np.ndarray  # mean of diag p − p pᵀ, (n, k, k)
 
 
 def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
-    """Average a softmax and its logarithm over independent normal logits, means (n, k), variances (n,) by row."""
+    """Average a softmax and its logarithm over normals of means (n, k), variances (n,)."""
     size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
     parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
     return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
@@ -188,29 +187,28 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
     largest = np.exp(-np.sum(height, axis=1))  # distribution function of the largest sum
     step = _STRIDE * _SPACING
     probs = step * np.matmul(hazard, largest[..., None])[..., 0]
-    # The chance that two sums tie at the top is minus the derivative of the one's chance to win by the other's mean.
+    # Minus the derivative of a chance to win by another's mean: the chance of a tie.
     curvature = -step * np.matmul(hazard * (largest / scale[:, None])[:, None], hazard.swapaxes(1, 2))
     diagonal = np.arange(mean.shape[1])
     curvature[:, diagonal, diagonal] = 0.0
     curvature[:, diagonal, diagonal] = -np.sum(curvature, axis=2)
-    # The mean of the largest sum, less Euler's constant: that of a variable of distribution function F is what
-    # 1 − F encloses above a point, less what F does below.
+    # The mean of the largest sum, less Euler's constant, by its distribution function.
     above = step * (np.sum(1 - largest, axis=1) - 0.5)
     return SoftmaxAverages(best + scale * (_LOWEST + _FIRST * _SPACING + above), probs, curvature)
 
 
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return −log F and the derivative of log F along the integral, (n, k, places)."""
+    """Return −log F and the derivative of log F, (n, k, places)."""
     values, slopes = (_by_row(table, shapes) for table in _tables())
     cells = below / _SPACING
     first = cells.astype(int)
-    t = (cells - first)[..., None]  # the same in all cells, which the integral's steps are multiples of
+    t = (cells - first)[..., None]  # the same in all cells
     start = first + (np.arange(len(values)) * values.shape[1])[:, None] + _FIRST
     flat = start[..., None] + _STRIDE * np.arange(_NUM_PLACES)
     left, left_slope = values.take(flat), slopes.take(flat)
     flat += 1
     rise, right_slope = values.take(flat) - left, slopes.take(flat)
-    # Hermite's cubics between two places, and their derivatives.
+    # Hermite's cubics, and their derivatives.
     height = np.exp(
         left + (3 - 2 * t) * t**2 * rise + _SPACING * t * (1 - t) * ((1 - t) * left_slope - t * right_slope)
     )
@@ -219,7 +217,7 @@ def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Interpolate a table between its shapes, by cubics through four, (n, places)."""
+    """Interpolate a table between its shapes, by cubics, (n, places)."""
     cells = np.clip(shapes * (_NUM_SHAPES - 1) * np.sqrt(_VARIANCE), 0, _NUM_SHAPES - 1)
     first = np.clip(cells.astype(int) - 1, 0, _NUM_SHAPES - 4)
     t = (cells - first)[:, None]
@@ -248,9 +246,9 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
-    """Return log(−log F) of a sum, by a trapezoid rule over the Gumbel variable or over the normal one."""
+    """Return log(−log F) of a sum, by a trapezoid rule over either variable."""
     scale = np.sqrt(max(1 - _VARIANCE * shape**2, 0.0))  # of the normal part
-    if shape < 0.2:  # the normal part, of 4.8 Gumbel units at least, smooths Gumbel's
+    if shape < 0.2:  # a wide normal part smooths Gumbel's
         gumbel = np.arange(-4.0, 45.0, 0.25)
         log_weights = -gumbel - np.exp(-gumbel) + np.log(0.25)
         at = (places[:, None] - shape * (gumbel - np.euler_gamma)) / scale
@@ -261,14 +259,14 @@ def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
         heights = np.exp(-((places[:, None] - scale * normal) / shape + np.euler_gamma))
         log_below = logsumexp(log_weights - heights, axis=1)
         log_above = logsumexp(log_weights + np.log(-np.expm1(-heights)), axis=1)
-    # Where F is almost 1 its logarithm is that of the other side's probability, without cancellation.
+    # Without cancellation where F is almost 1.
     small = -np.log1p(-np.exp(np.minimum(log_above, -0.1)))
     return np.log(np.where(log_above < -1, small, -log_below))
 
 
 @dataclass(frozen=True)
 class Logistic(OneValue):
-    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total: a binomial's, and a negative binomial's."""
+    """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total."""
 
     @property
     @abstractmethod
@@ -314,11 +312,11 @@ class Bernoulli(Logistic):
 
 @dataclass(frozen=True)
 class Binomial(Logistic):
-    """Successes among a number of trials, which may be zero, by the logit of one."""
+    """Successes among a number of trials, by their logit."""
 
     name = "binomial"
     parameters = ("total_count",)
-    total_count: np.ndarray  # number of trials, (n,)
+    total_count: np.ndarray  # (n,)
 
     @classmethod
     def check_parameters(cls, given: dict[str, Any]) -> None:
@@ -335,7 +333,7 @@ class Binomial(Logistic):
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray, total_count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         _, prob, curvature = logistic_averages(mean, variance)
-        # The variance of a probability p is the mean of p less that of p (1 − p), less its squared mean.
+        # Variance of a probability.
         between = np.maximum(prob - curvature - prob**2, 0.0)
         return total_count * prob, total_count * curvature + total_count**2 * between
 
@@ -355,7 +353,7 @@ class NegativeBinomial(Logistic):
 
     name = "negative_binomial"
     parameters = ("concentration",)
-    concentration: np.ndarray  # r, (n,): the variance is mean + mean² / r
+    concentration: np.ndarray  # r, (n,), of variance mean + mean² / r
 
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray, concentration: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -413,9 +411,9 @@ class StudentT(OneValue):
 
     name = "student_t"
     parameters = ("df", "scale")
-    df: np.ndarray  # degrees of freedom, (n,)
+    df: np.ndarray  # (n,)
     scale: np.ndarray  # (n,)
-    is_bound: bool = True  # whether averages are those of a bound with the mixture's precision as a second factor
+    is_bound: bool = True  # whether averages are of the mixture's bound
 
     @classmethod
     def largest(cls, parameters: dict[str, Any]) -> None:
@@ -445,7 +443,6 @@ class StudentT(OneValue):
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
         if not self.is_bound:
             return self.averaged(mean, variance)
-        # The bound's derivatives have the weights of the mixture, too.
         residual = self.observed - self.offset - mean[:, 0]
         square = residual**2 + variance
         weight = (self.df + 1) / (self.df * self.scale**2 + square)
@@ -455,13 +452,12 @@ class StudentT(OneValue):
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """Class labels, by the softmax of k logits, all with one weight a row."""
+    """Class labels, by the softmax of k logits, one weight a row."""
 
     name = "categorical"
     parameters = ("num_classes",)
-    labels: np.ndarray  # classes from 0, (n,)
-    # Orthonormal columns that span the logits up to a shift of all, (k, c): the function values are the logits in that
-    # basis, less the offset.
+    labels: np.ndarray  # (n,)
+    # (k, c) of orthonormal columns: function values are logits in it, less the offset
     basis: np.ndarray
     offset: np.ndarray  # of the logits, (n, k)
 
@@ -481,7 +477,6 @@ class Categorical(Likelihood):
     @classmethod
     def check_observed(cls, observed: Array | np.ndarray, parameters: dict[str, Any]) -> None:
         if observed.ndim != 1:
-            # The argmax of a column would make every label 0.
             is_column = observed.ndim == 2 and observed.shape[1] == 1
             mend = "take labels[:, 0]" if is_column else "take argmax(-1) of codes"
             raise ValueError(f"class labels must have shape (n,), but got {observed.shape}; {mend}.")
@@ -503,12 +498,12 @@ class Categorical(Likelihood):
         total = probs.sum(axis=-1, keepdims=True)
         probs /= total
         log_density = np.sum(self.codes * logits, axis=-1) - np.log(total[..., 0])
-        # The trace of diag p − p pᵀ, which the basis leaves as it is.
+        # The trace of diag p − p pᵀ, in any basis.
         weight = (1 - np.sum(probs**2, axis=-1)) / self.basis.shape[1]
         return log_density, (self.codes - probs) @ self.basis, weight
 
     def expected(self, mean: np.ndarray, variance: np.ndarray) -> Averages:
-        # Logits in the basis of contrasts differ from independent ones by a shift of all of them together.
+        # Contrasts leave a shift of all logits out.
         logits = mean @ self.basis.T + self.offset
         found = softmax_averages(logits, variance)
         matrices = self.basis.T @ found.curvature @ self.basis
@@ -523,5 +518,5 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def logit_basis(num_classes: int, contrasts: bool) -> np.ndarray:
-    """Return the basis of the logits that the function values are in, (k, c): contrasts, or each class its own."""
+    """Return the basis of the logits, (k, c): contrasts, or each class its own."""
     return helmert(num_classes).T if contrasts else np.eye(num_classes)

@@ -26,22 +26,17 @@ class WideLimitFit:
 
     Attributes:
         activation: the best network's activation, by name or as a function.
-        depth: number of its hidden layers; 0 of a network that has no such attribute.
-        log_evidence: log evidence at the fitted scales, without their prior; the variational bound on it where the
-            likelihood is not normal.
-        noise_scale: standard deviation of the noise, in the units of the targets; None of a likelihood that is not
-            normal.
-        scales: the other fitted scales, keywords of :func:`fcn_kernel` and the ``scales`` of
-            :func:`~numpyro_wide.nn.bnn`.
-        standard_errors: standard errors of the logarithms of the fitted numbers, by name, from the curvature of the log
-            posterior (Laplace); NaN at a bound, four standard deviations of the prior from the median.
-        table: a row for each architecture, a dictionary with "activation", "depth", "input_scale" (whether columns have
-            scales of their own), "log_evidence", "log_marginal" (scales integrated out by Laplace) and "noise_scale"
-            of a normal likelihood; the largest "log_marginal" first. For classes also "held_out", the mean log
-            probability of a label of folds left out; the largest of that first.
+        depth: number of its hidden layers; 0 of a network without that attribute.
+        log_evidence: log evidence, or its variational bound, at the fitted scales.
+        noise_scale: standard deviation of the noise, in the units of the targets; None without a normal likelihood.
+        scales: other fitted scales, keywords of :func:`fcn_kernel` and ``scales`` of :func:`~numpyro_wide.nn.bnn`.
+        standard_errors: standard errors of the logarithms of the fitted numbers, by name (Laplace); NaN at a bound.
+        table: a dictionary for each architecture, best first: "activation", "depth", "input_scale", "log_evidence",
+            "log_marginal" (scales integrated out by Laplace), and "noise_scale" of a normal likelihood; of classes
+            "held_out", the mean log probability of labels left out.
         inputs: inputs of the fit, (n, d_in) or (n, ...), a copy.
         targets: targets of the fit, (n,) or (n, k), a copy.
-        network: network of the fit with the fitted scales in place, where one was given.
+        network: network of the fit with the fitted scales, where one was given.
         likelihood: name of the likelihood.
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
@@ -83,19 +78,13 @@ class WideLimitFit:
 
         Args:
             x_new: new inputs, (m, d_in).
-            with_noise: of a normal likelihood, whether the variance is that of an observation, noise included, or of
-                the function. Predictions of other likelihoods are those of observations.
-            **known: ``offset`` and parameters of the likelihood at the new rows, such as ``total_count``, where those
-                of the fit are not the same for all rows.
+            with_noise: whether the variance includes the noise of a normal likelihood.
+            **known: ``offset`` and parameters of the likelihood at the new rows, where they differ by row in the fit.
 
         Returns:
-            Mean, (m,) or (m, k), and variance, (m,), which all outputs share, of a normal likelihood. Probabilities of
-            the classes, averaged over the logits' posterior: (m, classes) of a categorical, and of 1 of a Bernoulli, in
-            the shape of the targets. Mean and variance of an observation, each in the shape of the targets, of others.
-
-        Raises:
-            ValueError: for inputs that are not a matrix with the columns of the fit's, have no rows, or hold NaN or
-                infinities; for parameters that are missing, or not the likelihood's.
+            Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of a categorical
+            probabilities, (m, classes); of a Bernoulli that of 1, in the shape of the targets. Of others mean and
+            variance of an observation, each in the shape of the targets.
         """
         x_new = self.checked_rows(x_new)
         if self.likelihood != "normal":
@@ -113,10 +102,7 @@ class WideLimitFit:
         """Give the Gaussian likelihood that stands for the fit's own, for ``repriorise(..., surrogate=...)``.
 
         Returns:
-            ``(targets, noise_scale)``, as :func:`~numpyro_wide.fitted_surrogate` gives them for this kernel.
-
-        Raises:
-            ValueError: for a normal likelihood, which needs none.
+            ``(targets, noise_scale)``, as of :func:`~numpyro_wide.fitted_surrogate`.
         """
         if self.likelihood == "normal":
             raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")
@@ -142,7 +128,7 @@ class WideLimitFit:
         return new.predicted(self._moments(x_new, self._processes))
 
     def _moments(self, x_new: np.ndarray, processes: Sequence[Conditioned]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return mean, (m, c), and variance, (m,), of the function values of each process."""
+        """Return mean, (m, c), and variance, (m,), of each process."""
         of, parts = self._kernel(), []
         with double_precision():
             for start in range(0, len(x_new), _BLOCK):
@@ -156,14 +142,14 @@ class WideLimitFit:
 
     @cached_property
     def _processes(self) -> list[Conditioned]:
-        """The processes given the Gaussian likelihoods that stand for the fit's own at the fitted scales."""
+        """The processes given the fitted Gaussian likelihoods."""
         observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
         with double_precision():
             gram = self._gram()
             return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
 
     def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
-        """Return new inputs in float64; refuse other columns than the fit's, no rows, NaN and infinities."""
+        """Return new inputs in float64; refuse other columns, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.shape[1:] != self.inputs.shape[1:]:
@@ -181,5 +167,5 @@ class WideLimitFit:
         return kernel(self.network)
 
     def _gram(self) -> np.ndarray:
-        """Return the kernel of the fit's inputs with themselves, (n, n), in the precision that JAX is set to."""
+        """Return the kernel of the fit's inputs, (n, n), in JAX's precision."""
         return np.array(self._kernel()(self.inputs)[0])

@@ -14,8 +14,8 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, Categorical, Likelihood, StudentT, logit_basis
 from numpyro_wide.wide_limit._variational import GaussianLikelihood, VariationalFit
 
-_LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # standard deviations that one may expect
-# Of the sum of w K_ii: what double precision tells from no noise at all.
+_LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # expected standard deviations
+# Of the sum of w K_ii, in double precision.
 _MOST_WEIGHT = 0.25 / np.finfo(float).eps
 
 
@@ -25,15 +25,15 @@ class Observations:
 
     likelihood: Any  # its name; a subclass has functions
     values: np.ndarray  # (n,) or (n, k)
-    parameters: dict[str, Any]  # of the likelihood, by name: the number of classes, or arrays of the values' shape
-    offset: np.ndarray  # the part of the function values besides the network's, of the values' shape, or (n, classes)
-    contrasts: bool = False  # whether a categorical's function values are logits in the basis of contrasts
+    parameters: dict[str, Any]  # number of classes, or arrays of the values' shape
+    offset: np.ndarray  # part of the function values, of the values' shape, or (n, classes)
+    contrasts: bool = False  # whether logits are in the basis of contrasts
 
     @classmethod
     def of(
         cls, observations: ArrayLike, likelihood: Any, given: dict[str, Any], offset: ArrayLike, contrasts: bool = False
     ) -> "Observations":
-        """Check observations and all that is known of their likelihood; parameters that are None are left out."""
+        """Check observations and their likelihood; parameters that are None are left out."""
         parameters = cls.checked_parameters(likelihood, given)
         if contrasts and "num_classes" not in parameters:
             raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
@@ -50,7 +50,7 @@ class Observations:
 
     @classmethod
     def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters that were given, those that are None left out."""
+        """Return the parameters that were given."""
         check_one_of("likelihood", likelihood, LIKELIHOODS, also="or a function to a NumPyro distribution")
         needed = LIKELIHOODS[likelihood].parameters
         found = {name: value for name, value in given.items() if value is not None}
@@ -89,7 +89,7 @@ class Observations:
         return [()] if self.values.ndim == 1 else [(i,) for i in range(self.values.shape[1])]
 
     def columns(self) -> list[Likelihood]:
-        """Return the likelihoods that a Gaussian is fitted to one by one: one of classes, or one an output."""
+        """Return the likelihoods of separate fits: one of classes, or one an output."""
         if "num_classes" in self.parameters:
             return [Categorical(self.values.astype(int), self.basis, self.offset)]
         kind: Any = LIKELIHOODS[self.likelihood]
@@ -103,13 +103,13 @@ class Observations:
         ]
 
     def fitted(self, kernel: np.ndarray) -> list[GaussianLikelihood]:
-        """Fit a Gaussian likelihood to every column, under the prior with this kernel, (n, n), in double precision."""
+        """Fit a Gaussian likelihood to every column, given a kernel (n, n), in double precision."""
         fits = [VariationalFit(column, kernel) for column in self.columns()]
         return [fit.sites(fit.climb(), _MOST_WEIGHT) for fit in fits]
 
     def surrogate(self, kernel: np.ndarray) -> Surrogate:
-        """Fit the Gaussian likelihood of all columns, with weights that JAX's float type resolves."""
-        # A sum of w K_ii for which the map does not take the noise for lost in rounding, whatever the features.
+        """Fit the Gaussian likelihood of all columns, for JAX's float type."""
+        # The largest sum of w K_ii that the map resolves.
         most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
         with double_precision():
             columns = [replace(one, is_bound=False) if isinstance(one, StudentT) else one for one in self.columns()]
@@ -121,7 +121,7 @@ class Observations:
         return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
 
     def predicted(self, moments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-        """Average expected observations over normal function values of each column's mean (n, c), variance (n,)."""
+        """Average expected observations, given each column's mean (n, c) and variance (n,)."""
         kind = LIKELIHOODS[self.likelihood]
         if "num_classes" in self.parameters:
             ((mean, variance),) = moments

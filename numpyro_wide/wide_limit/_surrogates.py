@@ -18,7 +18,7 @@ from numpyro_wide.wide_limit._likelihoods import Averages, Categorical, Derivati
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 
 _NUM_NORMALS = 128
-_ROUNDING = 1e-5  # of a kernel in single precision, as a share of its trace
+_ROUNDING = 1e-5  # of a kernel over its trace, in single precision
 
 
 def fitted_surrogate(
@@ -36,57 +36,34 @@ def fitted_surrogate(
 ) -> Surrogate:
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
-    Fitted once, before the chain: the Gaussian likelihood that gives the best Gaussian posterior of the function values
-    $f$ under the prior $N(0, K)$ that they have in the wide limit (Mathematics, :eq:`sites`). The posterior of the
-    repriorised model stays exact, a gradient costs as much as with :func:`~numpyro_wide.surrogate_targets`, and $\phi$
-    is closer to N(0, I).
+    The Gaussian likelihood of the best Gaussian posterior of the function values $f$ under their prior $N(0, K)$
+    (Mathematics, :eq:`sites`), fitted once, in double precision. The posterior of the repriorised model stays exact.
 
-    - "bernoulli" and "binomial": $f$ is the logit;
-    - "poisson": $f$ is the log of the rate;
-    - "negative_binomial": $f$ is the log of the mean, as NumPyro's ``NegativeBinomial2(exp(f), concentration)``;
-    - "student_t": $f$ is the location. Its log density is not concave: the weight is the mean of
-      $(\nu + 1) / (\nu s^2 + (y - f)^2)$, the precision of its scale mixture given $f$, which discounts outliers;
-    - "categorical": softmax of $k$ logits, all with one weight a row, so that they share a factorisation;
-    - a function of function values, of the shape of the observations, to a NumPyro distribution, such as
-      ``lambda f: dist.Bernoulli(logits=f)``, which JAX can differentiate twice. With ``num_classes`` it gets k
-      function values a row, (n, k), such as logits, and each row has one weight. Where the log density is not concave
-      its curvature counts as zero; what a ``mask`` hides has no weight.
-
-    A latent dispersion, scale or degrees of freedom must be given as a number: for example its mean in a pilot run. A
-    surrogate for other values of it, or of the network's scales, than the chain's is never wrong, but slower: fit it
-    again with the pilot's numbers and :func:`~numpyro_wide.mean_kernel` of its draws.
-
-    Computed in double precision, whatever JAX is set to: ten to fifty factorisations of (n, n). Weights are held
-    to where the float type that the chain runs in can tell the surrogate from no noise at all, which counts in the
-    thousands exceed in single precision. There the likelihood's own sum of $y f - e^f$ loses digits too: use float64.
+    The function values are the logit ("bernoulli", "binomial"), the log rate ("poisson"), the log mean
+    ("negative_binomial"), the location ("student_t") or $k$ logits with one weight a row ("categorical"). A function to
+    a NumPyro distribution, such as ``lambda f: dist.Bernoulli(logits=f)``, gets them in the shape of the observations,
+    or (n, k) with ``num_classes``; it must be twice differentiable, and negative curvature counts as zero.
 
     Args:
-        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for as many independent outputs.
-        likelihood: one of the above; the function values must be ``features @ readout`` up to the offset.
-        kernel: $K$ (n, n), the covariance of the function values of an output a priori:
-            :func:`~numpyro_wide.mean_kernel` of the model, or ``wide_limit.fcn_kernel(...)(x)[0]``.
-        num_classes: number of classes $k$ of a categorical, or of function values of a row of any likelihood that has
-            several.
-        contrasts: whether ``features @ readout`` are a categorical's logits in the basis of
-            :func:`~numpyro_wide.surrogates.class_contrasts`.
-        total_count: number of trials of a binomial, which may be zero; broadcasts against the observations, like those
-            below.
-        concentration: concentration $r$ of a negative binomial: its variance is $\mu + \mu^2 / r$ for a mean of $\mu$.
+        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for independent outputs.
+        likelihood: a name above, or a function to a distribution.
+        kernel: prior covariance $K$ (n, n) of an output's function values, by :func:`~numpyro_wide.mean_kernel` or
+            ``wide_limit.fcn_kernel(...)(x)[0]``.
+        num_classes: number of classes $k$, or of function values of a row.
+        contrasts: whether the logits are in the basis of :func:`~numpyro_wide.surrogates.class_contrasts`.
+        total_count: number of trials of a binomial; broadcasts against the observations, like those below.
+        concentration: concentration $r$ of a negative binomial, of variance $\mu + \mu^2 / r$.
         df: degrees of freedom $\nu$ of Student's t.
         scale: scale $s$ of Student's t.
-        offset: part of the function values besides ``features @ readout``, such as the log of an exposure; broadcasts
-            against the observations, or against the (n, k) logits. Where the readout's prior has a mean it belongs
-            to ``features @ readout``, not here.
+        offset: part of the function values besides ``features @ readout``, such as a log exposure; broadcasts against
+            the observations, or the (n, k) logits.
 
     Returns:
-        ``(targets, noise_scale)``, for ``repriorise(..., surrogate=...)``: of the shape of the observations; for a
-        categorical (n, k), or (n, k - 1) with contrasts, and (n, 1).
+        ``(targets, noise_scale)``, of the shape of the observations; for a categorical (n, k), or (n, k - 1) with
+        contrasts, and (n, 1).
 
     Raises:
-        TypeError: under jit, grad or vmap, where numbers are not known.
-        ValueError: for a parameter that the likelihood lacks or does not have, observations that it cannot give, a
-            function that is no likelihood of each row by itself, or a kernel that is not a symmetric, positive
-            semidefinite (n, n) matrix.
+        ValueError: for dependent rows, or a kernel that is not positive semidefinite.
 
     Warns:
         RuntimeWarning: if the fit does not settle.
@@ -117,17 +94,16 @@ def fitted_surrogate(
 
 
 def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
-    """Return the kernel in float64, exactly symmetric; refuse one that is not (n, n) and positive semidefinite."""
+    """Return the symmetric kernel in float64; refuse one not (n, n) and positive semidefinite."""
     check_finite("kernel", kernel)
     matrix = np.asarray(kernel, float)
     if matrix.shape != (num_rows, num_rows):
         raise ValueError(
-            f"kernel must have shape {(num_rows, num_rows)}, a row and a column for each of the observations, but got "
-            f"{matrix.shape}; take it at the inputs of the observations."
+            f"kernel must have shape {(num_rows, num_rows)}, that of the observations, but got {matrix.shape}."
         )
     size = np.max(np.abs(matrix))
     if not size > 0:
-        raise ValueError("kernel must not be zero everywhere; its diagonal holds the variances of function values.")
+        raise ValueError("kernel must not be zero everywhere.")
     asymmetry = np.max(np.abs(matrix - matrix.T))
     if asymmetry > _ROUNDING * size:
         raise ValueError(f"kernel must be symmetric, but differs from its transpose by up to {asymmetry:.3g}.")
@@ -136,33 +112,31 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
         np.linalg.cholesky(matrix + _ROUNDING * np.trace(matrix) * np.eye(num_rows))
     except np.linalg.LinAlgError as error:
         raise ValueError(
-            "kernel must be positive semidefinite, a matrix of covariances, but has clearly negative eigenvalues; take "
-            "mean_kernel, or the first result of wide_limit.fcn_kernel(...)(x)."
+            "kernel must be positive semidefinite, but has negative eigenvalues; take mean_kernel or wide_limit.kernel."
         ) from error
-    # Rounding in single precision may leave negative eigenvalues, which large weights would bring out.
+    # Large weights would bring negative eigenvalues of rounding out.
     is_single = np.asarray(kernel).dtype.itemsize < 8
     return matrix + is_single * np.finfo(np.float32).eps * np.trace(matrix) * np.eye(num_rows)
 
 
 @dataclass(frozen=True)
 class FunctionLikelihood(Likelihood):
-    """A likelihood that is known by a function alone; JAX must be in double precision."""
+    """A likelihood known by a function alone, in double precision."""
 
-    # From function values (n, c) to the log density of each row, (n,), which depends on the values of that row alone.
+    # (n, c) to (n,), row by row
     log_density: Callable[[Array], Array]
     shape: tuple[int, int]  # (n, c)
 
     def __post_init__(self) -> None:
-        """Refuse a log density in which the function values of a row change the slope of another row."""
+        """Refuse a log density with rows that depend on each other."""
         slope = jax.jit(jax.grad(lambda values: jnp.sum(self.log_density(values))))
         values = jnp.zeros(self.shape)
         moved = values.at[1::2].add(0.5)
         before, after = np.asarray(slope(values))[::2], np.asarray(slope(moved))[::2]
         if not np.allclose(before, after, rtol=1e-6, atol=1e-9, equal_nan=True):
             raise ValueError(
-                "the likelihood of a row must depend on the function value of that row alone, but that of others "
-                "changes it; say num_classes where each row has several function values, and otherwise let no row "
-                "depend on others."
+                "the likelihood of a row must depend on the function value of that row alone; say num_classes where "
+                "each row has several function values."
             )
 
     @property
@@ -185,8 +159,7 @@ class FunctionLikelihood(Likelihood):
         def at_node(values: Array) -> tuple[Array, Array, Array]:
             slope_at = jax.grad(lambda values: jnp.sum(self.log_density(values)))
 
-            # Rows do not depend on each other, so that the product with a column of ones is that of every row's own
-            # matrix of second derivatives with one coordinate.
+            # By the independence of rows.
             def second(column: int) -> Array:
                 return jax.jvp(slope_at, (values,), (jnp.zeros_like(values).at[:, column].set(1.0),))[1][:, column]
 
@@ -198,18 +171,18 @@ class FunctionLikelihood(Likelihood):
 
 
 def normal_pairs(count: int, shape: tuple[int, int]) -> Nodes:
-    """Return normal draws in antithetic pairs, each coordinate's sample variance brought to one."""
+    """Return antithetic normal draws of sample variance one."""
     half = np.random.default_rng(0).normal(size=(-(-count // 2), *shape))
     half /= np.sqrt(np.mean(half**2, axis=0))
     return np.concatenate([half, -half]), np.full(2 * len(half), 0.5 / len(half))
 
 
 class FunctionObservations(Observations):
-    """Observations whose likelihood is a function of function values to a NumPyro distribution."""
+    """Observations with a function to a NumPyro distribution."""
 
     @classmethod
     def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of function values of a row, as "num_classes", where there are several."""
+        """Return "num_classes", the number of function values of a row, where given."""
         found = {name: value for name, value in given.items() if value is not None}
         refuse_foreign(found, ("num_classes",), likelihood)
         if found:
@@ -218,10 +191,10 @@ class FunctionObservations(Observations):
 
     @classmethod
     def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
-        """Accept any numbers: the distribution refuses others than its own."""
+        """Accept any numbers; the distribution refuses others."""
 
     def columns(self) -> list[Likelihood]:
-        """Return the likelihoods that a Gaussian is fitted to one by one."""
+        """Return the likelihoods of separate fits."""
         if "num_classes" in self.parameters:
             return [_of_rows(self.likelihood, self.values, self.basis, self.offset)]
         return [_of_column(self.likelihood, self.values, self.offset, place) for place in self.places]
@@ -230,12 +203,12 @@ class FunctionObservations(Observations):
 def _of_column(
     distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
 ) -> FunctionLikelihood:
-    """Return the likelihood of observations (n,), or of a column of (n, k), with one function value each."""
+    """Return the likelihood of observations (n,), or of a column of (n, k)."""
     place, shift = (slice(None), *column), jnp.asarray(offset)
     values = _checked_values(distribution(shift), observed, observed.shape)
 
     def log_density(f: Array) -> Array:
-        # The other columns are there for a function that expects the observations' shape.
+        # The function takes the observations' shape.
         everywhere = jnp.zeros(observed.shape).at[place].set(f[:, 0]) + shift
         return _elementwise(distribution(everywhere)).log_prob(values)[place]
 
@@ -245,7 +218,7 @@ def _of_column(
 def _of_rows(
     distribution: Callable[[Any], Any], observed: np.ndarray, basis: np.ndarray, offset: np.ndarray
 ) -> FunctionLikelihood:
-    """Return the likelihood of n observations with k function values each, given as c coordinates in a basis (k, c)."""
+    """Return the likelihood of n observations, in c coordinates of a basis (k, c)."""
     across, shift = jnp.asarray(basis.T), jnp.asarray(offset)
     values = _checked_values(distribution(shift), observed, observed.shape[:1])
 
@@ -256,14 +229,14 @@ def _of_rows(
 
 
 def _elementwise(distribution: Any) -> dist.Distribution:
-    """Return the distribution without ``to_event``, which would sum over rows."""
+    """Return the distribution without ``to_event``."""
     while isinstance(distribution, dist.Independent):
         distribution = distribution.base_dist
     return distribution
 
 
 def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
-    """Return the observations in the type that the distribution takes, which must have this batch shape."""
+    """Return the observations in the distribution's dtype, after checks."""
     if not isinstance(distribution, dist.Distribution):
         raise ValueError(
             "likelihood(f) must give a NumPyro distribution, such as dist.Bernoulli(logits=f), but gave a "
@@ -275,15 +248,14 @@ def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, .
     found = jax.eval_shape(each.log_prob, values).shape
     if found != shape:
         raise ValueError(
-            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; let it "
-            "give a distribution of as many rows as there are, and say num_classes where each row has several function "
-            "values."
+            f"likelihood(f) must have a log density for each observation, of shape {shape}, but gives {found}; "
+            "say num_classes where each row has several function values."
         )
     # Masked rows may hold anything.
     is_masked = isinstance(each, dist.MaskedDistribution)
     if not is_masked and not (np.array_equal(values, observed) and np.all(support(values))):
         raise ValueError(
             f"the observations must be such as the distribution {type(each).__name__} can give, {support}, but they "
-            f"range from {observed.min()} to {observed.max()}; correct them, or the likelihood."
+            f"range from {observed.min()} to {observed.max()}."
         )
     return values

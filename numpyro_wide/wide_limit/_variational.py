@@ -13,75 +13,71 @@ from numpyro_wide.wide_limit._likelihoods import Likelihood
 
 _MAX_STEPS = 300
 _ROW_STEPS = 20
-_SHARE, _MAX_SOLVE = 0.1, 30  # of a solution by conjugate gradients: its error as a share, and steps
+_SHARE, _MAX_SOLVE = 0.1, 30  # of conjugate gradients: error as a share, and steps
 _SMALLEST_STEP = 2.0**-30
-_TOLERANCE = 3e-4  # of means, in posterior standard deviations, and of the logarithms of weights
-# Largest fall of the bound in a step, as a share of it: averages over drawn nodes are not those of one exact bound, and
-# a step that overshoots loses far more.
+_TOLERANCE = 3e-4  # of means in standard deviations, and of log weights
+# Largest fall of the bound in a step, as a share: averages over drawn nodes are inexact.
 _ALLOWANCE = 1e-3
-# Smallest weight, as a share of a function value's prior precision: it moves no sampler, and replaces a likelihood's
-# own weight that underflows, or is negative.
+# Smallest weight as a share of the prior precision, for those that underflow or are negative.
 _LEAST_WEIGHT = 1e-3
 
 
 class GaussianLikelihood(NamedTuple):
-    """A Gaussian likelihood N(targets; f, 1 / weights) of function values f, (n, c)."""
+    """A Gaussian likelihood N(targets; f, 1 / weights), (n, c)."""
 
     targets: np.ndarray  # (n, c)
-    weights: np.ndarray  # precisions, (n,), which the function values of a row share
+    weights: np.ndarray  # precisions, (n,)
 
 
 class State(NamedTuple):
-    """A Gaussian of function values: mean K α, covariance (K⁻¹ + diag w)⁻¹ in each column."""
+    """Gaussian function values, of mean K α and covariance (K⁻¹ + diag w)⁻¹ in each column."""
 
     alpha: np.ndarray  # α, (n, c)
     weights: np.ndarray  # w, (n,)
     mean: np.ndarray  # K α, (n, c)
     variance: np.ndarray  # marginal variances, (n,)
-    slope: np.ndarray  # mean slope of the log likelihood, (n, c)
-    curvature: np.ndarray  # mean weight of the log likelihood, (n,)
-    matrices: np.ndarray | None  # minus its mean second derivatives, (n, c, c), where the likelihood gives them
+    slope: np.ndarray  # mean slope, (n, c)
+    curvature: np.ndarray  # mean weight, (n,)
+    matrices: np.ndarray | None  # minus the mean second derivatives, (n, c, c), or None
     factor: np.ndarray  # Cholesky factor of B = I + √w K √w
-    bound: float  # the ELBO; minus infinity where something is not finite
+    bound: float  # the ELBO, or minus infinity
 
 
 class VariationalFit(NamedTuple):
-    r"""The search for the Gaussian likelihood that gives the best Gaussian posterior (Mathematics, :eq:`sites`)."""
+    """Search for the Gaussian likelihood of the best Gaussian posterior (Mathematics, :eq:`sites`)."""
 
-    likelihood: Likelihood  # of n rows with c function values each
-    kernel: np.ndarray  # K, the prior covariance in each column, (n, n)
+    likelihood: Likelihood
+    kernel: np.ndarray  # K, (n, n)
 
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Maximise the bound, from the Gaussian likelihood of a state of another kernel if one is given."""
+        """Maximise the bound, from the Gaussian likelihood of another state if given."""
         with set_blas_threads(1):
             return self._climb(None if start is None else self._from(start), tolerance)[0]
 
     def kernel_slope(self, state: State) -> np.ndarray:
-        r"""Return the derivative of the largest bound by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
+        """Return the bound's derivative by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
         root = np.sqrt(state.weights)
         inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
     def fit(self, total_weight: float) -> GaussianLikelihood:
-        """Maximise the bound, with a warning if it does not settle; Σ w K_ii is at most about ``total_weight``."""
-        # The threads of several BLAS libraries, at work in turns here, lose more to each other than they gain.
+        """Maximise the bound; Σ w K_ii is at most about ``total_weight``."""
+        # Threads of several BLAS libraries hinder each other.
         with set_blas_threads(1):
             state, moved = self._climb(None, _TOLERANCE)
         if not moved < 1e-2:
             warnings.warn(
-                f"the surrogate's means and weights still move by {moved:.2g} (of a standard deviation, of their size) "
-                "after all steps; it can be used, and the posterior stays exact, but a kernel of the right size may "
-                "give a better one: look at the variances on its diagonal, and pass an offset where function values "
-                "are far from zero.",
+                f"the surrogate's means and weights still move by {moved:.2g} after all steps; the posterior stays "
+                "exact, but another kernel, or an offset, may give a better one.",
                 RuntimeWarning,
                 stacklevel=5,  # the caller of fitted_surrogate
             )
         return self.sites(state, total_weight)
 
     def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
-        """Return the Gaussian likelihood of a state at the largest bound; Σ w K_ii is at most ``total_weight``."""
+        """Return a state's Gaussian likelihood; Σ w K_ii is at most ``total_weight``."""
         weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
-        # The slope at the mean is the likelihood's, whatever the limits of the weight.
+        # With the likelihood's slope at the mean.
         return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
 
     @property
@@ -91,7 +87,7 @@ class VariationalFit(NamedTuple):
         return np.maximum(variances, 1e-6 * np.max(variances))
 
     def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
-        """Take natural-gradient steps until means and weights stand still; return how far the last one moved them."""
+        """Take natural-gradient steps to convergence; return the size of the last."""
         state, step, moved = self._start() if start is None else start, 1.0, np.inf
         for _ in range(_MAX_STEPS):
             new = self._towards(state, step)
@@ -101,14 +97,14 @@ class VariationalFit(NamedTuple):
                     break
                 continue
             before, moved = moved, _movement(state, new) / step
-            # What swings to and fro takes shorter steps.
+            # Against oscillation.
             state, step = new, (min(1.0, 2 * step) if moved < before else max(step / 2, 0.1))
             if moved < tolerance:
                 break
         return state, moved
 
     def _start(self) -> State:
-        """Return the state with the likelihood's derivatives row by row; with a mean of zero if that leads nowhere."""
+        """Return the state by each row's derivatives, or with a mean of zero."""
         start, slope, weight = self._row_by_row()
         weights = self._kept_up(weight)
         alpha = self._alpha(_factor(self.kernel, weights), weights, weights[:, None] * start + slope)
@@ -119,27 +115,27 @@ class VariationalFit(NamedTuple):
         if np.isfinite(state.bound):
             return state
         raise ValueError(
-            "the mean log likelihood is not finite under the prior that the kernel describes; check the kernel's "
-            f"diagonal, which goes up to {np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
+            "the mean log likelihood is not finite under the kernel's prior; check its diagonal, up to "
+            f"{np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
         )
 
     def _from(self, other: State) -> State | None:
-        """Return the posterior under the Gaussian likelihood of another state; None if its bound is not finite."""
+        """Return the posterior under another state's Gaussian likelihood; None if not finite."""
         weights = self._kept_up(other.weights)
         natural = weights[:, None] * other.mean + other.slope
         state = self._at(self._alpha(_factor(self.kernel, weights), weights, natural), weights)
         return state if np.isfinite(state.bound) else None
 
     def _row_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return about the mode of every row by itself, and slope and weight there, by cut Newton steps."""
+        """Return each row's approximate mode, slope and weight, by cut Newton steps."""
         values, prior = self.likelihood.start, self._prior[:, None]
         for _ in range(_ROW_STEPS):
             with np.errstate(all="ignore"):
                 _, slope, weight = (part[0] for part in self.likelihood.derivatives(values[None]))
             if not (np.isfinite(slope).all() and np.isfinite(weight).all()):
                 raise ValueError(
-                    "the derivatives of the log likelihood must be finite at the function values that the kernel lets "
-                    "one expect, but are not; give a likelihood that has a density at every value, or an offset."
+                    "the derivatives of the log likelihood must be finite at every function value; give another "
+                    "likelihood, or an offset."
                 )
             step = (slope - values / prior) / (np.maximum(weight, 0.0)[:, None] + 1 / prior)
             step = np.clip(step, -np.sqrt(prior), np.sqrt(prior))
@@ -150,7 +146,7 @@ class VariationalFit(NamedTuple):
         factor = _factor(self.kernel, weights)
         inverse, _ = dtrtri(factor, lower=1)
         explained = np.sum(inverse**2, axis=0)  # the diagonal of B⁻¹
-        # The covariance is K − K √w B⁻¹ √w K, and √w times it times √w is I − B⁻¹.
+        # The covariance is K − K √w B⁻¹ √w K.
         variance = np.clip((1 - explained) / weights, 0.0, np.diagonal(self.kernel))
         mean = self.kernel @ alpha
         log_det = 2 * np.sum(np.log(np.diagonal(factor)))
@@ -164,14 +160,14 @@ class VariationalFit(NamedTuple):
         return State(alpha, weights, mean, variance, slope, curvature, matrices, factor, bound)
 
     def _towards(self, state: State, step: float) -> State:
-        """Move a share of the way to the posterior given the current weights, and to the weights at its moments."""
-        # Weights that rows share among several function values swing to and fro if they go all the way.
+        """Step towards the posterior given the current weights, and the weights at its moments."""
+        # Weights shared among function values oscillate at full steps.
         share = step if state.matrices is None else step / 2
         weights = (1 - share) * state.weights + share * state.curvature
         return self._at(state.alpha + step * self._newton(state), weights)
 
     def _newton(self, state: State) -> np.ndarray:
-        """Return Newton's step of α for fixed weights, (I + H K)⁻¹ (s − α), with −H the mean second derivatives."""
+        """Return Newton's step of α, (I + H K)⁻¹ (s − α), with −H the mean second derivatives."""
         residual = state.slope - state.alpha
         step = self._alpha(state.factor, state.weights, residual)
         if state.matrices is None:
@@ -208,8 +204,7 @@ def _factor(kernel: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
     except LinAlgError as error:
         raise ValueError(
-            "kernel must be positive semidefinite, but has negative eigenvalues; compute it in double precision, or "
-            "take mean_kernel."
+            "kernel must be positive semidefinite, but has negative eigenvalues; compute it in double precision."
         ) from error
 
 
