@@ -28,10 +28,10 @@ class ImportanceSample(NamedTuple):
     """Draws of a guide, weighted to the posterior.
 
     Attributes:
-        samples: draws of the latents by site, (draws, ...).
-        log_weights: logarithms of the weights, Pareto-smoothed and normalised to sum to one, (draws,).
-        pareto_k: shape of the tail of the raw weights: below 0.7 the sample can be relied on.
-        effective_sample_size: 1 / Σ w², between 1 and the number of draws.
+        samples: draws by site, (draws, ...).
+        log_weights: Pareto-smoothed log weights, normalised, (draws,).
+        pareto_k: tail shape of the raw weights, reliable below 0.7.
+        effective_sample_size: 1 / Σ w².
     """
 
     samples: Draws
@@ -50,27 +50,24 @@ def importance_sample(
     *model_args: Any,
     **model_kwargs: Any,
 ) -> ImportanceSample:
-    """Draw from a guide given one observation, and weigh the draws to the posterior.
+    """Draw from a guide given one observation, and weigh the draws to the posterior (Vehtari et al. 2024).
 
-    For models whose likelihood is tractable, with guides that cover all latents. Weights are smoothed by ArviZ (Vehtari
-    et al. 2024); a tail shape above 0.7 says that the guide misses parts of this posterior.
+    For a tractable likelihood and a guide of all latents.
 
     Args:
         rng_key: a PRNG key.
         num_samples: number of draws.
         model: ``model(*model_args, **model_kwargs)``, called without data, simulates every site.
-        guide: ``guide(observed_values, *model_args, **model_kwargs)``, written for one data set.
-        params: values of the guide's param and mutable sites, as a trainer's run returns them; {} if it has none.
+        guide: ``guide(observed_values, *model_args, **model_kwargs)``, for one data set.
+        params: values of the guide's param and mutable sites, {} if it has none.
         observed_values: values of the observed sites of one data set, by name.
         *model_args: arguments of model and guide.
         **model_kwargs: keyword arguments of model and guide.
 
     Returns:
-        Draws, log weights, the Pareto shape of the weights, and their effective sample size.
+        An :class:`ImportanceSample`.
 
     Raises:
-        ValueError: if ``params`` lacks a site of the guide, the guide marginalises a latent, an observed site is a
-            function of the latents, or ``observed_values`` has other shapes than the model simulates.
         FloatingPointError: if no weight is positive and finite.
 
     Example:
@@ -121,7 +118,7 @@ def importance_sample(
 
 
 def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None = None) -> None:
-    """Refuse anything but a dictionary, with the names of the observed sites as its keys if they are known."""
+    """Refuse anything but a dictionary of the observed sites."""
     keys = "names of the observed sites as its keys" if observed is None else f"the keys {listing(observed)}"
     if not isinstance(observed_values, Mapping):
         first = "site" if observed is None else observed[0]
@@ -134,7 +131,7 @@ def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None
 
 
 def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
-    """Refuse values that the likelihood would broadcast: they would be counted more than once."""
+    """Refuse values that the likelihood would broadcast, and count more than once."""
     for name, value in observed_values.items():
         if value.shape != simulated[name].shape:
             raise ValueError(

@@ -23,22 +23,17 @@ _BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
-    r"""Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
+    """Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
 
-    With $M$ chains of $S$ draws and the autocorrelations $\hat\rho_k$ about the mean of all chains,
-
-    .. math:: \mathrm{ESS} = \frac{M S}{1 + 2\sum_{k=1}^{S-1} (1 - k/S)\, \hat\rho_k}
-
-    where the sum stops before the first negative $\hat\rho_k$. ArviZ's ``ess`` splits chains, and counts negative
-    autocorrelations as a gain.
+    The sum over autocorrelations stops before the first negative one, unlike in ArviZ's ``ess``.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
-        per_step: whether to divide by the number of draws, $M S$.
-        num_grad: number of gradients to divide by: the total, or the extra field ``num_grad``, NUTS's ``num_steps``.
+        per_step: whether to divide by the total number of draws.
+        num_grad: number of gradients to divide by, the total or the extra field ``num_grad`` or ``num_steps``.
 
     Returns:
-        The size, of shape (...), at most $M S$; NaN where all draws are equal.
+        The size, (...), at most the number of draws; NaN where all draws are equal.
 
     Example:
         >>> import jax
@@ -70,15 +65,14 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
     r"""Compute $\hat R^2$ of every dimension (Hron 2022, equation 6): all variance over the mean within chains.
 
-    1 where the chains agree (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$, ArviZ's
-    ``rhat(method="identity")``, satisfies
+    With $M$ chains of $S$ draws and the classical $\hat R$,
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
 
     Returns:
-        The ratio, of shape (...): NaN where all draws are equal, inf for different chains that do not move.
+        The ratio, (...), 1 where chains agree; NaN where all draws are equal, inf for different constant chains.
 
     Example:
         >>> import numpy as np
@@ -96,7 +90,7 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
 
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
-    r"""Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
+    """Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
     array = _checked(draws)
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
@@ -133,21 +127,15 @@ def _checked(draws: ArrayLike) -> np.ndarray:
 
 
 def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
-    """Project draws of the flattened weights onto random unit directions.
+    """Project draws of the flattened weights onto random unit directions, fixed by key and site names.
 
     Args:
-        samples: draws by site, each (chain, draw, ...); ``mcmc.get_samples(group_by_chain=True)``, or a part of it.
-        rng_key: a PRNG key. The same key and sites give the same directions.
+        samples: draws by site, (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``.
+        rng_key: a PRNG key.
         num_projections: number of directions.
 
     Returns:
         The projections, (chain, draw, num_projections).
-
-    Raises:
-        ValueError: if there are no sites or no weights, or the sites' numbers of chains and draws differ.
-
-    Warns:
-        UserWarning: if there are more chains than draws, as in samples that are not grouped by chain.
 
     Example:
         >>> import jax
@@ -164,17 +152,15 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
 def random_projections(
     rng_key: Array, sites: Iterable[str], *, num_projections: int = 100
 ) -> Callable[[Mapping[str, Array]], Array]:
-    """Return a function that projects one draw, onto the directions of :func:`project` for the same key and sites.
-
-    It is one for :func:`~numpyro_wide.runs.reduced`.
+    """Return a function that projects one draw as :func:`project` does, for :func:`~numpyro_wide.runs.reduced`.
 
     Args:
         rng_key: a PRNG key.
-        sites: names of the sites whose flattened weights are projected together.
+        sites: names of the sites to project together.
         num_projections: number of directions.
 
     Returns:
-        A function from a draw, a dictionary of sites, to the projections, (num_projections,).
+        A function from a dictionary of sites to the projections, (num_projections,).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -195,18 +181,14 @@ def projected_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
 
-    Where hidden units trade places, the function of the weights may have many more effective draws:
-    :func:`function_ess` counts those.
-
     Args:
-        samples: draws by site, each (chain, draw, ...).
+        samples: draws by site, (chain, draw, ...).
         rng_key: a PRNG key.
-        num_projections: number of random unit directions.
-        method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or a method of ArviZ's ``ess``, such
-            as "bulk" or "mean".
+        num_projections: number of directions.
+        method: "autocorrelation" for :func:`effective_sample_size`, or a method of ArviZ's ``ess``.
 
     Returns:
-        "mean", "min" and "max" of the effective sample size over the projections.
+        "mean", "min" and "max" over the projections.
 
     Example:
         >>> import jax
@@ -231,19 +213,18 @@ def function_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of a function at test inputs (Hron 2022, §4).
 
-    To compare kernels take :func:`readout_function`, the mean given the hidden weights, as :func:`summary` does. Values
-    of a :func:`site_function` have more effective draws where :class:`~numpyro_wide.ReadoutPredictive` draws readouts.
+    To compare kernels take :func:`readout_function`: readouts drawn anew raise the size of a :func:`site_function`.
 
     Args:
-        function: function from one draw, a dictionary of sites, to an array of any shape. It is compiled.
-        samples: draws by site, each (chain, draw, ...).
-        rng_key: a PRNG key, for the directions.
-        num_projections: number of random unit directions.
+        function: function from one draw, a dictionary of sites, to an array.
+        samples: draws by site, (chain, draw, ...).
+        rng_key: a PRNG key.
+        num_projections: number of directions.
         method: as for :func:`projected_ess`.
-        batch_size: number of draws that are evaluated at once.
+        batch_size: number of draws evaluated at once.
 
     Returns:
-        "mean", "min" and "max" of the effective sample size over the projections.
+        "mean", "min" and "max" over the projections.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -269,7 +250,7 @@ def function_ess(
 def _project(
     samples: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int, num_leading: int = 0
 ) -> Array:
-    """Project the sites' values, flattened after their leading axes, onto directions that the key and names give."""
+    """Project sites, flattened after their leading axes, onto directions fixed by key and names."""
     whole_number("num_projections", num_projections)
     missing = [name for name in names if name not in samples]
     if missing:
@@ -292,7 +273,7 @@ def _project(
 
 
 def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return the numbers of chains and draws, and warn the caller's caller where one looks like the other."""
+    """Return the numbers of chains and draws, with a warning where they look swapped."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
     if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
         raise ValueError(
@@ -324,12 +305,11 @@ class PoolingReport(NamedTuple):
     r"""Result of :func:`pooling`, to print.
 
     Attributes:
-        within: for each chain, $\hat R$ of the predictions between its halves, (chains,); infinite for a chain that
-            does not move.
-        between: $\hat R$ of the predictions between the chains; nine tenths of the entries of y are below it.
-        largest: the largest $\hat R$ of any entry of y between the chains.
-        by_chain: mean log predictive density of each chain alone, (chains,).
-        by_number: mean log predictive density of pools of 1, 2, ... chains, averaged over the pools, (chains,).
+        within: $\hat R$ between the halves of each chain, (chains,); inf for a constant chain.
+        between: $\hat R$ between chains, the 90 % quantile over entries of y.
+        largest: largest $\hat R$ between chains of any entry.
+        by_chain: mean log predictive density of each chain, (chains,).
+        by_number: mean log predictive density of pools of 1, 2, ... chains, (chains,).
         limit: largest $\hat R$ of chains that agree.
     """
 
@@ -342,7 +322,7 @@ class PoolingReport(NamedTuple):
 
     @property
     def unsettled(self) -> list[int]:
-        """Numbers of the chains whose halves disagree, or that do not move."""
+        """Chains whose halves disagree, or that do not move."""
         return [int(chain) for chain in np.flatnonzero(~(self.within <= self.limit))]
 
     @property
@@ -370,23 +350,19 @@ class PoolingReport(NamedTuple):
 
 
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
-    r"""Judge by their predictions whether chains may be pooled, for numbers with Gaussian noise.
+    r"""Judge by their predictions whether chains may be pooled, for Gaussian noise.
 
-    $\hat R$ is that of the function and the noise at the predicted rows, not of the weights, which cannot agree where
-    hidden units trade places. Chains that have settled and disagree sit in modes of their own: their equal-weight
-    mixture is an ensemble, not the posterior, often with better scores than any member.
-
-    $\hat R$ is the classical one, of means and of log variances; nine tenths of the entries of y are below it. Chains
-    of fewer than about fifty independent draws look unsettled by chance.
+    The classical $\hat R$ is that of predicted means and log variances, not of weights. Settled chains that disagree
+    are an ensemble, not the posterior. Chains of fewer than about fifty independent draws look unsettled by chance.
 
     Args:
-        y: observations at the predicted rows, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (chains, draws, n) or (chains, draws, n, k).
-        variance: their variances, noise included, of the shape of ``mean``.
-        rhat_limit: largest $\hat R$ of chains that agree, more than 1.
+        y: observations, (n,) or (n, k).
+        mean: predicted means, (chains, draws, *y.shape).
+        variance: predicted variances with the noise, of the shape of ``mean``.
+        rhat_limit: largest $\hat R$ of chains that agree, above 1.
 
     Returns:
-        A :class:`PoolingReport`, to print, with ``advice``.
+        A :class:`PoolingReport`, to print.
 
     Example:
         >>> import numpy as np
@@ -426,7 +402,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
 
 def _rhats(draws: np.ndarray) -> np.ndarray:
-    """Return the classical R-hat by entry of y, of the worse of its two moments; 1 where no draw moves it."""
+    """Return the classical R-hat by entry of y, the larger of both moments; 1 for constant draws."""
     num_chains, num_draws = draws.shape[:2]
     excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # the relation in rhat_squared's docstring
     squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
@@ -438,7 +414,7 @@ def _quantile(rhats: np.ndarray) -> float:
 
 
 def _mean_of_pools(densities: np.ndarray, number: int) -> float:
-    """Return the mean log density of pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
+    """Return the mean log density of pools of ``number`` chains, from log densities (chains, entries)."""
     num_chains = len(densities)
     if comb(num_chains, number) <= _MOST_SUBSETS:
         pools = [list(pool) for pool in combinations(range(num_chains), number)]

@@ -11,15 +11,12 @@ from numpyro_wide._checks import as_floats, check_finite, check_levels, is_known
 
 
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
-    r"""Compute the root mean squared error of the mean over draws, in the units of y.
+    """Compute the root mean squared error of the mean over draws, in the units of y.
 
     Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: not used; the third argument of the other scores.
-
-    Raises:
-        ValueError: if shapes do not fit, or there is NaN or infinity.
+        y: observations, (n,) or (n, k).
+        mean: predicted means, (draws, *y.shape) or y's shape.
+        variance: unused.
 
     Example:
         >>> import numpy as np
@@ -34,18 +31,13 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
 def log_predictive_density(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False
 ) -> float | np.ndarray:
-    r"""Compute the mean log density of y under the mixture over draws, $\log \frac1S \sum_s N(y; \mu_s, \sigma_s^2)$.
-
-    In nats, higher is better. Every entry of y is scored by itself: for several outputs, by the marginal densities.
+    r"""Compute the mean log density of y, nats, under the mixture $\frac1S \sum_s N(y; \mu_s, \sigma_s^2)$ over draws.
 
     Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: predicted variances, noise included, of the shape of ``mean``.
-        pointwise: whether to return the log density of every entry instead of their mean.
-
-    Raises:
-        ValueError: if shapes do not fit, there is NaN or infinity, or a variance is not positive.
+        y: observations, (n,) or (n, k); outputs are scored by their marginals.
+        mean: predicted means, (draws, *y.shape) or y's shape.
+        variance: predicted variances with the noise, of the shape of ``mean``.
+        pointwise: whether to return the log density of every entry instead.
 
     Example:
         >>> import numpy as np
@@ -59,11 +51,10 @@ def log_predictive_density(
 
 
 def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False) -> float | np.ndarray:
-    r"""Compute the continuous ranked probability score of the mixture over draws, in the units of y.
+    r"""Compute the continuous ranked probability score of the mixture over draws, in the units of y; lower is better.
 
-    $\int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \frac12 E|X - X'|$ for X and X' from the mixture (Gneiting & Raftery
-    2007), exactly (Grimit 2006). Lower is better. The cost is at most quadratic in the number of draws, and linear if
-    they share the noise. Arguments are those of :func:`log_predictive_density`.
+    $E|X - y| - \frac12 E|X - X'|$ for X and X' from the mixture (Gneiting & Raftery 2007), exactly (Grimit 2006).
+    Arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -76,9 +67,9 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
 
 
 def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> np.ndarray:
-    """Compute the mixture's distribution function at y, of the shape of y: uniform for calibrated predictions.
+    """Compute the mixture's distribution function at y, y's shape: uniform for calibrated predictions.
 
-    Arguments are those of :func:`log_predictive_density`.
+    Arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -91,9 +82,9 @@ def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: Arra
 
 
 def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level: float = 0.9) -> float:
-    """Compute the share of y inside the mixture's central interval of probability ``level``.
+    """Compute the share of y inside the central interval of probability ``level``.
 
-    The other arguments are those of :func:`log_predictive_density`.
+    Other arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -108,18 +99,17 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
 def regression_scores(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, scale: ArrayLike = 1.0
 ) -> dict[str, float]:
-    """Compute all scores with their standard errors, in the units of y times ``scale``.
+    """Compute all scores with standard errors, in the units of y times ``scale``.
 
     Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: predicted variances, noise included, of the shape of ``mean``.
-        scale: divisor of standardised targets, a number or (k,), for scores in their original units.
+        y: observations, (n,) or (n, k).
+        mean: predicted means, (draws, *y.shape) or y's shape.
+        variance: predicted variances with the noise, of the shape of ``mean``.
+        scale: divisor of standardised targets, a number or (k,).
 
     Returns:
-        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs, each
-        also with ``_se``: the standard error over independent rows, by the delta method for the first and binomial for
-        the last (of one output); NaN of a single row, where it is not binomial.
+        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with
+        ``_se``, the standard error over independent rows; NaN for a single row.
 
     Example:
         >>> import numpy as np
@@ -193,22 +183,16 @@ def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.nda
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
     r"""Compute the distance of confidence from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
-    $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over bins of equal width of the largest
-    probability, [b/B, (b+1)/B), the last one closed. For a mixture over draws, average the probabilities first. The
-    error of n perfectly calibrated predictions is of order $1/\sqrt n$, not 0.
-
-    Either argument may come first: probabilities are real, labels whole.
+    $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over equal bins of the largest probability.
+    The arguments may be swapped.
 
     Args:
-        probs: probabilities of the classes, (..., n, classes).
+        probs: class probabilities, (..., n, classes), averaged over draws.
         labels: true classes, whole numbers from 0, (n,) or (..., n).
-        num_bins: number B of bins.
+        num_bins: number of bins.
 
     Returns:
-        The error, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes.
+        The error, (...); NaN under ``jit`` for a label out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -226,14 +210,14 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
 
 
 def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
-    r"""Compute the mean negative log probability of the true classes, $-\frac1n \sum_i \log p_i(y_i)$, in nats.
+    """Compute the mean negative log probability of the true classes, in nats.
 
     Args:
         labels: true classes, whole numbers from 0, (n,) or (..., n).
-        probs: probabilities of the classes, (..., n, classes); average those of a mixture over its draws first.
+        probs: class probabilities, (..., n, classes), averaged over draws.
 
     Returns:
-        The score, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
+        The score, (...); NaN under ``jit`` for a label out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -246,9 +230,7 @@ def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
-    """Compute the share of rows whose most probable class is the true one; the first counts of equal ones.
-
-    Arguments and shape of the result are those of :func:`negative_log_likelihood`.
+    """Compute the share of rows whose most probable class is true; arguments as for :func:`negative_log_likelihood`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -261,10 +243,7 @@ def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def predictive_entropy(probs: ArrayLike) -> Array:
-    r"""Compute the entropy $-\sum_c p_c \log p_c$ of predicted classes, in nats, (..., n) (Huix 2022, E.5).
-
-    Args:
-        probs: probabilities of the classes, (..., n, classes).
+    """Compute the entropy of class probabilities (..., n, classes), in nats, (..., n) (Huix 2022, E.5).
 
     Example:
         >>> import jax.numpy as jnp
@@ -276,17 +255,16 @@ def predictive_entropy(probs: ArrayLike) -> Array:
 
 
 def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int = 15) -> dict[str, float]:
-    r"""Compute all scores of predicted class probabilities, with their standard errors.
+    """Compute all scores of class probabilities with standard errors.
 
     Args:
         labels: true classes, whole numbers from 0, (n,).
-        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), averaged first.
+        probs: class probabilities, (n, classes) or (draws, n, classes).
         num_bins: number of bins of the calibration error.
 
     Returns:
-        ``"accuracy"``, ``"negative_log_likelihood"`` in nats, and ``"expected_calibration_error"``, each also with
-        ``_se``: the standard error over independent rows, binomial for the first, by the delta method for the last (too
-        small for calibrated predictions); NaN of a single row, where it is not binomial.
+        ``"accuracy"``, ``"negative_log_likelihood"`` in nats and ``"expected_calibration_error"``, each with ``_se``,
+        the standard error over independent rows; NaN for a single row.
 
     Example:
         >>> import numpy as np
@@ -315,7 +293,7 @@ def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: i
 
 
 def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
-    """Return labels (n,) and probabilities (n, classes), averaged over draws if there are any."""
+    """Return labels (n,) and probabilities (n, classes), averaged over draws."""
     if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
         raise ValueError(
             "labels must have shape (n,) and probs (n, classes) or (draws, n, classes), but got "
@@ -334,7 +312,7 @@ def _is_class(labels: Array, probs: Array) -> Array:
 
 
 def _is_right(labels: Array, probs: Array) -> Array:
-    """Return 1 where the most probable class is the label, else 0; NaN where the label is no class."""
+    """Return 1 where the most probable class is the label, else 0; NaN for a label out of range."""
     is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
     return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
 

@@ -34,11 +34,10 @@ class FunctionSummary:
     """Convergence of the function at the inputs of the fit.
 
     Attributes:
-        is_integrated: whether it is the mean given the hidden weights, the readout integrated out; else it is the
-            observed distribution's mean, or its probabilities of classes, at all weights.
-        rhat: R-hat of each entry, (entries,); NaN where no draw moves it.
-        ess: effective number of draws of each entry, (entries,); NaN where no draw moves it.
-        num_distinct: number of draws of each chain that differ from the draw before, (chains,).
+        is_integrated: whether it is the mean given the hidden weights, else the observed distribution's.
+        rhat: R-hat of each entry, (entries,); NaN for constant draws.
+        ess: effective sample size of each entry, (entries,); NaN for constant draws.
+        num_distinct: number of distinct draws, (chains,).
     """
 
     is_integrated: bool
@@ -49,21 +48,19 @@ class FunctionSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Result of :func:`summary`, to print. A field is None if the run does not hold it.
+    """Result of :func:`summary`, to print; None where the run lacks a field.
 
     Attributes:
-        sites: a :class:`SiteSummary` for each number among the sites, by its name.
-        function: a :class:`FunctionSummary`; None if draws of some latent sites are not stored.
-        evidence_error: estimated rounding error, in nats, of the log density at the last draws, the readout integrated
-            out; infinite where that is NaN. None with other likelihoods.
-        energy_drift: mean energy of the first quarter less that of the last, in deviations of the last, (chains,).
-        energy_error: rounding unit of the energy in nats, from its size and precision.
-        num_features: number of columns of the features, a bias included; None for an unwrapped model.
-        step_size: step size by chain at the end, (chains,).
-        num_gradients: number of gradients of the stored draws in all chains, from the extra field ``num_grad``, or
-            NUTS's ``num_steps``.
-        num_divergent: number of divergent draws of NUTS or HMC.
-        num_nonfinite: number of proposals, of the warmup too, that were rejected for an energy that was not finite.
+        sites: a :class:`SiteSummary` by name of the number.
+        function: a :class:`FunctionSummary`.
+        evidence_error: estimated rounding error of the log evidence at the last draws, in nats; inf for NaN.
+        energy_drift: mean energy of the first quarter less the last, in deviations of the last, (chains,).
+        energy_error: rounding unit of the energy, in nats.
+        num_features: number of feature columns with the bias.
+        step_size: last step size, (chains,).
+        num_gradients: number of gradients, from the extra field ``num_grad`` or ``num_steps``.
+        num_divergent: number of divergent draws.
+        num_nonfinite: number of proposals rejected for an energy that was not finite, with the warmup's.
     """
 
     sites: dict[str, SiteSummary]
@@ -162,33 +159,22 @@ def summary(
     rng_key: Array | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
 ) -> RunSummary:
-    r"""Summarise a run on one screen.
+    """Summarise a run on one screen.
 
-    Sites of up to eight numbers, such as noise and scales, are shown one by one, without the N(0, 1) coordinates that
-    they are sampled in. Weights cannot agree between chains where hidden units trade places; shown are R-hat and
-    effective sample sizes, by ArviZ, of their *function* at the inputs of the fit, of up to 500 evenly spaced entries.
-    With a Normal likelihood and a wrapped model that is the mean given the hidden weights, the readout integrated out;
-    else it is the mean of the observed distribution, or its probabilities of classes, at all weights.
-
-    Further lines say if a chain does not move, if the energy drifts, as in a chain that has not arrived, and if
-    rounding moves the log density by 0.1 nats or more.
+    Shown are sites of up to eight numbers, and R-hat and effective sample sizes of the *function* at the inputs of the
+    fit, at up to 500 entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
+    observed distribution's mean or class probabilities. Notes tell of constant chains, a drifting energy, and rounding.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts that have to be drawn; ``jax.random.key(0)`` by default.
-        quantiles: levels of the quantiles, between 0 and 1.
+        rng_key: a PRNG key for readouts, ``jax.random.key(0)`` by default.
+        quantiles: levels between 0 and 1.
 
     Returns:
         A :class:`RunSummary`, to print.
-
-    Raises:
-        ValueError: if nothing is observed with these arguments.
-
-    Warns:
-        RuntimeWarning: if in a chain fewer than 2 % of the draws are distinct.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
@@ -265,7 +251,7 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
 
 
 def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute both by ArviZ for values (chain, draw, entry); NaN where no draw moves an entry, or draws are few."""
+    """Compute both by ArviZ for values (chain, draw, entry); NaN for constant or few draws."""
     num_chains, num_draws, num_entries = values.shape
     moves = np.ptp(values, axis=(0, 1)) > 0
     rhat, ess = np.full(num_entries, np.nan), np.full(num_entries, np.nan)
@@ -304,7 +290,7 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
 
 
 def _some(values: Array) -> Array:
-    """Return all values, or 500 of them, evenly spaced."""
+    """Return at most 500 values, evenly spaced."""
     return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
 
 
@@ -321,7 +307,7 @@ def _evidence_error(run: FinishedRun) -> float | None:
 
 
 def _drift(energy: np.ndarray) -> np.ndarray | None:
-    """Return the mean of the first quarter less that of the last, by chain, in deviations of the last."""
+    """Return the mean energy of the first quarter less the last, by chain, in deviations of the last."""
     quarter = energy.shape[1] // 4
     if quarter < 4:
         return None
@@ -330,7 +316,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
 
 
 def _rounding_unit(energy: np.ndarray) -> float:
-    """Return the distance of neighbouring numbers of the energy's precision at its median."""
+    """Return the spacing of floats at the median energy."""
     return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
 
 
@@ -341,7 +327,7 @@ def _num_features(run: FinishedRun) -> int | None:
 
 
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    """Return numbers of the sampler, from the stored extra fields and its last state."""
+    """Return numbers of the sampler, from the extra fields and its last state."""
 
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)

@@ -37,13 +37,13 @@ Arguments = tuple[tuple, Mapping[str, Any]]
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled; arrays of a model's arguments are data, the rest is in the program."""
+    """Run ``fn(arguments, *trees)`` compiled, with arrays of the arguments as data."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees)
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
-    """Return ``fn(draws, 0)`` for draws (chain, draw, ...), computed block by block if they are memory-mapped."""
+    """Return ``fn(draws, 0)`` for draws (chain, draw, ...), block by block if they are memory-mapped."""
     if not is_mapped(draws):
         return fn(dict(draws), 0)
     found = [jax.tree.map(np.asarray, fn(block, start)) for start, block in blocks_of(draws, axis=1)]
@@ -51,7 +51,7 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
 
 
 def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Arguments) -> Draws:
-    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...), with these two axes in front."""
+    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...), with these axes in front."""
 
     def program(arguments: Arguments, block: Draws) -> Draws:
         shape = next(iter(block.values())).shape[:2]
@@ -66,7 +66,7 @@ _FEWEST_DRAWS, _STUCK = 50, 0.02
 
 
 def warn_if_stuck(draws: Draws) -> None:
-    """Warn the caller's caller if in a chain fewer than 2 % of 50 draws or more differ from the draw before."""
+    """Warn the caller's caller if in a chain fewer than 2 % of 50 draws or more are distinct."""
     num_chains, num_draws = np.shape(next(iter(draws.values())))[:2]
     if num_draws < _FEWEST_DRAWS:
         return
@@ -87,16 +87,7 @@ def warn_if_stuck(draws: Draws) -> None:
 
 
 class FinishedRun:
-    """A finished MCMC, the model that was sampled, and the unwrapped model.
-
-    Attributes:
-        plain: the unwrapped model.
-        wrapped: the wrapped models around it, outermost first.
-        arguments: arguments and keyword arguments of the fit.
-        stored: the stored draws by site, (chain, draw, ...).
-        sites: the sites of the unwrapped model.
-        internal: names of the sites that are there for the sampler alone.
-    """
+    """A finished MCMC, the sampled model, and the unwrapped model."""
 
     def __init__(self, function: str, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any] | None):
         if not hasattr(mcmc, "get_samples") or not callable(model):
@@ -140,14 +131,14 @@ class FinishedRun:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the latent sites whose draws are neither stored nor computed from those that are."""
+        """Names of the latent sites whose draws are neither stored nor computed."""
         restored = {form.readout for form in self.wrapped}
         expected = [*self._sampled, *(name for name in latent_sites(self.sites) if name not in restored)]
         present = {*self.stored, *(base_name(name) for name in self.stored if base_name(name) in self._bases)}
         return [name for name in dict.fromkeys(expected) if name not in present]
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
-        """Return the stored draws, and draws of a readout that was integrated out."""
+        """Return the stored draws, and draws of an integrated readout."""
         to_restore = [form for form in self.wrapped if form.readout not in self.stored]
         missing = self.missing
         if not self.observed and (is_needed or to_restore):
@@ -174,7 +165,7 @@ class FinishedRun:
         return draws
 
     def latent(self, draws: Draws) -> Draws:
-        """Select the draws of latent sites: deterministic ones would override what the model computes."""
+        """Select the draws of latent sites: deterministic ones would override the model's."""
         latent = {*latent_sites(self.sites), *self._sampled}
         return {name: draws[name] for name in draws if name in latent or base_name(name) in self._bases}
 
@@ -201,7 +192,7 @@ class FinishedRun:
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
     ) -> Draws:
-        """Draw the observed sites, or those that are named; unless ``is_observed``, data are drawn anew."""
+        """Draw the observed or named sites; unless ``is_observed``, data are drawn anew."""
         sites = list(self.observed) if sites is None else sites
         model = self.plain if is_observed else uncondition(self.plain)
 
@@ -237,7 +228,7 @@ def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
 
 
 def _is_joint(site: dict) -> bool:
-    """Tell whether a site is one event of several entries that are not independent."""
+    """Tell whether a site is one event of several dependent entries."""
     fn, _ = independent_factors(site["fn"])
     is_one_event = not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"])
     return is_one_event and np.size(site["value"]) > 1
@@ -271,41 +262,29 @@ def to_arviz(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    r"""Convert a run to ArviZ's data: an ``InferenceData``, or with ArviZ 1.x a ``DataTree``.
+    """Convert a run to ArviZ's ``InferenceData``, or with ArviZ 1.x a ``DataTree``, of the unwrapped model.
 
-    Of a repriorised or collapsed model, the result is that of the unwrapped one. The posterior holds the weights and
-    none of the sampler's own sites; a readout that was integrated out is drawn exactly given each draw of the rest. The
-    log-likelihood is by observation and from the unwrapped model, as ``arviz.loo`` needs it: by entry of the batch,
-    such as a plate's, or without one along the first axis of the event.
-
-    The extra fields are in sample_stats. Dimensions are named after plates, and a "/" in a name becomes a ".". The
-    model is traced in every call; draws of a run in pieces are read from disk block by block.
+    The posterior holds the weights; an integrated readout is drawn exactly given each draw of the rest. The
+    log-likelihood is by observation, as ``arviz.loo`` needs it. Extra fields are in sample_stats, dimensions are named
+    after plates, and "/" in a name becomes ".".
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts and predictions; ``jax.random.key(0)`` by default.
-        include: names of sites to add to the posterior: a base site, the features, or a deterministic site.
+        rng_key: a PRNG key for readouts and predictions, ``jax.random.key(0)`` by default.
+        include: names of sites to add to the posterior: a base, features, or deterministic site.
         drop: names of sites to leave out of the posterior.
-        log_likelihood: whether to compute the log-likelihood.
+        log_likelihood: whether to compute the log-likelihood; False after :func:`reduced`.
         posterior_predictive: whether to draw observations anew at the inputs of the fit.
-        predictions: arguments of the model at new inputs, without observations, a tuple or a dictionary of keywords.
-        return_sites: names of the sites of the two predictive groups; by default the observed ones.
-        coords: coordinates of dimensions by name, for all groups but the predictions.
+        predictions: arguments of the model at new inputs, a tuple or a dictionary of keywords.
+        return_sites: names of the predicted sites, by default the observed ones.
+        coords: coordinates by dimension, for all groups but the predictions.
         dims: names of all dimensions after chain and draw, by site.
 
     Returns:
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
-
-    Raises:
-        ValueError: if a named site does not exist, ``dims`` do not fit it, observations are missing, or draws are
-            needed that were not stored: after :func:`reduced`, pass ``log_likelihood=False``.
-
-    Warns:
-        RuntimeWarning: if a chain does not move.
-        UserWarning: if an event is not a product over observations, as a multivariate normal over all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp

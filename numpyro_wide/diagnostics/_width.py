@@ -27,17 +27,14 @@ class WidthRow(NamedTuple):
 
     Attributes:
         accept_prob: mean acceptance probability of independent N(0, I) proposals in a stationary chain; 1 in the limit.
-        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024): averages can be trusted
-            below 0.7; −inf for equal weights.
-        gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$; 0 in the limit.
-        log_evidence: $\log E[w]$, the log marginal likelihood; for a ``pareto_k`` or ``prior_pareto_k`` above 0.7
-            take :func:`~numpyro_wide.model_evidence` instead.
-        sample_size: effective number of the weighted independent draws, as a share of all.
-        prior_pareto_k: ``pareto_k`` of draws of hyperparameters and weights together from their prior, on which
-            ``log_evidence`` rests; NaN without hyperparameters.
-        limit_log_evidence: of the Gaussian process with the given kernel, or with the mean kernel of prior draws, whose
-            error is of order 1/width beyond one hidden layer. NaN with a latent noise, hyperparameters, other observed
-            sites, or a readout that cannot be integrated out.
+        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024), reliable below 0.7; −inf
+            for equal weights.
+        gap: $\log E[w] - E[\log w]$ = KL(N(0, I) ‖ posterior) of $\phi$, in nats; 0 in the limit.
+        log_evidence: $\log E[w]$; above a Pareto shape of 0.7 take :func:`~numpyro_wide.model_evidence` instead.
+        sample_size: effective share of the weighted draws.
+        prior_pareto_k: ``pareto_k`` of prior draws of weights and hyperparameters; NaN without hyperparameters.
+        limit_log_evidence: log evidence of the limit's Gaussian process, with the given or the mean kernel; NaN where
+            it is not one process.
     """
 
     accept_prob: float
@@ -68,7 +65,7 @@ class WidthReport(NamedTuple):
     """Result of :func:`wide_enough`, to print.
 
     Attributes:
-        rows: a :class:`WidthRow` for each network, by width; the key of a single network is "model".
+        rows: a :class:`WidthRow` by width, or "model" for a single network.
         has_kernel: whether the limit's kernel was given.
     """
 
@@ -77,7 +74,7 @@ class WidthReport(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Slope of log gap against log width, near −1 for wide networks; NaN unless the keys are several widths."""
+        """Slope of log gap against log width, near −1 for wide networks; NaN without several widths."""
         widths = [key for key in self.rows if isinstance(key, int | float)]
         gaps = [self.rows[key].gap for key in widths]
         if len(widths) < 2 or min(gaps) <= 0:
@@ -128,40 +125,23 @@ def wide_enough(
 ) -> WidthReport:
     r"""Estimate the distance of the posterior of $\phi$ from its wide limit N(0, I), without a Markov chain.
 
-    Hidden weights are drawn from their prior and base sites from N(0, I); the ratio $w$ of the posterior's unnormalised
-    density to that of the draws is constant in the limit (Hron 2022, Thm. 2.1; Mathematics, :eq:`gap`). With a Gaussian
-    likelihood $w$ is the evidence $N(Y; 0, \Psi\Psi^\top + \sigma^2 I)$ given the hidden weights, times the densities
-    of all other observed sites and factors.
-
-    A collapsed model gives $w$ with the most digits (:eq:`identity`). A repriorised one may have any likelihood. For an
-    unwrapped model, $\phi$ is $\theta$, and the report is on the distance of the posterior from the prior
-    (:eq:`plain-limit`).
-
-    A latent noise or prior scale is learnt from the data at any width: name such sites as ``hyperparameters``. Eight
-    draws of them are taken from their posterior, and the report is the mean of those given each.
+    The weight $w$ is the ratio of the posterior's unnormalised density to that of prior draws, with base sites from
+    N(0, I): constant in the limit (Hron 2022, Thm. 2.1; Mathematics, :eq:`gap`). A collapsed model keeps most digits
+    (:eq:`identity`); an unwrapped model is compared with its prior (:eq:`plain-limit`).
 
     Args:
         rng_key: a PRNG key.
-        models: a model that is repriorised, collapsed or neither; or a dictionary of several by width.
+        models: a model, repriorised, collapsed or neither; or a dictionary of several by width.
         *model_args: arguments of the models, observations included.
         num_draws: number of draws, at least 100.
-        batch_size: number of draws that are evaluated at once.
-        hyperparameters: names of the latent sites that are learnt at any width; for :func:`~numpyro_wide.nn.bnn`, such
-            as "noise_base" and "w_std_base". A quarter as many draws, at least 100, are then taken given each.
-        kernel: covariance (n, n) of an output's function values in the wide limit, such as
-            ``wide_limit.kernel(network)(x)[0]``; None for the mean kernel of prior draws.
+        batch_size: number of draws evaluated at once.
+        hyperparameters: names of latent sites learnt at any width, such as "noise_base"; the row is the mean over eight
+            posterior draws of them, with a quarter of ``num_draws``, at least 100, given each.
+        kernel: covariance (n, n) of an output in the wide limit; None for the mean kernel of prior draws.
         **model_kwargs: keyword arguments of the models.
 
     Returns:
-        A :class:`WidthReport`, to print, with a :class:`WidthRow` in ``report.rows[width]``, of a single model
-        ``report.rows["model"]``.
-
-    Raises:
-        ValueError: if a model observes nothing with these arguments or has no such hyperparameters, or no draw has a
-            finite weight.
-
-    Warns:
-        RuntimeWarning: if draws are left out whose weight is NaN, as for a noise that is lost in rounding.
+        A :class:`WidthReport`, to print.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -205,7 +185,7 @@ def wide_enough(
 
 
 class _Weights:
-    """Log weights of draws and their values of some sites, for keys and given values of sites; NaN ones left out."""
+    """Log weights of draws and values of some sites, for keys and given values of sites; NaN ones left out."""
 
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size
@@ -232,7 +212,7 @@ class _Weights:
 
 
 def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
-    """Average rows given some draws of the posterior of the hyperparameters at the limit."""
+    """Average rows given posterior draws of the hyperparameters at the limit."""
     log_weights, values = weigh(keys, {})
     whole = _row(log_weights)
     choice_key, given_key = random.split(rng_key)
@@ -286,7 +266,7 @@ _FEWEST, _MOST = 20, 500  # draws of a mean kernel
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    """Estimate the log evidence of the infinitely wide network; NaN where it is not that of one Gaussian process."""
+    """Estimate the log evidence of the infinitely wide network; NaN where it is not one Gaussian process."""
     if has_latent_noise(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)

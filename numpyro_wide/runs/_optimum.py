@@ -1,4 +1,4 @@
-"""Positions where chains may start, as far up as an optimiser gets in a stated number of steps."""
+"""Starting points for chains, by an optimiser."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,30 +43,27 @@ def init_to_optimum(
 ) -> dict[str, Array]:
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
-    For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
-    no answer: at the optimum the noise of a network that can fit every row goes to zero. So hold the noise, at least.
+    For posteriors that a warmup hardly finds. Hold the noise: at the optimum of a large network it goes to zero.
 
     Args:
         rng_key: a PRNG key.
-        model: a NumPyro model; of a wide network, the collapsed or the repriorised one.
-        *model_args: positional arguments of the model, observations included. JAX arrays are traced.
+        model: a NumPyro model; of a wide network, the collapsed or repriorised one.
+        *model_args: arguments of the model, observations included; JAX arrays are traced.
         num_chains: number of starts.
-        num_steps: number of Adam's steps on the potential energy in unconstrained coordinates.
-        step_size: size of Adam's first step; it decays to zero along a cosine.
-        hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn`, which stay at the medians of
-            their priors, and the weights of its :class:`~numpyro_wide.nn.NoiseNetwork` at zero, where the noise is the
-            same in all rows; or values, by the name of the site, of latent sites that are not optimised, in the space
-            of the model, such as ``{"noise_base": 0.0}``.
-        init_strategy: NumPyro's strategy for the position that the optimiser starts from.
-        progress_bar: whether to show a bar, with the lowest and the highest potential energy of the chains.
+        num_steps: number of Adam's steps in unconstrained coordinates.
+        step_size: size of Adam's first step, decayed along a cosine.
+        hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn` at their prior medians, weights
+            of a :class:`~numpyro_wide.nn.NoiseNetwork` at zero; or constrained values by latent site.
+        init_strategy: NumPyro's strategy for the first position.
+        progress_bar: whether to show a bar with the range of potential energies.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        Unconstrained values by site, with a leading axis for the chains where there are several: ``init_params`` of
-        ``MCMC.run``. Of each chain's positions, the one of least potential energy.
+        Unconstrained values by site at the least potential energy, with an axis of several chains in front:
+        ``init_params`` of ``MCMC.run``.
 
     Raises:
-        ValueError: if a chain's potential energy is finite nowhere, or ``hold`` does not fit the model.
+        ValueError: if a chain's potential energy is finite nowhere.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,7 +95,7 @@ def init_to_optimum(
         return jax.tree.unflatten(structure, filled)
 
     def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return a first position, the values that are free and those that are held."""
+        """Return the free and the held values of a first position."""
         given = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
 
         def chosen(site: dict) -> Any:

@@ -30,22 +30,18 @@ Draws = dict[str, np.ndarray]
 
 
 class StoredDraws:
-    """Draws that :func:`run_in_pieces` has written; to be read as an ``MCMC`` after its run.
-
-    Arrays are memory-mapped, from temporary files of the folder that hold all pieces as long as the arrays are in use.
-    :func:`~numpyro_wide.diagnostics.to_arviz` takes this object instead of an ``MCMC``, and
-    :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads in blocks.
+    """Draws of :func:`run_in_pieces`, memory-mapped, read as an ``MCMC`` after its run.
 
     Args:
         folder: the folder of the run.
-        sampler: the kernel, which ``to_arviz`` asks for its model.
+        sampler: the kernel, for :func:`~numpyro_wide.diagnostics.to_arviz`.
 
     Attributes:
-        num_samples: number of draws of each chain that there are.
+        num_samples: number of draws of each chain.
 
     Raises:
-        FileNotFoundError: if nothing is stored there yet.
-        ValueError: if a file of the folder is missing or damaged.
+        FileNotFoundError: if nothing is stored yet.
+        ValueError: if a file is missing or damaged.
     """
 
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
@@ -60,11 +56,11 @@ class StoredDraws:
         self._gathered: dict[str, Draws] = {}
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
-        """Return the draws by site, (chain, draw, ...) or with these two axes as one."""
+        """Return the draws by site, (chain, draw, ...) or with these axes as one."""
         return self._get("samples", group_by_chain)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> Draws:
-        """Return the extra fields of the run by name, (chain, draw, ...) or with these two axes as one."""
+        """Return the extra fields by name, (chain, draw, ...) or with these axes as one."""
         return self._get("extra_fields", group_by_chain)
 
     def _get(self, group: str, group_by_chain: bool) -> Draws:
@@ -76,7 +72,7 @@ class StoredDraws:
         }
 
     def _gather(self, group: str) -> Draws:
-        """Put the pieces of a group together, one piece in memory at a time, and map the whole."""
+        """Put the pieces of a group together, one in memory at a time, and map the whole."""
         files: dict[str, Any] = {}
         first: Draws = {}
         with ExitStack() as opened:
@@ -112,32 +108,28 @@ def run_in_pieces(
     progress_bar: bool = True,
     **model_kwargs: Any,
 ) -> StoredDraws:
-    """Run NumPyro's ``MCMC``, with any kernel, for longer than memory or patience would allow.
+    """Run NumPyro's ``MCMC`` in pieces of ``mcmc.num_samples`` draws, written to ``folder`` with the state.
 
-    ``mcmc.num_samples`` draws at a time are written to ``folder``, an ``.npz`` file a piece, with the state after them.
-    A process that is killed loses the piece that it was at; called again with the same arguments, this continues from
-    there, and ends with the same draws, bit for bit, as a run that was never stopped. With a larger ``num_samples``, a
-    finished run continues.
+    The same call continues an interrupted run, with the same draws, bit for bit; a larger ``num_samples`` extends it.
 
     Args:
-        mcmc: the chains; its ``num_samples`` is the size of a piece.
-        folder: a folder of this run alone, with room for all draws.
+        mcmc: the chains; ``num_samples`` is the size of a piece.
+        folder: a folder of this run alone.
         rng_key: a PRNG key.
-        *model_args: positional arguments of the model, as ``MCMC.run`` takes them.
-        num_samples: number of draws of each chain in all, before thinning, a multiple of the piece's size. Where there
-            are more already, they stay.
-        extra_fields: names of fields of the state to store beside the draws, as ``MCMC.run`` takes them.
-        init_params: first position, as ``MCMC.run`` takes it.
-        progress_bar: whether to show a bar over the whole.
+        *model_args: arguments of the model.
+        num_samples: number of draws of each chain in all, before thinning, a multiple of the piece's size.
+        extra_fields: names of fields of the state to store.
+        init_params: first position.
+        progress_bar: whether to show a bar.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        The draws, memory-mapped, to be read as an ``MCMC`` after its run.
+        The draws, memory-mapped.
 
     Raises:
-        ValueError: if a file of the folder is damaged, or the folder holds a run of another model, kernel, key or data.
+        ValueError: if a file is damaged, or the folder holds a run of another model, kernel, key or data.
         RuntimeError: if another process runs in the folder.
-        OSError: if the disk is full; once there is room, the same call continues after the last piece.
+        OSError: if the disk is full; make room and call again.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, tempfile, numpyro.distributions as dist
@@ -203,7 +195,7 @@ def run_in_pieces(
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing; refuse to if anybody else holds it."""
+    """Hold the lock of a folder, made if missing; refuse a folder in use."""
     from filelock import FileLock, Timeout  # needed by long runs alone
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +239,7 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, prefix: str = "") -> Draws:
-    """Read the arrays of a file whose names begin with a prefix, which is cut off; their checksums are compared."""
+    """Read the arrays of a file by prefix, which is cut off, with their checksums compared."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             return {name.removeprefix(prefix): _as_made(file[name]) for name in file if name.startswith(prefix)}
@@ -263,7 +255,7 @@ def _damaged(path: Path, why: str) -> ValueError:
 
 
 def _as_stored(leaf: Any) -> np.ndarray:
-    """Return numbers, text or PRNG keys as NumPy's files know them; the one field of JAX's own types is their name."""
+    """Return numbers, text or PRNG keys for NumPy's files; JAX's own types become a named field."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
 
@@ -277,14 +269,14 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _save(folder: Path, state: Any, ends: list[int], identity: dict[str, str]) -> None:
-    """Write the state of the chains, and the numbers of draws at the ends of the pieces before it."""
+    """Write the state of the chains, and the ends of the pieces before it."""
     places = jax.tree.leaves_with_path(state)
     leaves = {f"state{jax.tree_util.keystr(place)}": leaf for place, leaf in places}
     write(folder / _STATE, {"identity": json.dumps(identity), "ends": np.asarray(ends, np.int64), **leaves})
 
 
 def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int]]:
-    """Read the state of the chains, and the ends of the pieces, unless they are of another run or damaged."""
+    """Read the state and the ends of the pieces, unless they are of another run or damaged."""
     path = folder / _STATE
     stored = read(path)
     if "identity" not in stored:
@@ -312,7 +304,7 @@ def _like(leaf: Any, numbers: np.ndarray) -> Array:
 def _identify(
     mcmc: MCMC, rng_key: Array, args: tuple, kwargs: dict, extra_fields: tuple[str, ...], init_params: Any
 ) -> tuple[Any, dict[str, str]]:
-    """Return a state like those of a run, and hashes of what decides where the run goes."""
+    """Return a state like those of a run, and hashes of the run's settings."""
     # NumPyro's kernels may be initialised once for vectorised chains, and MCMC does that to its own.
     sampler = copy.deepcopy(mcmc.sampler)
     num_chains, is_vectorised = mcmc.num_chains, mcmc.chain_method == "vectorized"
@@ -348,7 +340,7 @@ def _identify(
 
 
 def _hash(value: Any) -> str:
-    """Hash the numbers, arrays and names in a tree, kernels with what they hold; of anything else, the type alone."""
+    """Hash the numbers, arrays and names in a tree, with the attributes of kernels; of anything else, the type."""
     return sha256(b"\n".join(_parts(value))).hexdigest()
 
 
