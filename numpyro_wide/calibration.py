@@ -53,7 +53,7 @@ class Simulations:
         truth: latents by name, (num_simulations, ...).
         draws: posterior draws by name, (num_simulations, num_draws, ...).
         observed: simulated data by name, (num_simulations, ...).
-        log_density_truth: log density under test at the truth, (num_simulations,), up to a constant for each simulation.
+        log_density_truth: log density under test at the truth, up to a constant, (num_simulations,).
         log_density_draws: log density under test at the draws, (num_simulations, num_draws).
 
     Example:
@@ -114,9 +114,7 @@ def real_array(name: str, values: ArrayLike) -> np.ndarray:
     """Copy real numbers into a NumPy array."""
     array = np.array(values)
     if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(
-            f"{name} must hold real numbers, but has the type {array.dtype}; take real parts, or functions."
-        )
+        raise TypeError(f"{name} must hold real numbers, but has the type {array.dtype}.")
     return array
 
 
@@ -151,12 +149,11 @@ def _check_densities(simulations: Simulations) -> None:
     for name, array in zip(("log_density_truth", "log_density_draws"), pair, strict=True):
         if np.isnan(array).any():  # type: ignore[arg-type]
             raise ValueError(
-                f"{name} holds NaN, which has no rank: leave failed simulations out of all arrays, and write -inf "
-                "where the density is 0, as outside of its support."
+                f"{name} holds NaN: leave failed simulations out of all arrays, and write -inf where the density is 0."
             )
 
 
-NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage points at level 0.95
+NUM_NULL = 1000  # simulated: a standard error of 0.7 points at level 0.95
 
 
 def uniformity_band(
@@ -233,7 +230,7 @@ def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 
 
 def _binomial() -> Any:
-    import scipy.stats  # slow to import: not with the package
+    import scipy.stats  # slow
 
     return scipy.stats.binom
 
@@ -278,8 +275,7 @@ def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.n
     check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
         raise ValueError(
-            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes. "
-            "Without them, see expected_coverage(..., region='central') and tarp."
+            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes."
         )
     truth, draws = np.asarray(simulations.log_density_truth), np.asarray(simulations.log_density_draws)
     return _rank(-truth, -draws, _generator(rng_key))
@@ -323,8 +319,7 @@ def _check_finite(group: str, name: str, values: ArrayLike) -> None:
     """Refuse points without a distance from others: their rank would be 0 whatever the draws are."""
     if not np.isfinite(values).all():
         raise ValueError(
-            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave these "
-            "simulations out, or look at a finite function of the latent."
+            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave them out."
         )
 
 
@@ -387,8 +382,7 @@ def expected_coverage(
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if num_draws < 2:
         raise ValueError(
-            "central intervals run between two draws, but there is one draw for each simulation; make more draws, or "
-            "see uniformity_p_value of sbc_ranks."
+            "central intervals run between two draws, but there is one draw for each simulation; make more draws."
         )
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}

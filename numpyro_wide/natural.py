@@ -1,6 +1,7 @@
 """Exponential families in natural parameters η, as NumPyro distributions (McNamara 2025, Lemma 1; :eq:`family`).
 
 Constructors are ``family(natural, *, shift=0.0, validate_args=None)``, with η = natural + shift along the last axis.
+The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(domain(family))`` keeps η inside.
 """
 
 import math
@@ -83,15 +84,14 @@ def boxed(*components: constraints.Constraint) -> constraints.Constraint:
 
 def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
     """Return ``natural + shift`` as floats, (..., size), refused where known numbers lie outside of the space."""
-    # In float32 at least: encoders may work in half precision, densities must not.
+    # Densities need float32 at least.
     natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
     try:
         total = jnp.add(*jnp.broadcast_arrays(natural, shift))
     except ValueError as error:
         raise ValueError(
-            f"{name} adds `shift` to the natural parameters, so that it must be a number or broadcast against their "
-            f"shape {natural.shape}, but has shape {shift.shape}."
+            f"the `shift` of {name} must broadcast against the shape {natural.shape}, but has shape {shift.shape}."
         ) from error
     if total.ndim == 0 or (size is not None and total.shape[-1] != size):
         expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
@@ -237,7 +237,7 @@ class NaturalPoisson(dist.Poisson):
         return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
 
 
-_SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
+_SMALL, _LARGE = 0.5, 30.0  # limits of the two series
 
 
 class NaturalVonMises(dist.VonMises):
@@ -249,7 +249,7 @@ class NaturalVonMises(dist.VonMises):
     def __init__(self, natural: Array, *, validate_args: bool | None = None):
         self.natural = natural
         is_zero = jnp.all(natural == 0, axis=-1)
-        # At zero any direction will do, and a concentration that NumPyro's sampler does not divide by.
+        # At zero any direction will do; NumPyro's sampler divides by the concentration.
         east = jnp.where(is_zero, 1, natural[..., 0])
         concentration = jnp.maximum(_norm(natural), 1e-6)
         super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)

@@ -162,7 +162,7 @@ def plot_reliability(
 def _axes_or_new(ax: Any) -> Any:
     if ax is not None:
         return ax
-    from matplotlib import pyplot  # here, so that the package imports without a display
+    from matplotlib import pyplot  # needs a display
 
     return pyplot.subplots(figsize=(5, 3.5), layout="constrained")[1]
 
@@ -202,10 +202,10 @@ def _mean_and_range(sizes: Any) -> tuple[float, float, float]:
 
 def _binomial_interval(hits: np.ndarray, counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the exact intervals for the probability of a hit (Clopper and Pearson 1934)."""
-    from scipy.stats import beta  # slow to import: not with the package
+    from scipy.stats import beta  # slow
 
     tail = (1 - level) / 2
-    # Where all or none are hits a law has no second parameter, and its quantile is the end of the scale.
+    # Without hits, or misses, the end is that of the scale.
     low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), counts - hits + 1), 0.0)
     high = np.where(hits < counts, beta.ppf(1 - tail, hits + 1, np.maximum(counts - hits, 1)), 1.0)
     return low, high

@@ -92,7 +92,7 @@ def importance_sample(
         check_no_nan(f"observed_values[{name!r}]", value)
     model_sites = run_model(model, model_args, model_kwargs, rng_key=rng_key)
     check_simulator(model_sites, observed)
-    # At simulated data, so that wrong shapes of the observed values are met by their own check.
+    # At simulated data: wrong shapes have their own check.
     simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
     guide_sites = check_params(guide, rng_key, params, simulated, model_args, model_kwargs)
     check_guide(guide_sites, model_sites, observed)
@@ -108,10 +108,9 @@ def importance_sample(
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
         raise FloatingPointError(
-            "expected draws of positive weight, but no draw of the guide has a positive finite weight: compare the "
-            "observed values with what the model simulates."
+            "no draw of the guide has a positive finite weight: compare the observed values with simulated ones."
         )
-    # A draw outside of the posterior's support weighs nothing, and one that gave NaN is not to be used.
+    # NaN weighs nothing.
     log_weights, pareto_k = pareto_smoothed(np.where(np.isnan(log_ratios), -np.inf, log_ratios))
     effective = float(np.exp(-np.logaddexp.reduce(2 * log_weights)))
     return ImportanceSample(samples, jnp.asarray(log_weights), pareto_k, effective)
@@ -136,7 +135,7 @@ def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
         if value.shape != simulated[name].shape:
             raise ValueError(
                 f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
-                f"but has {value.shape}; reshape it, or call with the arguments that make the model simulate as much."
+                f"but has {value.shape}."
             )
 
 

@@ -20,7 +20,7 @@ def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
     if not names:
-        raise ValueError("observed must name at least one site; without data there is nothing to condition on.")
+        raise ValueError("observed must name at least one site.")
     return names
 
 
@@ -44,7 +44,7 @@ def run_guide(
     latents: Draws | None = None,
 ) -> Sites:
     """Run the guide for one data set, its latents at given values or drawn; return its sites."""
-    # A guide with mutable state writes into the containers it is given.
+    # Guides write mutable state into their containers.
     params = jax.tree.map(lambda leaf: leaf, dict(params))
     values = {**params, **(latents or {})}
     return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
@@ -105,7 +105,7 @@ def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> 
             f"the guide must score latents alone, but it has the observed sites {listing(scored)}; read data from its "
             f"first argument, a dictionary with the keys {listing(observed)}, and use no obs=... and no factor."
         )
-    # An auxiliary variable would have no simulated value to be scored at.
+    # Auxiliary variables have no simulated values.
     check_names_known("the guide", samples, latents, kind="latent site")
     if not samples:
         raise ValueError(
@@ -155,7 +155,7 @@ def check_params(
     try:
         sites = run_guide(recorder, rng_key, params, observed_values, args, kwargs)
     except Exception as error:
-        # Such as NumPyro's assertion that of a flax module's parameters and state, either both are given or neither.
+        # Such as NumPyro's assertion on a flax module's parameters and state.
         _refuse_missing(recorder.names, params, error)
         raise
     held = values_of_type(sites, "param", "mutable")
@@ -180,6 +180,5 @@ def _refuse_missing(names: list[str], params: Mapping[str, Any], cause: Exceptio
     if missing:
         raise ValueError(
             f"params must hold values for all param and mutable sites of the guide, but {listing(missing)} are "
-            "missing, and the guide would be one that is not fitted. Pass what a trainer's run returned, or get_params "
-            "of its state."
+            "missing, and the guide is not fitted. Pass what a trainer's run or get_params returned."
         ) from cause

@@ -32,7 +32,7 @@ from numpyro_wide.amortized._simulation import (
 )
 
 AXIS_NAME = "simulations"
-# Numbers that the simulations of a block of steps may hold; and the longest block.
+# Most numbers in the simulations of a block of steps, and its length.
 _BLOCK_NUMBERS = 2**20
 _LONGEST_BLOCK = 64
 
@@ -93,8 +93,8 @@ class AmortizedForwardKL:
     """Trainer of one guide for every possible observation, on simulations of the model alone.
 
     It minimises the expected forward KL divergence (McNamara 2025, eq. 1; Mathematics, :eq:`forward`) with unbiased
-    gradients (Prop. 5), for discrete latents and simulators too. With a wide network and an exponential family in natural
-    parameters (:eq:`family`), training converges to the global optimum (Theorem 4).
+    gradients (Prop. 5), for discrete latents and simulators too. With a wide network and an exponential family
+    (:eq:`family`) it converges to the global optimum (Theorem 4).
 
     The guide samples latents of the model, by name and shape, for *one* data set, and marginalises the others. It is
     vmapped under the axis name ``"simulations"``, and mutable states are averaged over the batch. Afterwards
@@ -132,15 +132,12 @@ class AmortizedForwardKL:
         self, model: Callable, guide: Callable, optim: Any, *, observed: str | Sequence[str], batch_size: int = 16
     ):
         if not callable(model) or not callable(guide):
-            raise TypeError(
-                f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}; the order is "
-                "AmortizedForwardKL(model, guide, optim, observed=...)."
-            )
+            raise TypeError(f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}.")
         self.model, self.guide, self.observed = model, guide, site_names(observed)
         self.batch_size = whole_number("batch_size", batch_size)
         self.optim = as_numpyro_optim(optim)
-        self._latents: tuple[str, ...] = ()  # those that the guide covers
-        self._supports: dict[str, Any] | None = None  # of the guide's param sites, known from init on
+        self._latents: tuple[str, ...] = ()  # of the guide
+        self._supports: dict[str, Any] | None = None  # of param sites, from init on
         self._programs: dict[Any, tuple[Callable, Callable]] = {}
 
     def init(
@@ -171,17 +168,14 @@ class AmortizedForwardKL:
                     supports[name] = site["kwargs"].get("constraint", constraints.real)
             return values_of_type(sites, "param"), guide.values
 
-        # As a batch of one simulation, for the guide may ask for the batch's axis.
+        # A batch of one: guides may use the axis.
         observed_values = {name: jnp.asarray(model_sites[name]["value"])[None] for name in self.observed}
         values = jax.vmap(single, axis_name=AXIS_NAME)(observed_values)
         params, mutable = jax.tree.map(lambda leaf: leaf[0], values)
         if not params:
-            raise ValueError(
-                "the guide must have a param site, but has none, and so nothing to train; add numpyro.param or "
-                "flax_module."
-            )
+            raise ValueError("the guide must have a param site, but has none; add numpyro.param or flax_module.")
         if not _are_equal((tuple(latents), supports), (self._latents, self._supports)):
-            self._programs = {}  # they were compiled for another guide
+            self._programs = {}  # of another guide
         self._latents, self._supports = tuple(latents), supports
         params = {name: biject_to(supports[name]).inv(value) for name, value in params.items()}
         params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
@@ -264,7 +258,7 @@ class AmortizedForwardKL:
         best: HeldOut | None = None
         losses: Any = np.zeros(0, jnp.zeros(0).dtype)
         if not progress_bar and not held_out:
-            # Nothing to look at in between: a single program, which a caller may vmap.
+            # One program, for vmap.
             state, losses = take(state, num_steps, num_steps)
         else:
             done, origin = 0, int(state.step)
@@ -274,7 +268,7 @@ class AmortizedForwardKL:
                 best = state.held_out or nothing
             with tqdm(total=num_steps, disable=not progress_bar) as bar:
                 while done < num_steps and not _is_patience_lost(best, patience):
-                    # Held-out losses come at multiples of the step itself, so that a run in parts sees the same ones.
+                    # At multiples of the step itself, for runs in parts.
                     to_look = every - (origin + done) % every if best else num_steps
                     length = min(num_steps - done, window - done % window, to_look)
                     state, new = take(state, length, min(num_steps, window, every if best else window))
@@ -289,8 +283,8 @@ class AmortizedForwardKL:
         params = best.best_params if best and best.steps.size else self.get_params(state)
         if not_jax_tracer(losses) and 2 * (num_skipped := int(state.num_skipped - first.num_skipped)) > len(losses):
             warnings.warn(
-                f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: the "
-                "guide may give simulated latents no density (compare the supports), or simulations overflow.",
+                f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: "
+                "compare the supports of guide and model.",
                 stacklevel=2,
             )
         return AmortizedRunResult(params, state, losses)
@@ -356,7 +350,7 @@ class AmortizedForwardKL:
 
     def _held_out(self, rng_key: Array, num_simulations: int, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
         """Simulate held-out data, with a key for the guide beside each."""
-        # Steps fold in their numbers, which do not come as far as this one.
+        # No step has this number.
         keys = random.split(random.fold_in(rng_key, 2**32 - 1), (num_simulations, 2))
         return self._simulate(keys[:, 0], args, kwargs), keys[:, 1]
 
@@ -399,7 +393,7 @@ class AmortizedForwardKL:
         finite = jnp.isfinite(loss)
         for leaf in jax.tree.leaves(gradient):
             finite &= jnp.isfinite(leaf).all()
-        # Selecting leaf by leaf would take a fifth longer.
+        # Faster than a choice by leaf.
         optim_state, mutable_state = lax.cond(finite, follow, lambda: (state.optim_state, state.mutable_state))
         num_skipped = state.num_skipped + (~finite).astype(state.num_skipped.dtype)
         new = AmortizedState(optim_state, mutable_state, state.rng_key, state.step + 1, num_skipped, state.held_out)
@@ -436,7 +430,8 @@ class AmortizedForwardKL:
     def _train(
         self, state: AmortizedState, num_steps: Array, args: tuple, kwargs: dict, *, capacity: int, stable: bool
     ) -> tuple[AmortizedState, Array]:
-        """Take ``num_steps`` steps, at most ``capacity``; return the state and the losses, (capacity,), NaN at the end."""
+        """Take ``num_steps`` steps; return the state and the losses, (capacity,), NaN at the end."""
+        # A block starts at a multiple of its length, and is drawn whole: numbers do not depend on cuts into runs.
         key = state.rng_key
         jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32), args, kwargs))()
         largest = max(variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars)
@@ -455,7 +450,7 @@ class AmortizedForwardKL:
                 state, loss = self._step(state, batch, args, kwargs, stable=stable)
                 return state, lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), i, 0)
 
-            # The losses of the block are gathered by themselves: a long array would be copied at every step.
+            # By block: a long array would be copied at every step.
             begin, end = state.step % length, jnp.minimum(length, last - first)
             state, block = lax.fori_loop(begin, end, take_step, (state, jnp.full(length, jnp.nan)))
             return state, lax.dynamic_update_slice_in_dim(losses, block, first, 0), first + length
@@ -502,7 +497,7 @@ def _merge(leaf: Array) -> Array:
 def _are_equal(left: Any, right: Any) -> bool:
     try:
         return bool(left == right)
-    except jax.errors.JAXTypeError:  # bounds of a support that are being traced
+    except jax.errors.JAXTypeError:  # traced bounds
         return False
 
 
@@ -513,13 +508,13 @@ def _hashable(leaf: Any) -> Any:
 
 
 def _strongly_typed(leaf: Any) -> Array:
-    # A weakly typed state would be compiled again after the first step, which leaves strong types.
+    # Weak types would be compiled again after the first step.
     return lax.convert_element_type(leaf, jnp.result_type(leaf))
 
 
 def _looked(before: HeldOut, step: Array, loss: Array, params: dict[str, Any]) -> HeldOut:
     """Add an evaluation of the held-out simulations."""
-    # By NumPy: JAX would compile a program for every length that they have.
+    # By NumPy: JAX would compile for every length.
     steps, losses = jnp.asarray(np.append(before.steps, step)), jnp.asarray(np.append(before.losses, loss))
     if loss < before.best_loss:
         return HeldOut(steps, losses, params, loss, step)

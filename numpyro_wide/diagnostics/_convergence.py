@@ -19,7 +19,7 @@ from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide._mixture import log_average
 from numpyro_wide.diagnostics._scores import log_predictive_density
 
-_BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws bounded
+_BLOCK = 2**22  # numbers transformed at once
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
@@ -45,7 +45,7 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
         True
     """
     if per_step and num_grad is not None:
-        raise ValueError("effective_sample_size is given per_step or per gradient, not both; drop one of the two.")
+        raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
     array = _checked(draws)
     flat = array.reshape(*array.shape[:2], -1)
     num_chains, num_draws, num_columns = flat.shape
@@ -82,7 +82,7 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
         2.0
     """
     array = _checked(draws)
-    # The variance of a constant is rounding, where it must come out as 0; a NaN must stay one.
+    # Against rounding of constants; NaN stays.
     within = np.where(np.ptp(array, axis=1) == 0, 0.0, array.var(axis=1, dtype=float)).mean(axis=0)
     between = np.where(np.ptp(array, axis=(0, 1)) == 0, 0.0, array.mean(axis=1, dtype=float).var(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -95,12 +95,12 @@ def autocorrelation(draws: ArrayLike) -> np.ndarray:
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]
-    # Padded with as many zeros, the circular correlation is the plain one.
+    # Padded against wrapping.
     spectrum = fft.rfft(deviations, fft.next_fast_len(2 * num_draws, real=True), axis=1)
     power = np.sum(spectrum.real**2 + spectrum.imag**2, axis=0)
     sums = fft.irfft(power, fft.next_fast_len(2 * num_draws, real=True), axis=0)[:num_draws]
     num_pairs = np.arange(num_draws, 0, -1).reshape(-1, *[1] * (array.ndim - 2))
-    # Rounding leaves a residue in the transform of a constant: it must come out as 0/0.
+    # 0/0 for constants, in spite of rounding.
     variance = np.where(np.ptp(array, axis=(0, 1)) > 0, sums[0] / num_draws, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(variance > 0, sums / num_pairs / variance, np.nan)
@@ -120,9 +120,9 @@ def _checked(draws: ArrayLike) -> np.ndarray:
     if array.ndim < 2 or array.shape[1] < 2 or array.shape[0] < 1:
         raise ValueError(
             f"draws must have shape (chain, draw, ...) with at least two draws, but got {array.shape}; "
-            "use mcmc.get_samples(group_by_chain=True), and draws[None] for a single chain."
+            "write draws[None] for a single chain."
         )
-    # Differences of draws are not defined for booleans, and wrap around for small integers.
+    # Differences fail for booleans, and wrap for small integers.
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(float)
 
 
@@ -171,7 +171,7 @@ def random_projections(
     check_key("rng_key", rng_key, "random_projections(rng_key, sites)")
     names = sorted({sites} if isinstance(sites, str) else set(sites))
     if not names:
-        raise ValueError("sites must name the sites to project, but is empty; name the weights, such as ['hidden'].")
+        raise ValueError("sites must name the sites to project, but is empty.")
     whole_number("num_projections", num_projections)
     return partial(_project, rng_key=rng_key, names=names, num_projections=num_projections)
 
@@ -260,8 +260,8 @@ def _project(
     values = [as_floats(samples[name], names=(f"the samples of {name!r}",))[0] for name in names]
     flat = [value.reshape(*value.shape[:num_leading], -1) for value in values]
     if not sum(value.shape[-1] for value in flat):
-        raise ValueError("there is nothing to project: the sites hold no numbers; name sites that do.")
-    # In the midst of a compilation, too, these are numbers: a step must not draw them anew.
+        raise ValueError("there is nothing to project: the sites hold no numbers.")
+    # Constants of a compiled step.
     with jax.ensure_compile_time_eval():
         parts = [
             random.normal(random.fold_in(rng_key, index), (value.shape[-1], num_projections), value.dtype)
@@ -283,8 +283,8 @@ def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
     num_chains, num_draws = next(iter(leading.values()))
     if num_chains > num_draws:
         warnings.warn(
-            f"the samples are read as {num_chains} chains of {num_draws} draws each; if they are draws without an axis "
-            "for the chains, use mcmc.get_samples(group_by_chain=True).",
+            f"the samples are read as {num_chains} chains of {num_draws} draws each; "
+            "use mcmc.get_samples(group_by_chain=True).",
             UserWarning,
             stacklevel=3,
         )
@@ -297,8 +297,8 @@ def _mean_and_range(projections: Array, method: str) -> dict[str, float]:
     return {"mean": float(ess.mean()), "min": float(ess.min()), "max": float(ess.max())}
 
 
-_LEVEL = 0.9  # the level of the quantile over predictions: the largest of hundreds is noise
-_MOST_SUBSETS = 100  # the most subsets of the chains that are averaged over, for each size
+_LEVEL = 0.9  # quantile over predictions: the largest is noise
+_MOST_SUBSETS = 100  # of chains, for each size
 
 
 class PoolingReport(NamedTuple):
@@ -404,13 +404,13 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 def _rhats(draws: np.ndarray) -> np.ndarray:
     """Return the classical R-hat by entry of y, the larger of both moments; 1 for constant draws."""
     num_chains, num_draws = draws.shape[:2]
-    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # the relation in rhat_squared's docstring
+    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # as in rhat_squared
     squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
     return np.sqrt(squared).max(axis=-1).ravel()
 
 
 def _quantile(rhats: np.ndarray) -> float:
-    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others cannot tell infinities apart
+    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others fail for infinities
 
 
 def _mean_of_pools(densities: np.ndarray, number: int) -> float:

@@ -145,7 +145,7 @@ def regression_scores(
 def _standard_error(by_entry: np.ndarray, is_binomial: bool = False) -> float:
     """Return the standard error of the mean over rows (n, ...); NaN for too few rows or infinite numbers."""
     by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
-    degrees_lost = 0 if is_binomial else 1  # divided by n, the variance of zeros and ones is the binomial p (1 − p)
+    degrees_lost = 0 if is_binomial else 1
     if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
         return np.nan
     return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
@@ -325,7 +325,7 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
     """Return one-hot memberships of bins (..., n, bins), correctness (..., n) and confidence (..., n)."""
     confidence = jnp.max(probs, -1)
-    # Divided by NumPy, whose quotients are correctly rounded: a confidence of k/B is then the left edge of its bin.
+    # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, confidence, side="right"), num_bins, dtype=confidence.dtype)
     return members, _is_right(labels, probs), confidence
@@ -359,7 +359,6 @@ def _checked_probs(probs: ArrayLike) -> Array:
             f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
             "stack 1 - p and p for a single probability."
         )
-    # Rows from a softmax, and averages of such, sum to one up to rounding.
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
         raise ValueError("probs must be probabilities, with sum 1 over the last axis; use jax.nn.softmax on logits.")
     return array

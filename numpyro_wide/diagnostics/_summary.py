@@ -93,7 +93,7 @@ class RunSummary:
 
     def _table(self) -> Any:
         """Return a ``pandas.DataFrame`` with a row of text for each number."""
-        import pandas  # comes with ArviZ, and is as heavy
+        import pandas  # heavy
 
         rows = []
         for name, site in self.sites.items():
@@ -131,7 +131,7 @@ class RunSummary:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
-        rhats = "R-hat unknown"  # as of chains that stand still
+        rhats = "R-hat unknown"
         if not np.isnan(function.rhat).all():
             rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
@@ -146,9 +146,9 @@ def _range_of(values: np.ndarray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-_MOST_ENTRIES = 500  # of the function: ArviZ takes milliseconds for each
+_MOST_ENTRIES = 500  # of the function
 _LARGEST_SITE = 8  # entries of a site that is shown
-_LARGEST_DRIFT = 3.0  # of the energy: a steady drift has 10, quarters of a stationary chain that mixes less than 1
+_LARGEST_DRIFT = 3.0  # of the energy; stationary chains have less than 1
 
 
 def summary(
@@ -201,8 +201,7 @@ def summary(
     run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
     if not run.observed:
         raise ValueError(
-            "the function at the inputs of the fit is needed, but nothing is observed with these arguments; pass what "
-            "mcmc.run got, observations included: summary(mcmc, model, x, y)."
+            "nothing is observed with these arguments; pass what mcmc.run got: summary(mcmc, model, x, y)."
         )
     warn_if_stuck(run.stored)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
@@ -258,7 +257,7 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if num_draws < 8 or not moves.any():
         return rhat, ess
     ess[moves] = _arviz.effective_sample_size(values[..., moves])
-    # ArviZ wants two chains, and splits each in halves: of a single one they are its halves.
+    # ArviZ wants two chains.
     half = num_draws // 2
     chains = values if num_chains > 1 else np.stack([values[0, :half], values[0, -half:]])
     rhat[moves] = _arviz.rhat(chains[..., moves])
@@ -275,7 +274,7 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
         return {"function": _some(jnp.ravel(fit.loc + mean)), "log_likelihood": problem.log_evidence()}
 
     def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        # Next to the model, where a readout that is repriorised inside of it is overridden as well.
+        # Inside, to override a repriorised readout as well.
         sites = run_model(run.plain, args, kwargs, inside=(substitute(data=draw),))
         moments = [moments_of(sites[name]["fn"]) for name in observed]
         values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]

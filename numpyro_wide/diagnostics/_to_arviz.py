@@ -72,15 +72,14 @@ def warn_if_stuck(draws: Draws) -> None:
         return
     moves = np.zeros((num_chains, num_draws - 1), bool)
     for values in draws.values():
-        first = np.asarray(values).reshape(num_chains, num_draws, -1)[..., :1]  # an accepted proposal moves all numbers
+        first = np.asarray(values).reshape(num_chains, num_draws, -1)[..., :1]
         moves |= np.any(first[:, 1:] != first[:, :-1], axis=2)
     num_distinct = 1 + moves.sum(axis=1)
     num_stuck = int(np.sum(num_distinct <= _STUCK * num_draws))
     if num_stuck:
         warnings.warn(
             f"{num_stuck} of {num_chains} chains do not move: distinct draws by chain {num_distinct.tolist()}, of "
-            f"{num_draws}. Their draws are not from the posterior. Standardise inputs and targets, run {IN_FLOAT64}, "
-            "start elsewhere (init_strategy), or warm up longer.",
+            f"{num_draws}. Standardise inputs and targets, run {IN_FLOAT64}, or start elsewhere (init_strategy).",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -99,11 +98,10 @@ class FinishedRun:
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments: Arguments = args, dict(kwargs or {})
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        # Of a prior that cannot be sampled, NumPyro finds a value to start from.
+        # Priors may not be sampled from.
         startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
         sites = run_model(startable, *self.arguments)
         self.sites = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-        # Asked of the model as it was sampled, which has a base site, or a readout less.
         sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
         self._sampled = latent_sites(abstract_sites(sampled, *self.arguments))
         self._bases = set(base_transforms(self._sampled)) | {form.base for form in self.wrapped} - self.sites.keys()
@@ -146,13 +144,12 @@ class FinishedRun:
             if unobserved:
                 raise ValueError(
                     f"with these arguments {listing(unobserved)} is not observed, and the run holds no draws of it; "
-                    "pass what mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
+                    "pass what mcmc.run got: to_arviz(mcmc, model, x, y)."
                 )
         if missing and is_needed:
             raise ValueError(
                 f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "
-                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False and ask for "
-                "no predictions, or store the weights."
+                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False."
             )
         if missing:
             return self.stored
@@ -174,16 +171,15 @@ class FinishedRun:
         for name, site in self.observed.items():
             if _is_joint(site):
                 warnings.warn(
-                    f"observed site {name!r} is one event of shape {np.shape(site['value'])}, not a product over its "
-                    "rows: its log-likelihood is that of a single observation, useless for arviz.loo. Write "
-                    "independent rows in a numpyro.plate, or pass log_likelihood=False.",
+                    f"observed site {name!r} is one event of shape {np.shape(site['value'])}, useless for arviz.loo. "
+                    "Write independent rows in a numpyro.plate, or pass log_likelihood=False.",
                     UserWarning,
                     stacklevel=3,
                 )
         names = list(self.observed)
 
         def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-            # Next to the model, where a readout that is repriorised inside of it is overridden as well.
+            # Inside, to override a repriorised readout as well.
             sites = run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
             return {name: log_prob_by_observation(sites[name]) for name in names}
 
@@ -356,7 +352,7 @@ def to_arviz(
 
 def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, Sequence], leading: tuple) -> Any:
     """Make an ``xarray.Dataset`` of arrays that share their leading dimensions."""
-    import xarray as xr  # as heavy as ArviZ, which brings it
+    import xarray as xr  # heavy
 
     variables: dict[str, tuple[list[str], np.ndarray]] = {}
     for site, value in values.items():

@@ -51,7 +51,7 @@ class WidthRow(NamedTuple):
     @property
     def advice(self) -> str:
         """Advice on sampling at this distance from the limit."""
-        # Above this Pareto shape averages of so many draws are not to be trusted (Vehtari et al. 2024).
+        # The limit of reliable averages (Vehtari et al. 2024).
         if self.pareto_k >= min(1 - 1 / np.log10(self.num_draws), 0.7):
             return "far: run a chain"
         if self.prior_pareto_k >= 0.7:
@@ -82,7 +82,7 @@ class WidthReport(NamedTuple):
         return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
 
     def __str__(self) -> str:
-        import pandas  # comes with ArviZ, and is as heavy
+        import pandas  # heavy
 
         table = [
             {
@@ -109,7 +109,7 @@ class WidthReport(NamedTuple):
         return "\n".join(lines)
 
 
-_MIN_DRAWS = 100  # for a tail to be seen
+_MIN_DRAWS = 100  # for a tail
 _NUM_GIVEN = 8  # draws of the hyperparameters
 
 
@@ -164,7 +164,7 @@ def wide_enough(
     for index, (key, model) in enumerate(by_width.items()):
         if not callable(model):
             raise TypeError(
-                f"models must be a model, a function, or a dictionary of several, but got {kind_of(model)}; "
+                f"models must be a model or a dictionary, but got {kind_of(model)}; "
                 "pass the model itself, not a kernel."
             )
         draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
@@ -190,7 +190,7 @@ class _Weights:
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size
         self.num_lost = 0
-        # Outside of a compilation, where the handlers know the numbers that they check.
+        # Outside of a compilation, for the checks of numbers.
         jax.eval_shape(lambda: self._single(arguments, random.key(0), {}))
 
     def __call__(self, keys: Array, given: dict[str, Array]) -> tuple[np.ndarray, dict[str, Array]]:
@@ -243,14 +243,14 @@ def _row(log_weights: np.ndarray) -> WidthRow:
     weights = np.exp(log_weights - log_weights.max())
     mean = weights.mean()
     log_evidence = float(np.log(mean) + log_weights.max())
-    # E min(w, w') over all pairs, the smaller weight of which is at rank i in num_draws - 1 - i of them.
+    # E min(w, w') over all pairs, by ranks.
     smaller = np.sort(weights) @ np.arange(num_draws - 1, -1, -1) / (num_draws * (num_draws - 1) / 2)
     has_tail = np.ptp(log_weights) >= 1e-3  # rounding has a tail of its own
     return WidthRow(
         accept_prob=float(smaller / mean),
         pareto_k=pareto_smoothed(log_weights)[1] if has_tail else -np.inf,
         gap=log_evidence - float(log_weights.mean()),
-        # The two means are of the same draws: the delta method for their difference.
+        # Delta method for the difference of means of the same draws.
         gap_error=float(np.std(weights / mean - log_weights) / np.sqrt(num_draws)),
         log_evidence=log_evidence,
         log_evidence_error=float(np.std(weights / mean) / np.sqrt(num_draws)),
@@ -259,8 +259,8 @@ def _row(log_weights: np.ndarray) -> WidthRow:
     )
 
 
-_NUM_COLUMNS = 20_000  # of all draws of a mean kernel together
-_FEWEST, _MOST = 20, 500  # draws of a mean kernel
+_NUM_COLUMNS = 20_000  # of a mean kernel
+_FEWEST, _MOST = 20, 500  # its draws
 
 
 def _limit_log_evidence(
@@ -290,7 +290,7 @@ def _limit_log_evidence(
     if np.shape(kernel) != (num_rows, num_rows):
         raise ValueError(
             f"kernel must be that of the {num_rows} rows of the features with themselves, {(num_rows, num_rows)}, but "
-            f"has shape {np.shape(kernel)}; take wide_limit.kernel(network)(x)[0]."
+            f"has shape {np.shape(kernel)}."
         )
     residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
     noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)

@@ -120,7 +120,7 @@ def init_to_optimum(
     keys = jax.random.split(rng_key, num_chains)
     free, held = run_program(lambda keys, data: jax.lax.map(lambda key: start(key, data), keys), keys, data, quick=True)
     if not free:
-        raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
+        raise ValueError("hold names every latent site, so that there is nothing to optimise.")
     found = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
     return found if num_chains > 1 else {name: value[0] for name, value in found.items()}
 
@@ -132,14 +132,14 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
     scales = {
         name: site["fn"].mean
         for name, site in latent_sites(sites).items()
-        # A base site that is Normal has a scale for its image; that of a repriorised readout has the pulled-back prior.
+        # The base of a repriorised readout is not Normal.
         if isinstance(unwrap(site["fn"]), dist.Normal)
         and (name.removesuffix("_base") in images or name.startswith("noise."))
     }
     if not scales:
         raise ValueError(
             'hold="scales" is for the latent noise and scales of nn.bnn, "noise_base" and so on, but the model has '
-            f"none; its latent sites are {listing(latent_sites(sites))}. Give the values to hold by name."
+            f"none; its latent sites are {listing(latent_sites(sites))}."
         )
     return scales
 
@@ -148,7 +148,7 @@ def _descend(
     potential: Callable, free: Any, rest: tuple[Any, list[Any]], num_steps: int, step_size: float, progress_bar: bool
 ) -> Any:
     """Return the best position of each chain."""
-    import optax  # the package does without it until it is asked to optimise
+    import optax  # optional
 
     adam = optax.adam(optax.cosine_decay_schedule(step_size, num_steps))
 
@@ -159,7 +159,7 @@ def _descend(
         best = jax.tree.map(partial(jnp.where, is_best), position, best)
         usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), slope)
         update, adam_state = adam.update(usable, adam_state)
-        # From a start without a finite energy, towards the origin until there is one.
+        # Towards the origin until the energy is finite.
         is_lost = ~(jnp.isfinite(energy) | jnp.isfinite(least))
         update = jax.tree.map(lambda by_adam, z: jnp.where(is_lost, -0.1 * z, by_adam), update, position)
         return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
@@ -172,7 +172,7 @@ def _descend(
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
-    # The bar's stretches are one program; without a bar, that of another object with a model of the same text serves.
+    # Without a bar, the program of an equal model serves.
     run = jax.jit(stretch) if progress_bar else partial(run_program, stretch)
     num_stretches = min(num_steps, _NUM_STRETCHES) if progress_bar else 1
     with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
@@ -185,7 +185,6 @@ def _descend(
     if lost.size:
         raise ValueError(
             f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
-            "sites' supports, and of the noise one that the current precision can tell from none "
-            "(jax.config.update('jax_enable_x64', True) for a smaller one)."
+            "sites' supports, and a larger noise (or jax.config.update('jax_enable_x64', True))."
         )
     return states[2]

@@ -50,9 +50,7 @@ class StoredDraws:
         self._ends = read(path)["ends"].tolist() if path.exists() else [0]
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
-            raise FileNotFoundError(
-                f"there are no draws in {self.folder}; run_in_pieces writes them, after warmup and its first piece."
-            )
+            raise FileNotFoundError(f"there are no draws in {self.folder}; run_in_pieces writes them.")
         self._gathered: dict[str, Draws] = {}
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
@@ -92,7 +90,7 @@ class StoredDraws:
     def _mapped(self, file: Any, like: np.ndarray) -> np.ndarray:
         file.flush()
         shape = (like.shape[0], self.num_samples, *like.shape[2:])
-        if 0 in shape:  # there are no maps of nothing
+        if 0 in shape:  # cannot be mapped
             return np.zeros(shape, like.dtype)
         return np.memmap(file, like.dtype, mode="r", shape=shape)
 
@@ -149,14 +147,14 @@ def run_in_pieces(
         raise TypeError(f"mcmc must be a numpyro.infer.MCMC, but is {kind_of(mcmc)}.")
     check_key("rng_key", rng_key, "run_in_pieces(mcmc, folder, rng_key, x, y, num_samples=...)", several=True)
     whole_number("num_samples", num_samples)
-    # Every piece is a run of the same compiled program, so that all are of one size.
+    # One compiled program: pieces are of one size.
     if num_samples % mcmc.num_samples or mcmc.num_samples % mcmc.thinning:
         raise ValueError(
             f"num_samples must be a multiple of the piece's size, mcmc.num_samples={mcmc.num_samples}, and that one of "
             f"thinning={mcmc.thinning}, but is {num_samples}."
         )
     folder, total, size = Path(folder), num_samples // mcmc.thinning, mcmc.num_samples // mcmc.thinning
-    # A kernel with a potential function asks for a position even where it goes on from a state.
+    # Kernels with a potential function always ask for a position.
     options = {"extra_fields": tuple(extra_fields), "init_params": init_params}
     shown = mcmc.progress_bar
     like, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
@@ -174,21 +172,21 @@ def run_in_pieces(
                 mcmc.warmup(rng_key, *model_args, **options, **model_kwargs)
                 state, ends = mcmc.last_state, [0]
                 _save(folder, state, ends, identity)
-            mcmc.progress_bar = False  # the bar of the whole run takes the place of one a piece
+            mcmc.progress_bar = False  # one bar for all pieces
             while ends[-1] < total:
-                mcmc.post_warmup_state = state  # NumPyro continues from here without warmup
+                mcmc.post_warmup_state = state  # without warmup
                 mcmc.run(state.rng_key, *model_args, **options, **model_kwargs)
                 state = mcmc.last_state
                 groups = {"samples": mcmc.get_samples(True), "extra_fields": mcmc.get_extra_fields(True)}
                 arrays = {f"{group}/{name}": x for group, found in groups.items() for name, x in found.items()}
-                # Draws first: a piece that no state counts is drawn again. Otherwise an interruption would lose draws.
+                # Draws first: an uncounted piece is drawn again.
                 write(_piece(folder, len(ends) - 1), arrays)
                 ends.append(ends[-1] + size)
                 _save(folder, state, ends, identity)
                 bar.update(size)
         finally:
             mcmc.progress_bar = shown
-            # However it ends, for example by Ctrl-C: its next run, of other data perhaps, would be without warmup.
+            # Even after Ctrl-C: the next run needs its warmup.
             mcmc.post_warmup_state = None
     return StoredDraws(folder, mcmc.sampler)
 
@@ -196,7 +194,7 @@ def run_in_pieces(
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, made if missing; refuse a folder in use."""
-    from filelock import FileLock, Timeout  # needed by long runs alone
+    from filelock import FileLock, Timeout  # optional
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
@@ -204,8 +202,7 @@ def sole_use(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise RuntimeError(
-            f"the folder {folder} is in use by another run, and two would write over one another: wait for that one or "
-            "end it, or pass another folder. StoredDraws reads the draws while the run continues."
+            f"the folder {folder} is in use by another run: wait for it, or pass another folder."
         ) from None
     try:
         yield
@@ -225,15 +222,15 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
         with unfinished.open("wb") as file:
             np.savez(file, **stored)
             file.flush()
-            os.fsync(file.fileno())  # or a machine that loses its power could find the name and nothing behind it
+            os.fsync(file.fileno())  # against a loss of power
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
             error.errno,
-            f"the file cannot be written ({why}); the pieces before it are whole. Make room and call again, which "
-            "continues after them, or store fewer draws or functions of them (numpyro_wide.runs.reduced)",
+            f"the file cannot be written ({why}); make room and call again, or store functions of the draws "
+            "(numpyro_wide.runs.reduced)",
             str(path),
         ) from error
 
@@ -243,7 +240,7 @@ def read(path: Path, prefix: str = "") -> Draws:
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             return {name.removeprefix(prefix): _as_made(file[name]) for name in file if name.startswith(prefix)}
-    except Exception as error:  # whatever the readers of archives and arrays make of damaged files
+    except Exception as error:  # of archives or arrays
         raise _damaged(path, type(error).__name__) from error
 
 
@@ -305,7 +302,7 @@ def _identify(
     mcmc: MCMC, rng_key: Array, args: tuple, kwargs: dict, extra_fields: tuple[str, ...], init_params: Any
 ) -> tuple[Any, dict[str, str]]:
     """Return a state like those of a run, and hashes of the run's settings."""
-    # NumPyro's kernels may be initialised once for vectorised chains, and MCMC does that to its own.
+    # MCMC initialises its own kernel, once.
     sampler = copy.deepcopy(mcmc.sampler)
     num_chains, is_vectorised = mcmc.num_chains, mcmc.chain_method == "vectorized"
     keys = rng_key if num_chains == 1 else jax.random.split(rng_key, num_chains)
@@ -323,10 +320,10 @@ def _identify(
     for name, value in {**sites, **fields}.items():
         if not hasattr(value, "dtype") or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"what is stored must be arrays of numbers, but {name!r} is {kind_of(value)}; name one of its parts, "
+                f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name one of its parts, "
                 "such as 'adapt_state.step_size', or store jax.random.key_data of a key."
             )
-    # Data are known, as in MCMC: models may look at them, for example to know how many groups there are.
+    # Data are known, as in MCMC: models may look at them.
     step = jax.jit(lambda state: sampler.sample(state, args, kwargs)).lower(one)
     settings = mcmc.num_warmup, num_chains, mcmc.thinning, init_params
     return state, {

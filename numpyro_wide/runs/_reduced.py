@@ -20,8 +20,8 @@ def reduced(
     Args:
         kernel: an MCMC kernel, built from a model.
         drop: names of sites that are not stored; both readout and base site of a repriorised model are wide.
-        functions: functions of one draw, a dictionary of all sites, by the name of their stored values, such as those of
-            :func:`random_projections`, :func:`site_function` and :func:`readout_function`.
+        functions: functions of one draw, a dictionary of all sites, by the name of their stored values, such as
+            :func:`random_projections`, :func:`site_function` and :func:`readout_function` return.
 
     Returns:
         A kernel for :class:`numpyro.infer.MCMC`.
@@ -126,6 +126,6 @@ class ReducedKernel(MCMCKernel):
         return to_stored
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "kernel":  # copies and pickles ask before there is a kernel
+        if name.startswith("__") or name == "kernel":  # for copies and pickles
             raise AttributeError(name)
         return getattr(self.kernel, name)
