@@ -97,7 +97,7 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lay all components side by side: truth (simulations, P) and draws (simulations, num_draws, P)."""
+        """Return truth (simulations, P) and draws (simulations, num_draws, P)."""
         shape = (self.num_simulations, self.num_draws, -1)
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
@@ -207,7 +207,7 @@ def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
 
 
 def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,), increasing, for p-values (...)."""
+    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,)."""
     null = _null_tails(nominal, num_simulations)
     counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
     observed = _smallest_tail(counts, _tails(nominal, num_simulations))
@@ -222,7 +222,7 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 
 
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Compute two-sided p-values (num_simulations + 1, m) of each count at each probability."""
+    """Compute p-values (num_simulations + 1, m) of each count."""
     counts = np.arange(num_simulations + 1)[:, None]
     lower = _binomial().cdf(counts, num_simulations, probabilities)
     upper = _binomial().sf(counts - 1, num_simulations, probabilities)
@@ -316,7 +316,7 @@ def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulatio
 
 
 def _check_finite(group: str, name: str, values: ArrayLike) -> None:
-    """Refuse points without a distance from others: their rank would be 0 whatever the draws are."""
+    """Refuse points without a distance from others."""
     if not np.isfinite(values).all():
         raise ValueError(
             f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave them out."
@@ -413,14 +413,14 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
 
 
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Estimate the coverage of the regions that grow with the rank."""
+    """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
     inside = [np.mean(ranks < point, axis=0) for point in points]
     return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Estimate the coverage of the intervals between the k-th draws from both ends, k ≤ rank ≤ num_draws − k."""
+    """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
     inside = [np.mean((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]

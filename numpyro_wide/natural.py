@@ -83,7 +83,7 @@ def boxed(*components: constraints.Constraint) -> constraints.Constraint:
 
 
 def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
-    """Return ``natural + shift`` as floats, (..., size), refused where known numbers lie outside of the space."""
+    """Return ``natural + shift``, (..., size), refused outside of the space."""
     # Densities need float32 at least.
     natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
@@ -138,7 +138,7 @@ def _stack(*components: Array) -> Array:
 
 
 def pack_normal(vector: Array, precision: Array) -> Array:
-    """Pack Λμ (..., D) and Λ (..., D, D) of a multivariate Normal into natural parameters (..., D(D + 3)/2)."""
+    """Pack Λμ (..., D) and Λ (..., D, D) into natural parameters (..., D(D + 3)/2)."""
     rows, columns = np.tril_indices(precision.shape[-1])
     lower = precision[..., rows, columns]
     weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
@@ -150,7 +150,7 @@ def pack_normal(vector: Array, precision: Array) -> Array:
 
 
 def unpack_normal(natural: Array) -> tuple[Array, Array]:
-    """Unpack Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
+    """Unpack Λμ (..., D) and Λ (..., D, D) from natural parameters."""
     dim = normal_dimension(natural.shape[-1])
     if dim is None:
         raise ValueError(
@@ -452,6 +452,6 @@ VonMises = _family(
     lambda q: _stack(q.concentration * jnp.cos(q.loc), q.concentration * jnp.sin(q.loc)),
     (dist.VonMises,),
     r"Von Mises distribution on the circle, $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ): "
-    "uniform and smooth at zero, and accurate in float32 up to concentrations of millions.",
+    "uniform at zero.",
 )
 parameters.register(NaturalVonMises)(lambda q: q.natural)

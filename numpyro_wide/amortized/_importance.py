@@ -130,7 +130,7 @@ def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None
 
 
 def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
-    """Refuse values that the likelihood would broadcast, and count more than once."""
+    """Refuse values that the likelihood would broadcast."""
     for name, value in observed_values.items():
         if value.shape != simulated[name].shape:
             raise ValueError(
@@ -144,7 +144,7 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     if left_out:
         raise ValueError(
             "importance weights need the likelihood of what the guide draws, but the guide marginalises "
-            f"{listing(left_out)}, and their integral is not known. Add these sites to the guide."
+            f"{listing(left_out)}. Add these sites to the guide."
         )
     implicit = [
         name

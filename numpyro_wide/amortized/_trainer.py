@@ -343,13 +343,13 @@ class AmortizedForwardKL:
         return jax.vmap(lambda key: simulate(self.model, key, self.observed, args, kwargs))(keys)
 
     def _batch(self, rng_key: Array, step: Array, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
-        """Draw the simulations of one step, and a key for the guide beside each."""
+        """Draw the simulations of one step, and keys for the guide."""
         keys = jax.vmap(random.split)(random.split(random.fold_in(rng_key, step), self.batch_size))
         draws = self._simulate(keys[:, 0], args, kwargs)
         return {name: draws[name] for name in (*self._latents, *self.observed)}, keys[:, 1]
 
     def _held_out(self, rng_key: Array, num_simulations: int, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
-        """Simulate held-out data, with a key for the guide beside each."""
+        """Simulate held-out data, and keys for the guide."""
         # No step has this number.
         keys = random.split(random.fold_in(rng_key, 2**32 - 1), (num_simulations, 2))
         return self._simulate(keys[:, 0], args, kwargs), keys[:, 1]
@@ -357,7 +357,7 @@ class AmortizedForwardKL:
     def _log_prob(
         self, params: Mapping[str, Any], draws: Draws, keys: Array, args: tuple, kwargs: dict
     ) -> tuple[Array, dict[str, Any]]:
-        """Return the guide's log density of each simulation's latents, (n,), and its mutable state."""
+        """Return the guide's log densities, (n,), and its mutable state."""
         observed_values = {name: draws[name] for name in self.observed}
         latents = {name: value for name, value in draws.items() if name not in self.observed}
 
@@ -371,7 +371,7 @@ class AmortizedForwardKL:
     def _loss(
         self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple, args: tuple, kwargs: dict
     ) -> tuple[Array, dict[str, Any] | None]:
-        """Return the negative mean log density of a batch, and the guide's mutable state."""
+        """Return the loss of a batch, and the guide's mutable state."""
         draws, keys = batch
         log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), draws, keys, args, kwargs)
         return -jnp.mean(log_q), mutable or None
@@ -379,7 +379,7 @@ class AmortizedForwardKL:
     def _step(
         self, state: AmortizedState, batch: tuple, args: tuple, kwargs: dict, *, stable: bool
     ) -> tuple[AmortizedState, Array]:
-        """Follow the gradient on a batch; if ``stable``, keep the old values where anything is not finite."""
+        """Follow the gradient on a batch, if ``stable`` only where it is finite."""
         params = self.optim.get_params(state.optim_state)
         evaluate = jax.value_and_grad(self._loss, has_aux=True)
         (loss, mutable), gradient = evaluate(params, state.mutable_state, batch, args, kwargs)
@@ -400,7 +400,7 @@ class AmortizedForwardKL:
         return new, jnp.where(finite, loss, jnp.nan)
 
     def _compiled(self, args: tuple, kwargs: dict) -> tuple[Callable, Callable, list[Array]]:
-        """Return the loop and the held-out loss, compiled once for all but JAX arrays, and those arrays."""
+        """Return the compiled loop and held-out loss, and their arrays."""
         leaves, structure = jax.tree.flatten((args, kwargs))
         is_array = [isinstance(leaf, Array) for leaf in leaves]
         arrays = [leaf for leaf, told in zip(leaves, is_array, strict=True) if told]

@@ -1,4 +1,4 @@
-"""Convergence of chains: R-hat and effective sample sizes, of projections and of functions; pooling."""
+"""Convergence of chains: R-hat, effective sample sizes, pooling."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ _BLOCK = 2**22  # numbers transformed at once
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
     """Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
 
-    The sum over autocorrelations stops before the first negative one, unlike in ArviZ's ``ess``.
+    The sum stops before the first negative autocorrelation, unlike in ArviZ's ``ess``.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
@@ -107,7 +107,7 @@ def autocorrelation(draws: ArrayLike) -> np.ndarray:
 
 
 def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
-    """Compute the denominator of equation 7, of each column of (chain, draw, column)."""
+    """Compute the denominator of equation 7 by column."""
     correlation = autocorrelation(draws)[1:]
     num_draws = draws.shape[1]
     weights = 1.0 - np.arange(1, num_draws)[:, None] / num_draws
@@ -120,7 +120,7 @@ def _checked(draws: ArrayLike) -> np.ndarray:
     if array.ndim < 2 or array.shape[1] < 2 or array.shape[0] < 1:
         raise ValueError(
             f"draws must have shape (chain, draw, ...) with at least two draws, but got {array.shape}; "
-            "write draws[None] for a single chain."
+            "use mcmc.get_samples(group_by_chain=True)."
         )
     # Differences fail for booleans, and wrap for small integers.
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(float)
@@ -250,7 +250,7 @@ def function_ess(
 def _project(
     samples: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int, num_leading: int = 0
 ) -> Array:
-    """Project sites, flattened after their leading axes, onto directions fixed by key and names."""
+    """Project sites, flattened after their leading axes."""
     whole_number("num_projections", num_projections)
     missing = [name for name in names if name not in samples]
     if missing:
@@ -273,7 +273,7 @@ def _project(
 
 
 def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return the numbers of chains and draws, with a warning where they look swapped."""
+    """Return the numbers of chains and draws, or warn."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
     if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
         raise ValueError(
@@ -352,8 +352,8 @@ class PoolingReport(NamedTuple):
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
     r"""Judge by their predictions whether chains may be pooled, for Gaussian noise.
 
-    The classical $\hat R$ is that of predicted means and log variances, not of weights. Settled chains that disagree
-    are an ensemble, not the posterior. Chains of fewer than about fifty independent draws look unsettled by chance.
+    Settled chains that disagree are an ensemble, not the posterior. Fewer than about fifty independent draws a chain
+    look unsettled by chance.
 
     Args:
         y: observations, (n,) or (n, k).
@@ -376,8 +376,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
     if means.ndim != np.ndim(y) + 2 or means.shape != variances.shape or means.shape[0] < 2 or means.shape[1] < 4:
         raise ValueError(
             "mean and variance must have shape (chains, draws, *y.shape), with at least 2 chains of 4 draws, but y has "
-            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}; for the draws of a "
-            "ReadoutPredictive, write mean.reshape(num_chains, -1, *y.shape)."
+            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}."
         )
     if not rhat_limit > 1:
         raise ValueError(f"rhat_limit must be above 1, but is {rhat_limit!r}.")
@@ -402,7 +401,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
 
 def _rhats(draws: np.ndarray) -> np.ndarray:
-    """Return the classical R-hat by entry of y, the larger of both moments; 1 for constant draws."""
+    """Return the larger R-hat of both moments by entry of y; 1 for constant draws."""
     num_chains, num_draws = draws.shape[:2]
     excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # as in rhat_squared
     squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
@@ -414,7 +413,7 @@ def _quantile(rhats: np.ndarray) -> float:
 
 
 def _mean_of_pools(densities: np.ndarray, number: int) -> float:
-    """Return the mean log density of pools of ``number`` chains, from log densities (chains, entries)."""
+    """Return the mean log density of pools of ``number`` chains."""
     num_chains = len(densities)
     if comb(num_chains, number) <= _MOST_SUBSETS:
         pools = [list(pool) for pool in combinations(range(num_chains), number)]

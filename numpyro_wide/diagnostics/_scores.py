@@ -1,4 +1,4 @@
-"""Scores of predictions: of numbers, by a mixture of Gaussians over draws, and of classes."""
+"""Scores of predicted numbers, by mixtures of Gaussians, and classes."""
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,7 @@ from numpyro_wide._checks import as_floats, check_finite, check_levels, is_known
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
     """Compute the root mean squared error of the mean over draws, in the units of y.
 
-    Args:
-        y: observations, (n,) or (n, k).
-        mean: predicted means, (draws, *y.shape) or y's shape.
-        variance: unused.
+    Arguments as for :func:`log_predictive_density`; the variance is unused.
 
     Example:
         >>> import numpy as np
@@ -101,11 +98,7 @@ def regression_scores(
 ) -> dict[str, float]:
     """Compute all scores with standard errors, in the units of y times ``scale``.
 
-    Args:
-        y: observations, (n,) or (n, k).
-        mean: predicted means, (draws, *y.shape) or y's shape.
-        variance: predicted variances with the noise, of the shape of ``mean``.
-        scale: divisor of standardised targets, a number or (k,).
+    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), undoes a division of the targets.
 
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with
@@ -143,7 +136,7 @@ def regression_scores(
 
 
 def _standard_error(by_entry: np.ndarray, is_binomial: bool = False) -> float:
-    """Return the standard error of the mean over rows (n, ...); NaN for too few rows or infinite numbers."""
+    """Return the standard error of the mean over rows (n, ...), or NaN."""
     by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
     degrees_lost = 0 if is_binomial else 1
     if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
@@ -165,18 +158,15 @@ def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.nda
     if mean.shape != y.shape and (mean.shape[1:] != y.shape or not len(mean)):
         raise ValueError(
             f"mean must have the shape of y, {y.shape}, or an axis of draws before it, but has {mean.shape}; move the "
-            "axis of draws by np.moveaxis, and transpose a y that has outputs instead of rows."
+            "axis of draws by np.moveaxis."
         )
     if variance.shape != mean.shape:
         raise ValueError(
             f"variance must have the shape of mean, {mean.shape}, but has {variance.shape}; use "
-            "np.broadcast_to(variance, mean.shape) where draws or rows share it."
+            "np.broadcast_to(variance, mean.shape)."
         )
     if not np.all(variance > 0):
-        raise ValueError(
-            f"variance must be positive everywhere, but is {variance.min()} somewhere; add the noise's to that of a "
-            "function's value."
-        )
+        raise ValueError(f"variance must be positive everywhere, but is {variance.min()} somewhere; add the noise's.")
     return y, mean.reshape(-1, *y.shape), variance.reshape(-1, *y.shape)
 
 
@@ -288,7 +278,7 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
 
 
 def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,); ``order`` is for messages."""
+    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,)."""
     return _binned(*_averaged(order, labels, probs), whole_number("num_bins", num_bins))
 
 
@@ -312,7 +302,7 @@ def _is_class(labels: Array, probs: Array) -> Array:
 
 
 def _is_right(labels: Array, probs: Array) -> Array:
-    """Return 1 where the most probable class is the label, else 0; NaN for a label out of range."""
+    """Return 1, 0, or NaN for a label out of range."""
     is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
     return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
 
@@ -323,7 +313,7 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
 
 
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return one-hot memberships of bins (..., n, bins), correctness (..., n) and confidence (..., n)."""
+    """Return memberships of bins (..., n, bins), correctness and confidence (..., n)."""
     confidence = jnp.max(probs, -1)
     # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
@@ -332,12 +322,12 @@ def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, A
 
 
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
-    """Return both as arrays, the labels with the leading axes of the probabilities."""
+    """Return both as arrays (..., n) and (..., n, classes)."""
     labels = labels if isinstance(labels, Array) else jnp.asarray(np.asarray(labels))
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            f"labels must be integers, the indices of the true classes, got {labels.dtype}; use labels.argmax(-1) "
-            f"for one-hot codes. The order is {order}."
+            f"labels must be integers, got {labels.dtype}; use labels.argmax(-1) for one-hot codes. "
+            f"The order is {order}."
         )
     probs = _checked_probs(probs)
     leading = probs.shape[:-1]

@@ -20,7 +20,7 @@ from numpyro_wide.readout._predictions import moments_of
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """Posterior of one number: moments, quantiles by level, rank-normalised split R-hat and bulk ESS."""
+    """Posterior of one number, with ArviZ's rank-normalised split R-hat and bulk ESS."""
 
     mean: float
     standard_deviation: float
@@ -250,7 +250,7 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
 
 
 def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute both by ArviZ for values (chain, draw, entry); NaN for constant or few draws."""
+    """Compute both for values (chain, draw, entry); NaN for constant or few draws."""
     num_chains, num_draws, num_entries = values.shape
     moves = np.ptp(values, axis=(0, 1)) > 0
     rhat, ess = np.full(num_entries, np.nan), np.full(num_entries, np.nan)
@@ -265,7 +265,7 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the function at the inputs, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
+    """Return the function, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
     observed = list(run.observed)
 
     def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
@@ -294,7 +294,7 @@ def _some(values: Array) -> Array:
 
 
 def _evidence_error(run: FinishedRun) -> float | None:
-    """Estimate the largest rounding error of the evidence at the last draws; None without evidence."""
+    """Return ``evidence_error``."""
     if run.names is None:
         return None
     last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
@@ -306,7 +306,7 @@ def _evidence_error(run: FinishedRun) -> float | None:
 
 
 def _drift(energy: np.ndarray) -> np.ndarray | None:
-    """Return the mean energy of the first quarter less the last, by chain, in deviations of the last."""
+    """Return ``energy_drift``."""
     quarter = energy.shape[1] // 4
     if quarter < 4:
         return None
@@ -315,7 +315,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
 
 
 def _rounding_unit(energy: np.ndarray) -> float:
-    """Return the spacing of floats at the median energy."""
+    """Return ``energy_error``."""
     return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
 
 
@@ -326,7 +326,7 @@ def _num_features(run: FinishedRun) -> int | None:
 
 
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    """Return numbers of the sampler, from the extra fields and its last state."""
+    """Return numbers of the sampler."""
 
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)

@@ -37,13 +37,13 @@ Arguments = tuple[tuple, Mapping[str, Any]]
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled, with arrays of the arguments as data."""
+    """Run ``fn(arguments, *trees)`` compiled."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees)
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
-    """Return ``fn(draws, 0)`` for draws (chain, draw, ...), block by block if they are memory-mapped."""
+    """Return ``fn(draws, 0)``, block by block for memory-mapped draws (chain, draw, ...)."""
     if not is_mapped(draws):
         return fn(dict(draws), 0)
     found = [jax.tree.map(np.asarray, fn(block, start)) for start, block in blocks_of(draws, axis=1)]
@@ -51,7 +51,7 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
 
 
 def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Arguments) -> Draws:
-    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...), with these axes in front."""
+    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
 
     def program(arguments: Arguments, block: Draws) -> Draws:
         shape = next(iter(block.values())).shape[:2]
@@ -66,7 +66,7 @@ _FEWEST_DRAWS, _STUCK = 50, 0.02
 
 
 def warn_if_stuck(draws: Draws) -> None:
-    """Warn the caller's caller if in a chain fewer than 2 % of 50 draws or more are distinct."""
+    """Warn of a chain with fewer than 2 % distinct draws."""
     num_chains, num_draws = np.shape(next(iter(draws.values())))[:2]
     if num_draws < _FEWEST_DRAWS:
         return
@@ -114,14 +114,14 @@ class FinishedRun:
 
     @cached_property
     def names(self) -> SiteNames | None:
-        """Names of the sites with which the readout can be integrated out; None if it cannot."""
+        """Names of the conjugate sites, or None."""
         if len(self.wrapped) != 1 or self.missing:
             return None
         first = {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
         return conjugate_sites(self.wrapped[0], first, *self.arguments)
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return likelihood and prior of the readout given the other sites, and its problem."""
+        """Return likelihood and prior of the readout, and its problem."""
         model, names = self.wrapped[0], self.names
         run, is_right = read_run(model.fn, names, draw, args, kwargs)  # type: ignore[arg-type]
         run = replace(run, loc=jnp.where(is_right, run.loc, jnp.nan))
@@ -162,12 +162,12 @@ class FinishedRun:
         return draws
 
     def latent(self, draws: Draws) -> Draws:
-        """Select the draws of latent sites: deterministic ones would override the model's."""
+        """Select the draws of latent sites."""
         latent = {*latent_sites(self.sites), *self._sampled}
         return {name: draws[name] for name in draws if name in latent or base_name(name) in self._bases}
 
     def log_likelihood(self, draws: Draws) -> Draws:
-        """Compute the log-likelihood of every observation, (chain, draw, ...), without factors."""
+        """Compute the log-likelihood by observation, (chain, draw, ...)."""
         for name, site in self.observed.items():
             if _is_joint(site):
                 warnings.warn(
@@ -188,7 +188,7 @@ class FinishedRun:
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
     ) -> Draws:
-        """Draw the observed or named sites; unless ``is_observed``, data are drawn anew."""
+        """Draw the observed or named sites."""
         sites = list(self.observed) if sites is None else sites
         model = self.plain if is_observed else uncondition(self.plain)
 
@@ -351,7 +351,7 @@ def to_arviz(
 
 
 def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, Sequence], leading: tuple) -> Any:
-    """Make an ``xarray.Dataset`` of arrays that share their leading dimensions."""
+    """Make an ``xarray.Dataset``."""
     import xarray as xr  # heavy
 
     variables: dict[str, tuple[list[str], np.ndarray]] = {}
@@ -378,7 +378,7 @@ def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, S
 
 
 def _sample_stats(mcmc: MCMC) -> dict[str, ArrayLike]:
-    """Return the extra fields under ArviZ's names, fields that are trees leaf by leaf."""
+    """Return the extra fields under ArviZ's names."""
     renamed = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size", "num_steps": "n_steps"}
     stats: dict[str, ArrayLike] = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():

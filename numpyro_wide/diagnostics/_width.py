@@ -185,7 +185,7 @@ def wide_enough(
 
 
 class _Weights:
-    """Log weights of draws and values of some sites, for keys and given values of sites; NaN ones left out."""
+    """Log weights of draws but NaN, and values of the named sites."""
 
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size
@@ -212,7 +212,7 @@ class _Weights:
 
 
 def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
-    """Average rows given posterior draws of the hyperparameters at the limit."""
+    """Average rows given posterior draws of the hyperparameters."""
     log_weights, values = weigh(keys, {})
     whole = _row(log_weights)
     choice_key, given_key = random.split(rng_key)
@@ -266,7 +266,7 @@ _FEWEST, _MOST = 20, 500  # its draws
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    """Estimate the log evidence of the infinitely wide network; NaN where it is not one Gaussian process."""
+    """Return ``limit_log_evidence``."""
     if has_latent_noise(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)

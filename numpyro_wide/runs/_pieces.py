@@ -1,4 +1,4 @@
-"""Chains that are run in pieces and stored in a folder: a file for each piece, and one for the state after the last."""
+"""Chains in pieces: a file for each, and one for the last state."""
 
 import copy
 import json
@@ -70,7 +70,7 @@ class StoredDraws:
         }
 
     def _gather(self, group: str) -> Draws:
-        """Put the pieces of a group together, one in memory at a time, and map the whole."""
+        """Join the pieces of a group, one in memory at a time, and map them."""
         files: dict[str, Any] = {}
         first: Draws = {}
         with ExitStack() as opened:
@@ -165,7 +165,7 @@ def run_in_pieces(
                 if ends[-1] < total and (total - ends[-1]) % size:
                     raise ValueError(
                         f"there are {ends[-1]} draws in {folder}, and pieces of {size} do not lead from there to "
-                        f"{total}; choose mcmc.num_samples and num_samples so that they do."
+                        f"{total}."
                     )
                 bar.update(min(ends[-1], total))
             else:
@@ -236,7 +236,7 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, prefix: str = "") -> Draws:
-    """Read the arrays of a file by prefix, which is cut off, with their checksums compared."""
+    """Read the arrays of a file by prefix, which is cut off."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             return {name.removeprefix(prefix): _as_made(file[name]) for name in file if name.startswith(prefix)}
@@ -247,12 +247,12 @@ def read(path: Path, prefix: str = "") -> Draws:
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(
         f"{path} is missing, damaged, or no file of run_in_pieces ({why}); restore the folder from a copy, or pass "
-        "another folder to start anew."
+        "another folder."
     )
 
 
 def _as_stored(leaf: Any) -> np.ndarray:
-    """Return numbers, text or PRNG keys for NumPy's files; JAX's own types become a named field."""
+    """Return an array for NumPy's files; JAX's own types become a field."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
 
@@ -273,7 +273,7 @@ def _save(folder: Path, state: Any, ends: list[int], identity: dict[str, str]) -
 
 
 def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int]]:
-    """Read the state and the ends of the pieces, unless they are of another run or damaged."""
+    """Read the state and the ends of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
     if "identity" not in stored:
@@ -282,8 +282,7 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
     differing = [name for name in identity if before.get(name) != identity[name]]
     if differing:
         raise ValueError(
-            f"the folder {folder} is of a run with another {differing[0]}; pass the same one to continue with it, or "
-            "another folder to start anew."
+            f"the folder {folder} is of a run with another {differing[0]}; pass the same one, or another folder."
         )
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
@@ -337,7 +336,7 @@ def _identify(
 
 
 def _hash(value: Any) -> str:
-    """Hash the numbers, arrays and names in a tree, with the attributes of kernels; of anything else, the type."""
+    """Hash the numbers, arrays, names and kernels in a tree; of anything else, the type."""
     return sha256(b"\n".join(_parts(value))).hexdigest()
 
 

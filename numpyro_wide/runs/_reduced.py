@@ -48,7 +48,7 @@ def reduced(
     if not isinstance(kernel, MCMCKernel):
         raise TypeError(
             f"kernel must be an MCMC kernel, such as NUTS(model), but is {kind_of(kernel)}; wrap the kernel, "
-            "not the model, and pass the result to MCMC."
+            "not the model."
         )
     functions = dict(functions or {})
     for name, function in functions.items():
