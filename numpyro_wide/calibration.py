@@ -47,7 +47,7 @@ __all__ = [
 class Simulations:
     """Latents that made simulated data, and posterior draws given those data, copied.
 
-    Leave marginalised latents out; add test quantities, such as the log likelihood (Modrák 2023), by name.
+    Test quantities, such as the log likelihood (Modrák 2023), join by name.
 
     Args:
         truth: latents by name, (num_simulations, ...).
@@ -341,7 +341,6 @@ class Coverage(NamedTuple):
     Attributes:
         nominal: credibility levels (m,), increasing.
         empirical: proportion of simulations inside, (..., m), the latent's axes first.
-        num_simulations: number of simulations.
         p_value: p-value of the simultaneous test that both agree, (...).
     """
 
@@ -391,7 +390,7 @@ def expected_coverage(
 def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
     """Test accuracy with random points: the coverage of balls around reference points (Lemos 2023).
 
-    All latents are tested at once, correlations included. The prior passes unless references depend on the data.
+    All latents are tested at once. The prior passes unless references depend on the data.
 
     Args:
         rng_key: a PRNG key for references and ties.

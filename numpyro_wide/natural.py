@@ -154,8 +154,8 @@ def unpack_normal(natural: Array) -> tuple[Array, Array]:
     dim = normal_dimension(natural.shape[-1])
     if dim is None:
         raise ValueError(
-            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis (2, 5, 9, 14, ... for "
-            f"D = 1, 2, 3, 4, ...), but got shape {natural.shape}."
+            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis, "
+            f"but got shape {natural.shape}."
         )
     rows, columns = np.tril_indices(dim)
     weights = np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)

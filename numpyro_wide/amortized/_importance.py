@@ -62,13 +62,10 @@ def importance_sample(
         params: values of the guide's param and mutable sites, {} if it has none.
         observed_values: values of the observed sites of one data set, by name.
         *model_args: arguments of model and guide.
-        **model_kwargs: keyword arguments of model and guide.
+        **model_kwargs: keyword arguments.
 
     Returns:
         An :class:`ImportanceSample`.
-
-    Raises:
-        FloatingPointError: if no weight is positive and finite.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -154,5 +151,5 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     if implicit:
         raise ValueError(
             f"importance weights need a likelihood, but the observed sites {listing(implicit)} are functions of the "
-            "latents (deterministic, or Delta). Judge such a guide by its calibration."
+            "latents (deterministic, or Delta)."
         )

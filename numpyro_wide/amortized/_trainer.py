@@ -149,7 +149,7 @@ class AmortizedForwardKL:
             rng_key: a PRNG key.
             *args: arguments of model and guide.
             init_params: first values of param and mutable sites, by name.
-            **kwargs: keyword arguments of model and guide.
+            **kwargs: keyword arguments.
         """
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
         model_key, guide_key, run_key = random.split(rng_key, 3)
@@ -229,7 +229,7 @@ class AmortizedForwardKL:
             held_out: number of held-out simulations; the parameters of their smallest loss are returned.
             evaluate_every: steps between held-out evaluations, num_steps / 20 by default.
             patience: number of evaluations without improvement before a stop; None for all steps.
-            **kwargs: keyword arguments of model and guide.
+            **kwargs: keyword arguments.
 
         Returns:
             An :class:`AmortizedRunResult`.
@@ -248,7 +248,6 @@ class AmortizedForwardKL:
         train, evaluate, arrays = self._compiled(args, kwargs)
 
         def take(state: AmortizedState, length: int, longest: int) -> tuple[AmortizedState, Array]:
-            # Runs of similar lengths share a program.
             capacity = max(64, 1 << (longest - 1).bit_length())
             start, number = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
             new, losses = train(start, number, arrays, capacity=capacity, stable=stable_update)
@@ -304,7 +303,7 @@ class AmortizedForwardKL:
             params: values of the guide's param and mutable sites.
             draws: simulations as from :meth:`simulate`, with a leading axis (num_samples,).
             *args: arguments of the guide.
-            **kwargs: keyword arguments of the guide.
+            **kwargs: keyword arguments.
         """
 
         def check(observed_values: Draws) -> None:
@@ -464,7 +463,7 @@ class AmortizedForwardKL:
 def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
     """Return the optimiser as one of ``numpyro.optim``."""
     if isinstance(optim, Minimize):
-        raise TypeError("Minimize needs a loss that is not random; pass a stochastic optimiser, such as optim.Adam.")
+        raise TypeError("Minimize needs a loss that is not random; pass optim.Adam.")
     if isinstance(optim, _NumPyroOptim):
         return optim
     if isinstance(optim, optimizers.Optimizer):

@@ -380,7 +380,6 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
         )
     if not rhat_limit > 1:
         raise ValueError(f"rhat_limit must be above 1, but is {rhat_limit!r}.")
-    # Checks the numbers too.
     scores = [log_predictive_density(y, *chain, pointwise=True) for chain in zip(means, variances, strict=True)]
     densities = np.stack([np.ravel(score) for score in scores])
     predicted = np.stack([means, np.log(variances)], axis=-1).astype(float)

@@ -98,7 +98,7 @@ def regression_scores(
 ) -> dict[str, float]:
     """Compute all scores with standard errors, in the units of y times ``scale``.
 
-    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), undoes a division of the targets.
+    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), divided standardised targets.
 
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with
@@ -127,7 +127,7 @@ def regression_scores(
         "log_predictive_density": log_density.mean(),
         "crps": score.mean(),
         "coverage_90": is_inside.mean(),
-        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
+        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,
         "log_predictive_density_se": _standard_error(log_density),
         "crps_se": _standard_error(score),
         "coverage_90_se": _standard_error(is_inside, is_binomial=True),
@@ -346,8 +346,7 @@ def _checked_probs(probs: ArrayLike) -> Array:
     (array,) = as_floats(probs, names=("probs",))
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
-            f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
-            "stack 1 - p and p for a single probability."
+            f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; stack 1 - p and p."
         )
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
         raise ValueError("probs must be probabilities, with sum 1 over the last axis; use jax.nn.softmax on logits.")

@@ -56,11 +56,9 @@ class RunSummary:
         evidence_error: estimated rounding error of the log evidence at the last draws, in nats; inf for NaN.
         energy_drift: mean energy of the first quarter less the last, in deviations of the last, (chains,).
         energy_error: rounding unit of the energy, in nats.
-        num_features: number of feature columns with the bias.
         step_size: last step size, (chains,).
-        num_gradients: number of gradients, from the extra field ``num_grad`` or ``num_steps``.
-        num_divergent: number of divergent draws.
-        num_nonfinite: number of proposals rejected for an energy that was not finite, with the warmup's.
+        num_gradients: number of gradients, from ``num_grad`` or ``num_steps``.
+        num_nonfinite: number of proposals without a finite energy, with the warmup's.
     """
 
     sites: dict[str, SiteSummary]
@@ -163,14 +161,14 @@ def summary(
 
     Shown are sites of up to eight numbers, and R-hat and effective sample sizes of the *function* at the inputs of the
     fit, at up to 500 entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
-    observed distribution's mean or class probabilities. Notes tell of constant chains, a drifting energy, and rounding.
+    observed distribution's mean or class probabilities.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts, ``jax.random.key(0)`` by default.
+        rng_key: a PRNG key, ``jax.random.key(0)`` by default.
         quantiles: levels between 0 and 1.
 
     Returns:

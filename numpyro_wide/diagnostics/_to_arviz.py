@@ -91,7 +91,7 @@ class FinishedRun:
     def __init__(self, function: str, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any] | None):
         if not hasattr(mcmc, "get_samples") or not callable(model):
             raise TypeError(
-                f"{function} needs an MCMC after its run, and then a model, a function, but got {kind_of(mcmc)} "
+                f"{function} needs an MCMC after its run, and then a model, but got {kind_of(mcmc)} "
                 f"and {kind_of(model)}; the order is {function}(mcmc, model, x, y)."
             )
         wrapped, self.plain = _unwrapped(model)
@@ -260,22 +260,21 @@ def to_arviz(
 ) -> Any:
     """Convert a run to ArviZ's ``InferenceData``, or with ArviZ 1.x a ``DataTree``, of the unwrapped model.
 
-    The posterior holds the weights; an integrated readout is drawn exactly given each draw of the rest. The
-    log-likelihood is by observation, as ``arviz.loo`` needs it. Extra fields are in sample_stats, dimensions are named
-    after plates, and "/" in a name becomes ".".
+    The posterior holds the weights; an integrated readout is drawn exactly. The log-likelihood is by observation.
+    Extra fields are in sample_stats, dimensions are named after plates, and "/" becomes ".".
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts and predictions, ``jax.random.key(0)`` by default.
+        rng_key: a PRNG key, ``jax.random.key(0)`` by default.
         include: names of sites to add to the posterior: a base, features, or deterministic site.
         drop: names of sites to leave out of the posterior.
         log_likelihood: whether to compute the log-likelihood; False after :func:`reduced`.
         posterior_predictive: whether to draw observations anew at the inputs of the fit.
         predictions: arguments of the model at new inputs, a tuple or a dictionary of keywords.
-        return_sites: names of the predicted sites, by default the observed ones.
+        return_sites: names of predicted sites, by default the observed ones.
         coords: coordinates by dimension, for all groups but the predictions.
         dims: names of all dimensions after chain and draw, by site.
 

@@ -33,8 +33,7 @@ class WidthRow(NamedTuple):
         log_evidence: $\log E[w]$; above a Pareto shape of 0.7 take :func:`~numpyro_wide.model_evidence` instead.
         sample_size: effective share of the weighted draws.
         prior_pareto_k: ``pareto_k`` of prior draws of weights and hyperparameters; NaN without hyperparameters.
-        limit_log_evidence: log evidence of the limit's Gaussian process, with the given or the mean kernel; NaN where
-            it is not one process.
+        limit_log_evidence: log evidence of the limit's Gaussian process; NaN where it is not one process.
     """
 
     accept_prob: float
@@ -138,7 +137,7 @@ def wide_enough(
         hyperparameters: names of latent sites learnt at any width, such as "noise_base"; the row is the mean over eight
             posterior draws of them, with a quarter of ``num_draws``, at least 100, given each.
         kernel: covariance (n, n) of an output in the wide limit; None for the mean kernel of prior draws.
-        **model_kwargs: keyword arguments of the models.
+        **model_kwargs: keyword arguments.
 
     Returns:
         A :class:`WidthReport`, to print.
@@ -245,7 +244,7 @@ def _row(log_weights: np.ndarray) -> WidthRow:
     log_evidence = float(np.log(mean) + log_weights.max())
     # E min(w, w') over all pairs, by ranks.
     smaller = np.sort(weights) @ np.arange(num_draws - 1, -1, -1) / (num_draws * (num_draws - 1) / 2)
-    has_tail = np.ptp(log_weights) >= 1e-3  # rounding has a tail of its own
+    has_tail = np.ptp(log_weights) >= 1e-3  # against rounding
     return WidthRow(
         accept_prob=float(smaller / mean),
         pareto_k=pareto_smoothed(log_weights)[1] if has_tail else -np.inf,

@@ -43,7 +43,7 @@ def init_to_optimum(
 ) -> dict[str, Array]:
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
-    For posteriors that a warmup hardly finds. Hold the noise: at the optimum of a large network it goes to zero.
+    Hold the noise: at the optimum of a large network it goes to zero.
 
     Args:
         rng_key: a PRNG key.
@@ -56,14 +56,11 @@ def init_to_optimum(
             of a :class:`~numpyro_wide.nn.NoiseNetwork` at zero; or constrained values by latent site.
         init_strategy: NumPyro's strategy for the first position.
         progress_bar: whether to show a bar with the range of potential energies.
-        **model_kwargs: keyword arguments of the model.
+        **model_kwargs: keyword arguments.
 
     Returns:
         Unconstrained values by site at the least potential energy, with an axis of several chains in front:
         ``init_params`` of ``MCMC.run``.
-
-    Raises:
-        ValueError: if a chain's potential energy is finite nowhere.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -38,10 +38,6 @@ class StoredDraws:
 
     Attributes:
         num_samples: number of draws of each chain.
-
-    Raises:
-        FileNotFoundError: if nothing is stored yet.
-        ValueError: if a file is missing or damaged.
     """
 
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
@@ -119,7 +115,7 @@ def run_in_pieces(
         extra_fields: names of fields of the state to store.
         init_params: first position.
         progress_bar: whether to show a bar.
-        **model_kwargs: keyword arguments of the model.
+        **model_kwargs: keyword arguments.
 
     Returns:
         The draws, memory-mapped.
