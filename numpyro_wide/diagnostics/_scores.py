@@ -98,7 +98,7 @@ def regression_scores(
 ) -> dict[str, float]:
     """Compute all scores with standard errors, in the units of y times ``scale``.
 
-    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), divided standardised targets.
+    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), is that of the targets.
 
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with

@@ -98,7 +98,7 @@ class FinishedRun:
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments: Arguments = args, dict(kwargs or {})
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        # Priors may not be sampled from.
+        # Some priors cannot be sampled.
         startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
         sites = run_model(startable, *self.arguments)
         self.sites = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
