@@ -1,8 +1,6 @@
 """Calibration of posteriors on average over their own model: ranks, coverage, and tests with random points.
 
-Simulate latents and data from the model, draw from the posterior under test given the data (:func:`from_guide`, or any
-other in a :class:`Simulations`), and compare the draws with the latents that made the data. Chains: ``simuk.SBC``.
-:mod:`numpyro_wide.plots` draws the results with simultaneous bands.
+:mod:`numpyro_wide.plots` draws the results with simultaneous bands; for chains take ``simuk.SBC``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,18 +45,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Simulations:
-    """Latents that made simulated data, and draws from the posterior under test given those data.
+    """Latents that made simulated data, and posterior draws given those data, copied.
 
-    Latents that the posterior does not cover are marginalised: leave them out. A test quantity, such as the log
-    likelihood (Modrák 2023), joins as one more name in both dictionaries. The arrays are copied.
+    Test quantities, such as the log likelihood (Modrák 2023), join by name.
 
     Args:
-        truth: latents of each simulation by name, (num_simulations, ...).
-        draws: posterior draws for each simulation by name, (num_simulations, num_draws, ...).
-        observed: simulated data by name, (num_simulations, ...), if they are to be kept.
-        log_density_truth: log density of the posterior under test at the truth, up to a constant for each simulation,
-            (num_simulations,), -inf outside of its support; for highest-density regions.
-        log_density_draws: log density of the posterior under test at the draws, (num_simulations, num_draws).
+        truth: latents by name, (num_simulations, ...).
+        draws: posterior draws by name, (num_simulations, num_draws, ...).
+        observed: simulated data by name, (num_simulations, ...).
+        log_density_truth: log density under test at the truth, up to a constant, (num_simulations,).
+        log_density_draws: log density under test at the draws, (num_simulations, num_draws).
 
     Example:
         >>> import numpy as np
@@ -75,7 +71,7 @@ class Simulations:
     log_density_draws: ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        """Check the arrays, and hold copies."""
+        """Check and copy the arrays."""
         for name in ("truth", "draws", "observed"):
             group = getattr(self, name)
             if not isinstance(group, Mapping):
@@ -101,7 +97,7 @@ class Simulations:
         return next(iter(self.draws.values())).shape[1]  # type: ignore[union-attr]
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lay all components side by side as floats: truth (simulations, P) and draws (simulations, num_draws, P)."""
+        """Return truth (simulations, P) and draws (simulations, num_draws, P)."""
         shape = (self.num_simulations, self.num_draws, -1)
         truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
         draws = [np.reshape(self.draws[name], shape) for name in self.truth]
@@ -115,12 +111,10 @@ def check_simulations(value: Any, order: str) -> None:
 
 
 def real_array(name: str, values: ArrayLike) -> np.ndarray:
-    """Copy real numbers, refused otherwise, into a NumPy array."""
+    """Copy real numbers into a NumPy array."""
     array = np.array(values)
     if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(
-            f"{name} must hold real numbers, but has the type {array.dtype}; take real parts, or functions."
-        )
+        raise TypeError(f"{name} must hold real numbers, but has the type {array.dtype}.")
     return array
 
 
@@ -155,22 +149,17 @@ def _check_densities(simulations: Simulations) -> None:
     for name, array in zip(("log_density_truth", "log_density_draws"), pair, strict=True):
         if np.isnan(array).any():  # type: ignore[arg-type]
             raise ValueError(
-                f"{name} holds NaN, which has no rank: leave failed simulations out of all arrays, and write -inf "
-                "where the density is 0, as outside of its support."
+                f"{name} holds NaN: leave failed simulations out of all arrays, and write -inf where the density is 0."
             )
 
 
-NUM_NULL = 1000  # simulated null samples: a standard error of 0.7 percentage points at level 0.95
+NUM_NULL = 1000  # simulated: a standard error of 0.7 points at level 0.95
 
 
 def uniformity_band(
     probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Make a simultaneous band (m,), (m,) for proportions of simulations at increasing nominal probabilities (m,).
-
-    The pointwise level is lowered until a whole curve of an exact posterior stays inside with probability
-    ``level`` (Säilynoja 2022, Section 3.2; by simulation of the null, seeded).
-    """
+    """Make a simultaneous band (m,), (m,) at increasing probabilities (m,) (Säilynoja 2022, Section 3.2; simulated)."""
     num_simulations = whole_number("num_simulations", num_simulations)
     check_levels("level", level)
     probabilities = np.asarray(probabilities, float)
@@ -184,11 +173,11 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     """Test whether ranks are uniform, by the simultaneous band of their distribution function.
 
     Args:
-        ranks: whole numbers in 0, ..., num_draws, (num_simulations, ...), as :func:`sbc_ranks` returns them.
+        ranks: whole numbers in 0, ..., num_draws, (num_simulations, ...).
         num_draws: number of posterior draws that they are ranks among.
 
     Returns:
-        p-values (...), one for each scalar component, at least 1/1001. Of several, divide the level by their number.
+        p-values (...), at least 1/1001.
 
     Example:
         >>> import numpy as np
@@ -213,12 +202,12 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
-    """Spread whole numbers over 1, ..., num_draws evenly, at most ``max_points`` of them."""
+    """Spread at most ``max_points`` whole numbers evenly over 1, ..., num_draws."""
     return np.unique(np.linspace(1, num_draws, min(num_draws, max_points)).round().astype(int))
 
 
 def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,), increasing, for p-values (...)."""
+    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,)."""
     null = _null_tails(nominal, num_simulations)
     counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
     observed = _smallest_tail(counts, _tails(nominal, num_simulations))
@@ -226,14 +215,14 @@ def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -
 
 
 def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Simulate curves of an exact posterior, and find the smallest pointwise p-value of each."""
+    """Simulate exact curves, and find the smallest pointwise p-value of each."""
     masses = np.maximum(np.diff(probabilities, prepend=0, append=1), 0)
     counts = np.random.default_rng(0).multinomial(num_simulations, masses, size=NUM_NULL)
     return _smallest_tail(np.cumsum(counts, axis=1)[:, :-1], _tails(probabilities, num_simulations))
 
 
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Compute two-sided p-values (num_simulations + 1, m) of each count at each probability."""
+    """Compute p-values (num_simulations + 1, m) of each count."""
     counts = np.arange(num_simulations + 1)[:, None]
     lower = _binomial().cdf(counts, num_simulations, probabilities)
     upper = _binomial().sf(counts - 1, num_simulations, probabilities)
@@ -241,7 +230,7 @@ def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 
 
 def _binomial() -> Any:
-    import scipy.stats  # slow to import: not with the package
+    import scipy.stats  # slow
 
     return scipy.stats.binom
 
@@ -254,17 +243,17 @@ _TARP = "(rng_key, simulations, references=None)"
 
 
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
-    """Count the draws that lie below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
+    """Count the draws below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
-    For independent draws from the exact posterior each is uniform on 0, ..., num_draws. A posterior that ignores the
-    data and returns the prior passes: see :func:`tarp` with references made from data.
+    For the exact posterior ranks are uniform on 0, ..., num_draws. The prior passes as well, but not :func:`tarp` with
+    references made from data.
 
     Args:
         simulations: truths and draws.
-        rng_key: a PRNG key that breaks ties (of discrete latents) at random; a fixed key if None.
+        rng_key: a PRNG key that breaks ties; a fixed key if None.
 
     Returns:
-        Ranks by name, (num_simulations, ...), one for each scalar component.
+        Ranks by name, (num_simulations, ...).
 
     Example:
         >>> import numpy as np
@@ -286,8 +275,7 @@ def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.n
     check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
         raise ValueError(
-            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes. "
-            "Without them, see expected_coverage(..., region='central') and tarp."
+            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes."
         )
     truth, draws = np.asarray(simulations.log_density_truth), np.asarray(simulations.log_density_draws)
     return _rank(-truth, -draws, _generator(rng_key))
@@ -328,11 +316,10 @@ def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulatio
 
 
 def _check_finite(group: str, name: str, values: ArrayLike) -> None:
-    """Refuse a point that has no distance from others, for its rank would be 0 whatever the draws are."""
+    """Refuse points without a distance from others."""
     if not np.isfinite(values).all():
         raise ValueError(
-            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave these "
-            "simulations out, or look at a finite function of the latent."
+            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave them out."
         )
 
 
@@ -353,8 +340,7 @@ class Coverage(NamedTuple):
 
     Attributes:
         nominal: credibility levels (m,), increasing.
-        empirical: proportion of simulations whose truth is inside, (..., m), the latent's own axes first.
-        num_simulations: number of simulations.
+        empirical: proportion of simulations inside, (..., m), the latent's axes first.
         p_value: p-value of the simultaneous test that both agree, (...).
     """
 
@@ -369,17 +355,15 @@ def expected_coverage(
 ) -> dict[str, Coverage]:
     """Estimate the coverage of credible regions, averaged over the model's own data (Hermans 2022, equation 7).
 
-    Central intervals run between order statistics of the draws, and highest-density regions are where the density
-    under test exceeds that of a draw: for the exact posterior their coverage is the nominal one for any number of
-    draws. Above the diagonal the posterior is too wide, below it too narrow or biased.
+    Above the diagonal the posterior is too wide, below it too narrow or biased.
 
     Args:
         simulations: truths and draws; with log densities for ``region="hpd"``.
-        region: "central" for intervals of each scalar component, "hpd" for the region of all latents together.
-        rng_key: a PRNG key that breaks ties (of discrete latents) at random; a fixed key if None.
+        region: "central" for intervals of each component, "hpd" for the joint region.
+        rng_key: a PRNG key that breaks ties; a fixed key if None.
 
     Returns:
-        :class:`~numpyro_wide.calibration.Coverage` by name; for "hpd" the one name is "joint".
+        :class:`~numpyro_wide.calibration.Coverage` by name; "joint" for "hpd".
 
     Example:
         >>> import numpy as np
@@ -397,8 +381,7 @@ def expected_coverage(
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if num_draws < 2:
         raise ValueError(
-            "central intervals run between two draws, but there is one draw for each simulation; make more draws, or "
-            "see uniformity_p_value of sbc_ranks."
+            "central intervals run between two draws, but there is one draw for each simulation; make more draws."
         )
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
@@ -407,19 +390,15 @@ def expected_coverage(
 def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None) -> Coverage:
     """Test accuracy with random points: the coverage of balls around reference points (Lemos 2023).
 
-    A ball around the reference that holds a fraction α of the draws holds the truth with probability α. All latents are
-    seen at once, and with them wrong correlations, which no scalar rank sees. Where the references do not depend on the
-    data, a posterior that returns the prior passes; with references that do, uniform ranks for all of them are
-    sufficient for the exact posterior.
+    All latents are tested at once. The prior passes unless references depend on the data.
 
     Args:
-        rng_key: a PRNG key for the references, and for ties.
+        rng_key: a PRNG key for references and ties.
         simulations: truths and draws.
-        references: reference points by name, (num_simulations, ...), such as functions of the data; None for uniform
-            points in the box of the truths, each latent scaled by the range of its truths.
+        references: reference points by name, (num_simulations, ...); None for uniform points in the truths' box.
 
     Returns:
-        One :class:`~numpyro_wide.calibration.Coverage` of all latents together.
+        One :class:`~numpyro_wide.calibration.Coverage` of all latents.
 
     Example:
         >>> import jax, numpy as np
@@ -433,14 +412,14 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
 
 
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Estimate the coverage of the regions that grow with the rank."""
+    """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
     inside = [np.mean(ranks < point, axis=0) for point in points]
     return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
-    """Estimate the coverage of the intervals between the k-th draws from both ends, k ≤ rank ≤ num_draws − k."""
+    """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
     inside = [np.mean((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
@@ -467,26 +446,19 @@ def from_guide(
 ) -> Simulations:
     """Draw from an amortised guide for data simulated from the model.
 
-    Latents of the model that the guide does not sample are marginalised. The guide's log densities are kept, for
-    highest-density regions.
-
     Args:
         rng_key: a PRNG key.
         model: ``model(*model_args)``, called without data, samples every site.
-        guide: ``guide(observed_values, *model_args)``, for *one* simulated data set, samples latents of the model.
-        params: values of the guide's param and mutable sites, as a trainer returns them; {} if it has none.
+        guide: ``guide(observed_values, *model_args)``, for *one* data set, samples latents of the model.
+        params: values of the guide's param and mutable sites, {} if it has none.
         *model_args: arguments of model and guide.
-        observed: name, or names, of the sample or deterministic sites that are data at inference time.
+        observed: name, or names, of the sites that are data.
         num_simulations: number of simulated data sets.
-        num_draws: number of draws from the guide for each data set.
-        batch_size: number of data sets whose draws are made at a time.
+        num_draws: number of draws for each data set.
+        batch_size: number of data sets handled at once.
 
     Returns:
-        :class:`Simulations` of the guide's sites.
-
-    Raises:
-        ValueError: if the model observes, a site is missing, the guide draws anything but latents of the model, or
-            ``params`` lacks one of the guide's sites, which would then not be the fitted guide.
+        :class:`Simulations` of the guide's sites, with log densities.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

@@ -1,18 +1,7 @@
-r"""Exponential families in natural parameters, as NumPyro distributions.
+"""Exponential families in natural parameters η, as NumPyro distributions (McNamara 2025, Lemma 1; :eq:`family`).
 
-With a guide $q(\theta; \eta) = h(\theta) \exp(\eta^\top T(\theta) - A(\eta))$ in its natural parameters η
-(Mathematics, :eq:`family`) the expected forward KL divergence is strictly convex in the function $x \mapsto \eta(x)$
-(McNamara 2025, Lemma 1), which no parametrisation by means and scales gives. Every constructor takes one array whose
-*last axis* holds η in the order of T, the other axes being the batch, and a ``shift`` that is added to it: the paper
-takes ``shift=1e-4`` for networks whose output starts at zero; where zero lies outside the family's space, the shift
-moves the start into it.
-
-All constructors are ``family(natural, *, shift=0.0, validate_args=None)`` and return a distribution of NumPyro, whose
-log density is computed in float32 at least. Known parameters outside of their space are refused.
-
-Write ``shift=natural.parameters(dist.Normal(0.0, 1.0))`` to start at a given distribution, and
-``biject_to(natural.domain(natural.Normal))`` for a smooth map from unconstrained numbers into the space of natural
-parameters where an encoder might leave it (the objective is then no longer convex in the encoder's output).
+Constructors are ``family(natural, *, shift=0.0, validate_args=None)``, with η = natural + shift along the last axis.
+The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(domain(family))`` keeps η inside.
 """
 
 import math
@@ -54,10 +43,7 @@ _DOMAINS: dict[Callable[..., Any], constraints.Constraint] = {}
 
 
 def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
-    """Return the space of a family's natural parameters, as a NumPyro constraint on vectors.
-
-    ``biject_to`` of it maps unconstrained vectors of the same size into the space smoothly, so that an encoder
-    cannot leave it; ``numpyro.param`` takes it as its ``constraint``.
+    """Return the space of a family's natural parameters, as a NumPyro constraint on vectors, for ``biject_to``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -77,7 +63,7 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
 
 @singledispatch
 def parameters(distribution: dist.Distribution) -> Array:
-    """Compute the natural parameters of a NumPyro distribution, (*batch_shape, size), in the order of its constructor.
+    """Compute the natural parameters of a NumPyro distribution, (*batch_shape, size).
 
     Example:
         >>> import numpyro.distributions as dist
@@ -92,21 +78,20 @@ def parameters(distribution: dist.Distribution) -> Array:
 
 
 def boxed(*components: constraints.Constraint) -> constraints.Constraint:
-    """Constrain the components of a vector, each by its own constraint on numbers."""
+    """Constrain the components of a vector, each by its own constraint."""
     return constraints.independent(constraints.cat(components, dim=-1), 1)
 
 
 def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
-    """Return ``natural + shift`` as floats, (..., size), refused where known numbers lie outside of the space."""
-    # In float32 at least: encoders may work in half precision, densities must not.
+    """Return ``natural + shift``, (..., size), refused outside of the space."""
+    # Densities need float32 at least.
     natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
     try:
         total = jnp.add(*jnp.broadcast_arrays(natural, shift))
     except ValueError as error:
         raise ValueError(
-            f"{name} adds `shift` to the natural parameters, so that it must be a number or broadcast against their "
-            f"shape {natural.shape}, but has shape {shift.shape}."
+            f"the `shift` of {name} must broadcast against the shape {natural.shape}, but has shape {shift.shape}."
         ) from error
     if total.ndim == 0 or (size is not None and total.shape[-1] != size):
         expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
@@ -133,7 +118,7 @@ def _family(
     kinds: tuple[type, ...],
     doc: str,
 ) -> Callable[..., Any]:
-    """Make the constructor of a family, and register its space and its inverse at NumPyro's distributions."""
+    """Make the constructor of a family, and register its space and its inverse."""
 
     def constructor(
         natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
@@ -153,7 +138,7 @@ def _stack(*components: Array) -> Array:
 
 
 def pack_normal(vector: Array, precision: Array) -> Array:
-    """Pack Λμ (..., D) and Λ (..., D, D) of a multivariate Normal into natural parameters (..., D(D + 3)/2)."""
+    """Pack Λμ (..., D) and Λ (..., D, D) into natural parameters (..., D(D + 3)/2)."""
     rows, columns = np.tril_indices(precision.shape[-1])
     lower = precision[..., rows, columns]
     weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
@@ -165,12 +150,12 @@ def pack_normal(vector: Array, precision: Array) -> Array:
 
 
 def unpack_normal(natural: Array) -> tuple[Array, Array]:
-    """Unpack Λμ (..., D) and Λ (..., D, D) from the natural parameters of a multivariate Normal."""
+    """Unpack Λμ (..., D) and Λ (..., D, D) from natural parameters."""
     dim = normal_dimension(natural.shape[-1])
     if dim is None:
         raise ValueError(
-            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis (2, 5, 9, 14, ... for "
-            f"D = 1, 2, 3, 4, ...), but got shape {natural.shape}."
+            "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis, "
+            f"but got shape {natural.shape}."
         )
     rows, columns = np.tril_indices(dim)
     weights = np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
@@ -186,7 +171,7 @@ def normal_dimension(size: int) -> int | None:
 
 
 class _MultivariateNormalSpace(constraints._SingletonConstraint):
-    """Vectors (Λμ, lower triangle of Λ in the order and scale of T) with Λ positive definite."""
+    """Natural parameters with Λ positive definite."""
 
     event_dim = 1
 
@@ -201,7 +186,7 @@ class _MultivariateNormalSpace(constraints._SingletonConstraint):
 
 
 class _MultivariateNormalMap(Transform):
-    """Map of unconstrained vectors to natural parameters: their last part becomes Λ = LLᵀ through NumPyro's own map."""
+    """Map of unconstrained vectors to natural parameters, with Λ = LLᵀ."""
 
     domain = constraints.real_vector
     codomain = _MultivariateNormalSpace()
@@ -216,7 +201,7 @@ class _MultivariateNormalMap(Transform):
         return jnp.concatenate([vector, biject_to(constraints.positive_definite).inv(precision)], axis=-1)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
-        """Add to that of the map to Λ a factor ½ for each of its D diagonal entries."""
+        """Add to that of the map to Λ a factor ½ for each diagonal entry."""
         _, precision = unpack_normal(y)
         dim = precision.shape[-1]
         log_det = biject_to(constraints.positive_definite).log_abs_det_jacobian(x[..., dim:], precision)
@@ -227,7 +212,7 @@ class _MultivariateNormalMap(Transform):
         return (), ((), {})
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the other is a map of this kind: all of them are the same."""
+        """Tell whether the other is a map of this kind."""
         return isinstance(other, _MultivariateNormalMap)
 
     __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms
@@ -237,7 +222,7 @@ biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNor
 
 
 class NaturalPoisson(dist.Poisson):
-    """NumPyro's Poisson distribution with a log density computed from the log rate itself."""
+    """Poisson distribution with a log density of the log rate."""
 
     pytree_data_fields = ("log_rate",)
 
@@ -247,16 +232,16 @@ class NaturalPoisson(dist.Poisson):
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Evaluate the log probability of the counts ``value``."""
+        """Evaluate the log probability of counts."""
         count = jnp.asarray(value, self.log_rate.dtype)
         return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
 
 
-_SMALL, _LARGE = 0.5, 30.0  # between them the library's scaled Bessel function is used
+_SMALL, _LARGE = 0.5, 30.0  # limits of the two series
 
 
 class NaturalVonMises(dist.VonMises):
-    """NumPyro's von Mises distribution with a log density computed from η itself."""
+    """Von Mises distribution with a log density of η."""
 
     reparametrized_params: ClassVar[list[str]] = []  # draws are by rejection
     pytree_data_fields = ("natural",)
@@ -264,13 +249,13 @@ class NaturalVonMises(dist.VonMises):
     def __init__(self, natural: Array, *, validate_args: bool | None = None):
         self.natural = natural
         is_zero = jnp.all(natural == 0, axis=-1)
-        # At zero any direction will do, and a concentration that NumPyro's sampler does not divide by.
+        # At zero any direction will do; NumPyro's sampler divides by the concentration.
         east = jnp.where(is_zero, 1, natural[..., 0])
         concentration = jnp.maximum(_norm(natural), 1e-6)
         super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        """Evaluate the log density at the angles ``value``, any real numbers: it is periodic."""
+        """Evaluate the log density at any real angles."""
         natural, value = as_floats(self.natural, value)
         point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
         natural, point = _of_equal_rank(natural, point)
@@ -283,21 +268,21 @@ class NaturalVonMises(dist.VonMises):
 
 
 def _of_equal_rank(*arrays: Array) -> list[Array]:
-    """Give all arrays the same number of axes, by leading axes of length 1."""
+    """Give all arrays the same number of axes, by leading axes."""
     rank = max(array.ndim for array in arrays)
     return [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
 
 
 @jax.custom_jvp
 def _alignment(eta: Array, point: Array) -> Array:
-    """Compute η·T − κ for a unit vector T, as −½ κ |T − η/κ|²: the two terms are of the size of κ, and cancel."""
+    """Compute η·T − κ for a unit vector T, as −½ κ |T − η/κ|²: the two terms cancel."""
     concentration = jnp.sqrt(jnp.sum(eta**2, axis=-1))
     return -0.5 * concentration * jnp.sum((point - eta / concentration[..., None]) ** 2, axis=-1)
 
 
 @_alignment.defjvp
 def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    """Write T − η/κ along η as −½ |T − η/κ|², which the difference would lose in the rounding of two unit vectors."""
+    """Write T − η/κ along η as −½ |T − η/κ|², against cancellation."""
     (eta, point), (d_eta, d_point) = primals, tangents
     mode = eta / jnp.sqrt(jnp.sum(eta**2, axis=-1, keepdims=True))
     across = jnp.stack([-mode[..., 1], mode[..., 0]], axis=-1)
@@ -320,7 +305,7 @@ def _log_bessel_series(squared: Array) -> Array:
 
 
 def _log_scaled_bessel(concentration: Array) -> Array:
-    """Compute log (e^−κ I₀(κ)) for κ ≥ ½, with derivatives that keep their relative accuracy however large κ is."""
+    """Compute log (e^−κ I₀(κ)) for κ ≥ ½, with accurate derivatives."""
     is_large = concentration > _LARGE
     middle = jnp.log(i0e(jnp.where(is_large, 1, concentration)))
     # Asymptotic series: √(2πκ) e^−κ I₀ = Σ ((2k − 1)!!)² / (k! (8κ)^k) (Abramowitz and Stegun, 9.7.1).
@@ -333,7 +318,7 @@ def _log_scaled_bessel(concentration: Array) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
-    """Sum cₖ xᵏ by Horner's rule; the derivative is another such sum, for reverse mode would keep every step of it."""
+    """Sum cₖ xᵏ by Horner's rule, with a derivative that stores no steps."""
     total = jnp.zeros_like(x)
     for coefficient in reversed(coefficients):
         total = coefficient + x * total
@@ -467,6 +452,6 @@ VonMises = _family(
     lambda q: _stack(q.concentration * jnp.cos(q.loc), q.concentration * jnp.sin(q.loc)),
     (dist.VonMises,),
     r"Von Mises distribution on the circle, $T(\theta) = (\cos\theta, \sin\theta)$, η = κ (cos μ, sin μ): "
-    "uniform and smooth at zero, and accurate in float32 up to concentrations of millions.",
+    "uniform at zero.",
 )
 parameters.register(NaturalVonMises)(lambda q: q.natural)

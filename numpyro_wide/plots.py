@@ -1,7 +1,4 @@
-"""Figures with matplotlib: every function takes ``ax=`` and returns the axes.
-
-Traces, ranks of draws and autocorrelations are ArviZ's: ``plot_trace``, ``plot_rank``, ``plot_autocorr``.
-"""
+"""Figures with matplotlib: every function takes ``ax=`` and returns the axes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,17 +26,12 @@ def plot_rank_ecdf(
 ) -> "Axes":
     """Draw the ranks' distribution function minus the uniform one, with its simultaneous band (Säilynoja 2022).
 
-    A curve above zero on the left and below it on the right shows posteriors that are too narrow.
-
     Args:
-        ranks: (num_simulations,), or a dictionary of arrays (num_simulations, ...), from ``calibration.sbc_ranks``.
+        ranks: (num_simulations,), or a dictionary of arrays (num_simulations, ...).
         num_draws: number of draws that they are ranks among.
-        level: probability that the curve of *one* uniform rank is inside the band everywhere.
+        level: probability that *one* uniform curve is inside the band.
         ax: matplotlib axes, or None for a new figure.
         **kwargs: keyword arguments of ``Axes.step``.
-
-    Raises:
-        ValueError: for ranks that are not whole numbers from 0 to ``num_draws``.
     """
     num_draws = whole_number("num_draws", num_draws)
     curves = _scalars(ranks if isinstance(ranks, Mapping) else {"": ranks})
@@ -64,8 +56,8 @@ def plot_coverage(
     """Draw empirical against nominal coverage, with the simultaneous band of an exact posterior.
 
     Args:
-        coverage: result of ``calibration.tarp``, or the dictionary of ``calibration.expected_coverage``.
-        level: probability that *one* curve of an exact posterior is inside the band everywhere.
+        coverage: result of ``calibration.tarp`` or ``calibration.expected_coverage``.
+        level: probability that *one* exact curve is inside the band.
         ax: matplotlib axes, or None for a new figure.
         **kwargs: keyword arguments of ``Axes.plot``.
     """
@@ -92,8 +84,7 @@ def plot_ess_by_width(
     """Draw effective sample size against layer width, mean and range (Hron 2022, Figures 7 and 11).
 
     Args:
-        ess: effective sample sizes by label and width: an array, or the "mean", "min" and "max" that
-            :func:`~numpyro_wide.diagnostics.projected_ess` returns.
+        ess: sizes by label and width, an array or the result of :func:`~numpyro_wide.diagnostics.projected_ess`.
         ax: matplotlib axes, or None for a new figure.
         ylabel: label of the vertical axis.
 
@@ -130,21 +121,16 @@ def plot_reliability(
 ) -> "Axes":
     """Draw accuracy against confidence, over a histogram of the confidences.
 
-    The confidence of a row is its largest probability. For every bin that is not empty a point shows mean confidence
-    and accuracy, with the exact binomial interval (Clopper and Pearson 1934); below the diagonal predictions are
-    overconfident. Bars are the bins' shares of all rows: the
-    :func:`~numpyro_wide.diagnostics.expected_calibration_error` is the sum of share times distance from the diagonal.
+    Each point is a bin's mean confidence and accuracy with its exact binomial interval (Clopper and Pearson 1934); bars
+    are shares of rows.
 
     Args:
         labels: true classes, whole numbers from 0, (n,).
-        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), averaged first.
+        probs: class probabilities, (n, classes) or (draws, n, classes).
         num_bins: number of bins of equal width.
-        level: probability of each interval, in (0, 1).
+        level: probability of each interval.
         ax: matplotlib axes, or None for a new figure.
         **kwargs: keyword arguments of ``Axes.errorbar``.
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes.
 
     Example:
         >>> import numpy as np
@@ -176,7 +162,7 @@ def plot_reliability(
 def _axes_or_new(ax: Any) -> Any:
     if ax is not None:
         return ax
-    from matplotlib import pyplot  # here, so that the package imports without a display
+    from matplotlib import pyplot  # needs a display
 
     return pyplot.subplots(figsize=(5, 3.5), layout="constrained")[1]
 
@@ -216,10 +202,10 @@ def _mean_and_range(sizes: Any) -> tuple[float, float, float]:
 
 def _binomial_interval(hits: np.ndarray, counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the exact intervals for the probability of a hit (Clopper and Pearson 1934)."""
-    from scipy.stats import beta  # slow to import: not with the package
+    from scipy.stats import beta  # slow
 
     tail = (1 - level) / 2
-    # Where all or none are hits a law has no second parameter, and its quantile is the end of the scale.
+    # Without hits, or misses, the end is that of the scale.
     low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), counts - hits + 1), 0.0)
     high = np.where(hits < counts, beta.ppf(1 - tail, hits + 1, np.maximum(counts - hits, 1)), 1.0)
     return low, high

@@ -1,4 +1,4 @@
-"""Amortised inference by the expected forward KL divergence: a guide for every observation, trained on simulations."""
+"""Amortised inference by the expected forward KL divergence."""
 
 from numpyro_wide.amortized._importance import ImportanceSample as ImportanceSample
 from numpyro_wide.amortized._importance import importance_sample as importance_sample

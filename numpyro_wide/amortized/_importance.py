@@ -28,10 +28,10 @@ class ImportanceSample(NamedTuple):
     """Draws of a guide, weighted to the posterior.
 
     Attributes:
-        samples: draws of the latents by site, (draws, ...).
-        log_weights: logarithms of the weights, Pareto-smoothed and normalised to sum to one, (draws,).
-        pareto_k: shape of the tail of the raw weights: below 0.7 the sample can be relied on.
-        effective_sample_size: 1 / Σ w², between 1 and the number of draws.
+        samples: draws by site, (draws, ...).
+        log_weights: Pareto-smoothed log weights, normalised, (draws,).
+        pareto_k: tail shape of the raw weights, reliable below 0.7.
+        effective_sample_size: 1 / Σ w².
     """
 
     samples: Draws
@@ -50,28 +50,22 @@ def importance_sample(
     *model_args: Any,
     **model_kwargs: Any,
 ) -> ImportanceSample:
-    """Draw from a guide given one observation, and weigh the draws to the posterior.
+    """Draw from a guide given one observation, and weigh the draws to the posterior (Vehtari et al. 2024).
 
-    For models whose likelihood is tractable, with guides that cover all latents. Weights are smoothed by ArviZ (Vehtari
-    et al. 2024); a tail shape above 0.7 says that the guide misses parts of this posterior.
+    For a tractable likelihood and a guide of all latents.
 
     Args:
         rng_key: a PRNG key.
         num_samples: number of draws.
         model: ``model(*model_args, **model_kwargs)``, called without data, simulates every site.
-        guide: ``guide(observed_values, *model_args, **model_kwargs)``, written for one data set.
-        params: values of the guide's param and mutable sites, as a trainer's run returns them; {} if it has none.
+        guide: ``guide(observed_values, *model_args, **model_kwargs)``, for one data set.
+        params: values of the guide's param and mutable sites, {} if it has none.
         observed_values: values of the observed sites of one data set, by name.
         *model_args: arguments of model and guide.
-        **model_kwargs: keyword arguments of model and guide.
+        **model_kwargs: keyword arguments.
 
     Returns:
-        Draws, log weights, the Pareto shape of the weights, and their effective sample size.
-
-    Raises:
-        ValueError: if ``params`` lacks a site of the guide, the guide marginalises a latent, an observed site is a
-            function of the latents, or ``observed_values`` has other shapes than the model simulates.
-        FloatingPointError: if no weight is positive and finite.
+        An :class:`ImportanceSample`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -95,7 +89,7 @@ def importance_sample(
         check_no_nan(f"observed_values[{name!r}]", value)
     model_sites = run_model(model, model_args, model_kwargs, rng_key=rng_key)
     check_simulator(model_sites, observed)
-    # At simulated data, so that wrong shapes of the observed values are met by their own check.
+    # At simulated data: wrong shapes have their own check.
     simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
     guide_sites = check_params(guide, rng_key, params, simulated, model_args, model_kwargs)
     check_guide(guide_sites, model_sites, observed)
@@ -111,17 +105,16 @@ def importance_sample(
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if not np.isfinite(log_ratios).any():
         raise FloatingPointError(
-            "expected draws of positive weight, but no draw of the guide has a positive finite weight: compare the "
-            "observed values with what the model simulates."
+            "no draw of the guide has a positive finite weight: compare the observed values with simulated ones."
         )
-    # A draw outside of the posterior's support weighs nothing, and one that gave NaN is not to be used.
+    # NaN weighs nothing.
     log_weights, pareto_k = pareto_smoothed(np.where(np.isnan(log_ratios), -np.inf, log_ratios))
     effective = float(np.exp(-np.logaddexp.reduce(2 * log_weights)))
     return ImportanceSample(samples, jnp.asarray(log_weights), pareto_k, effective)
 
 
 def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None = None) -> None:
-    """Refuse anything but a dictionary, with the names of the observed sites as its keys if they are known."""
+    """Refuse anything but a dictionary of the observed sites."""
     keys = "names of the observed sites as its keys" if observed is None else f"the keys {listing(observed)}"
     if not isinstance(observed_values, Mapping):
         first = "site" if observed is None else observed[0]
@@ -134,12 +127,12 @@ def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None
 
 
 def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
-    """Refuse values that the likelihood would broadcast: they would be counted more than once."""
+    """Refuse values that the likelihood would broadcast."""
     for name, value in observed_values.items():
         if value.shape != simulated[name].shape:
             raise ValueError(
                 f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
-                f"but has {value.shape}; reshape it, or call with the arguments that make the model simulate as much."
+                f"but has {value.shape}."
             )
 
 
@@ -148,7 +141,7 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     if left_out:
         raise ValueError(
             "importance weights need the likelihood of what the guide draws, but the guide marginalises "
-            f"{listing(left_out)}, and their integral is not known. Add these sites to the guide."
+            f"{listing(left_out)}. Add these sites to the guide."
         )
     implicit = [
         name
@@ -158,5 +151,5 @@ def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str
     if implicit:
         raise ValueError(
             f"importance weights need a likelihood, but the observed sites {listing(implicit)} are functions of the "
-            "latents (deterministic, or Delta). Judge such a guide by its calibration."
+            "latents (deterministic, or Delta)."
         )

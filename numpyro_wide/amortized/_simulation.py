@@ -1,4 +1,4 @@
-"""One run of a simulating model, one run of a guide for what it simulated, and the checks of both."""
+"""Runs of a simulating model and of a guide, and the checks of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +20,12 @@ def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
     if not names:
-        raise ValueError("observed must name at least one site; without data there is nothing to condition on.")
+        raise ValueError("observed must name at least one site.")
     return names
 
 
 def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...], args: tuple, kwargs: dict) -> Draws:
-    """Run the model once, and keep the values of its sample sites and of the deterministic sites that are observed."""
+    """Run the model once for its sample and observed sites."""
     sites = run_model(model, args, kwargs, rng_key=rng_key)
     return {
         name: site["value"]
@@ -43,8 +43,8 @@ def run_guide(
     kwargs: dict,
     latents: Draws | None = None,
 ) -> Sites:
-    """Run the guide for one data set, its latents at given values or drawn; return its sites."""
-    # A guide with mutable state writes into the containers it is given.
+    """Run the guide for one data set, its latents given or drawn."""
+    # Guides write mutable state into their containers.
     params = jax.tree.map(lambda leaf: leaf, dict(params))
     values = {**params, **(latents or {})}
     return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
@@ -53,7 +53,7 @@ def run_guide(
 def draw_from_guide(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
 ) -> tuple[Draws, Array]:
-    """Draw once the latents that the guide covers, and return them with their log density, a scalar."""
+    """Draw the guide's latents, with their log density."""
     sites = run_guide(guide, rng_key, params, observed_values, args, kwargs)
     return values_of_type(sites, "sample"), log_density(sites)
 
@@ -65,7 +65,7 @@ def log_density(sites: Sites) -> Array:
 
 
 def values_of_type(sites: Sites, *types: str) -> dict[str, Any]:
-    """Return the values, by name, of the sites of the given types, such as "sample" or "param"."""
+    """Return the values, by name, of sites of the given types."""
     return {name: site["value"] for name, site in sites.items() if site["type"] in types}
 
 
@@ -75,14 +75,14 @@ def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
 
 
 def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
-    """Refuse a model whose run, called without data, is not one simulation of the observed sites."""
+    """Refuse a model that does not simulate the observed sites."""
     candidates = [name for name, site in sites.items() if site["type"] in ("sample", "deterministic")]
     check_names_known("observed", observed, candidates, kind="sample or deterministic site")
     given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
     if given:
         raise ValueError(
-            f"the model must simulate every site, but {listing(given)} have given values (obs=..., or a factor). Call "
-            "it without data: give its argument for the data the default None, and pass obs=None on."
+            f"the model must simulate every site, but {listing(given)} have given values (obs=..., or a factor). "
+            "Give its argument for the data the default None, and pass obs=None on."
         )
     for kind, mend in [
         ("param", "fix their values with numpyro.handlers.substitute(model, data=params)"),
@@ -103,9 +103,9 @@ def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> 
     if scored:
         raise ValueError(
             f"the guide must score latents alone, but it has the observed sites {listing(scored)}; read data from its "
-            f"first argument, a dictionary with the keys {listing(observed)}, and use no obs=... and no factor."
+            f"first argument, a dictionary with the keys {listing(observed)}."
         )
-    # An auxiliary variable would have no simulated value to be scored at.
+    # Auxiliary variables have no simulated values.
     check_names_known("the guide", samples, latents, kind="latent site")
     if not samples:
         raise ValueError(
@@ -120,15 +120,12 @@ def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
     shape, expected = site["fn"].shape(), jnp.shape(model_site["value"])
     if shape != expected:
         raise ValueError(
-            f"the guide's site {name!r} must have the model's shape {expected}, but has {shape}; the guide is written "
-            "for one simulated data set, and plates or .expand(...) give a distribution its shape."
+            f"the guide's site {name!r} must have the model's shape {expected}, but has {shape}; use a plate or "
+            ".expand(...)."
         )
     if site["fn"].support.is_discrete != model_site["fn"].support.is_discrete:
         kinds = ["discrete" if s["fn"].support.is_discrete else "continuous" for s in (site, model_site)]
-        raise ValueError(
-            f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}; give the guide a distribution "
-            "with the model's support."
-        )
+        raise ValueError(f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}.")
 
 
 def _check_plates_and_scales(where: str, sites: Sites) -> None:
@@ -137,25 +134,23 @@ def _check_plates_and_scales(where: str, sites: Sites) -> None:
             refuse_subsampled(site, f"the {where} must run on all rows of a simulation")
         if site["type"] == "sample" and site["scale"] is not None:
             raise ValueError(
-                f"the {where}'s site {name!r} has a scaled log density (handlers.scale), but densities are compared as "
-                "they are; remove the scale."
+                f"the {where}'s site {name!r} has a scaled log density (handlers.scale); remove the scale."
             )
 
 
 def check_params(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
 ) -> Sites:
-    """Run the guide once, and refuse parameters that lack one of its sites, which would start from its own value."""
+    """Run the guide once, and refuse parameters that lack a site."""
     if not isinstance(params, Mapping):
         raise TypeError(
-            "params must be a dictionary with the values of the guide's param sites, as a trainer's run returns them, "
-            f"but is {kind_of(params)}."
+            f"params must be a dictionary with the values of the guide's param sites, but is {kind_of(params)}."
         )
     recorder = _ParameterNames(guide)
     try:
         sites = run_guide(recorder, rng_key, params, observed_values, args, kwargs)
     except Exception as error:
-        # Such as NumPyro's assertion that of a flax module's parameters and state, either both are given or neither.
+        # Such as NumPyro's assertion on a flax module's parameters and state.
         _refuse_missing(recorder.names, params, error)
         raise
     held = values_of_type(sites, "param", "mutable")
@@ -180,6 +175,5 @@ def _refuse_missing(names: list[str], params: Mapping[str, Any], cause: Exceptio
     if missing:
         raise ValueError(
             f"params must hold values for all param and mutable sites of the guide, but {listing(missing)} are "
-            "missing, and the guide would be one that is not fitted. Pass what a trainer's run returned, or get_params "
-            "of its state."
+            "missing, and the guide is not fitted. Pass what a trainer's run or get_params returned."
         ) from cause

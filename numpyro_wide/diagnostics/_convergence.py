@@ -1,4 +1,4 @@
-"""Convergence of chains: R-hat and effective sample sizes, of projections and of functions; pooling."""
+"""Convergence of chains: R-hat, effective sample sizes, pooling."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -19,26 +19,21 @@ from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide._mixture import log_average
 from numpyro_wide.diagnostics._scores import log_predictive_density
 
-_BLOCK = 2**22  # numbers transformed at once: keeps the memory beside the draws bounded
+_BLOCK = 2**22  # numbers transformed at once
 
 
 def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad: ArrayLike | None = None) -> np.ndarray:
-    r"""Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
+    """Estimate the effective sample size of every dimension (Hron 2022, equation 7; Mathematics, :eq:`ess`).
 
-    With $M$ chains of $S$ draws and the autocorrelations $\hat\rho_k$ about the mean of all chains,
-
-    .. math:: \mathrm{ESS} = \frac{M S}{1 + 2\sum_{k=1}^{S-1} (1 - k/S)\, \hat\rho_k}
-
-    where the sum stops before the first negative $\hat\rho_k$. ArviZ's ``ess`` splits chains, and counts negative
-    autocorrelations as a gain.
+    The sum stops before the first negative autocorrelation, unlike in ArviZ's ``ess``.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
-        per_step: whether to divide by the number of draws, $M S$.
-        num_grad: number of gradients to divide by: the total, or the extra field ``num_grad``, NUTS's ``num_steps``.
+        per_step: whether to divide by the total number of draws.
+        num_grad: number of gradients to divide by, the total or the extra field ``num_grad`` or ``num_steps``.
 
     Returns:
-        The size, of shape (...), at most $M S$; NaN where all draws are equal.
+        The size, (...), at most the number of draws; NaN where all draws are equal.
 
     Example:
         >>> import jax
@@ -50,7 +45,7 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
         True
     """
     if per_step and num_grad is not None:
-        raise ValueError("effective_sample_size is given per_step or per gradient, not both; drop one of the two.")
+        raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
     array = _checked(draws)
     flat = array.reshape(*array.shape[:2], -1)
     num_chains, num_draws, num_columns = flat.shape
@@ -70,15 +65,14 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
 def rhat_squared(draws: ArrayLike) -> np.ndarray:
     r"""Compute $\hat R^2$ of every dimension (Hron 2022, equation 6): all variance over the mean within chains.
 
-    1 where the chains agree (Mathematics, :eq:`ess`). With $M$ chains of $S$ draws, the classical $\hat R$, ArviZ's
-    ``rhat(method="identity")``, satisfies
+    With $M$ chains of $S$ draws and the classical $\hat R$,
     $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
 
     Args:
         draws: draws of chains, (chain, draw, ...), at least two draws.
 
     Returns:
-        The ratio, of shape (...): NaN where all draws are equal, inf for different chains that do not move.
+        The ratio, (...), 1 where chains agree; NaN where all draws are equal, inf for different constant chains.
 
     Example:
         >>> import numpy as np
@@ -88,7 +82,7 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
         2.0
     """
     array = _checked(draws)
-    # The variance of a constant is rounding, where it must come out as 0; a NaN must stay one.
+    # Against rounding of constants; NaN stays.
     within = np.where(np.ptp(array, axis=1) == 0, 0.0, array.var(axis=1, dtype=float)).mean(axis=0)
     between = np.where(np.ptp(array, axis=(0, 1)) == 0, 0.0, array.mean(axis=1, dtype=float).var(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -96,24 +90,24 @@ def rhat_squared(draws: ArrayLike) -> np.ndarray:
 
 
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
-    r"""Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
+    """Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
     array = _checked(draws)
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]
-    # Padded with as many zeros, the circular correlation is the plain one.
+    # Padded against wrapping.
     spectrum = fft.rfft(deviations, fft.next_fast_len(2 * num_draws, real=True), axis=1)
     power = np.sum(spectrum.real**2 + spectrum.imag**2, axis=0)
     sums = fft.irfft(power, fft.next_fast_len(2 * num_draws, real=True), axis=0)[:num_draws]
     num_pairs = np.arange(num_draws, 0, -1).reshape(-1, *[1] * (array.ndim - 2))
-    # Rounding leaves a residue in the transform of a constant: it must come out as 0/0.
+    # 0/0 for constants, in spite of rounding.
     variance = np.where(np.ptp(array, axis=(0, 1)) > 0, sums[0] / num_draws, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(variance > 0, sums / num_pairs / variance, np.nan)
 
 
 def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
-    """Compute the denominator of equation 7, of each column of (chain, draw, column)."""
+    """Compute the denominator of equation 7 by column."""
     correlation = autocorrelation(draws)[1:]
     num_draws = draws.shape[1]
     weights = 1.0 - np.arange(1, num_draws)[:, None] / num_draws
@@ -126,28 +120,22 @@ def _checked(draws: ArrayLike) -> np.ndarray:
     if array.ndim < 2 or array.shape[1] < 2 or array.shape[0] < 1:
         raise ValueError(
             f"draws must have shape (chain, draw, ...) with at least two draws, but got {array.shape}; "
-            "use mcmc.get_samples(group_by_chain=True), and draws[None] for a single chain."
+            "use mcmc.get_samples(group_by_chain=True)."
         )
-    # Differences of draws are not defined for booleans, and wrap around for small integers.
+    # Differences fail for booleans, and wrap for small integers.
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(float)
 
 
 def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
-    """Project draws of the flattened weights onto random unit directions.
+    """Project draws of the flattened weights onto random unit directions, fixed by key and site names.
 
     Args:
-        samples: draws by site, each (chain, draw, ...); ``mcmc.get_samples(group_by_chain=True)``, or a part of it.
-        rng_key: a PRNG key. The same key and sites give the same directions.
+        samples: draws by site, (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``.
+        rng_key: a PRNG key.
         num_projections: number of directions.
 
     Returns:
         The projections, (chain, draw, num_projections).
-
-    Raises:
-        ValueError: if there are no sites or no weights, or the sites' numbers of chains and draws differ.
-
-    Warns:
-        UserWarning: if there are more chains than draws, as in samples that are not grouped by chain.
 
     Example:
         >>> import jax
@@ -164,17 +152,15 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
 def random_projections(
     rng_key: Array, sites: Iterable[str], *, num_projections: int = 100
 ) -> Callable[[Mapping[str, Array]], Array]:
-    """Return a function that projects one draw, onto the directions of :func:`project` for the same key and sites.
-
-    It is one for :func:`~numpyro_wide.runs.reduced`.
+    """Return a function that projects one draw as :func:`project` does, for :func:`~numpyro_wide.runs.reduced`.
 
     Args:
         rng_key: a PRNG key.
-        sites: names of the sites whose flattened weights are projected together.
+        sites: names of the sites to project together.
         num_projections: number of directions.
 
     Returns:
-        A function from a draw, a dictionary of sites, to the projections, (num_projections,).
+        A function from a dictionary of sites to the projections, (num_projections,).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -185,7 +171,7 @@ def random_projections(
     check_key("rng_key", rng_key, "random_projections(rng_key, sites)")
     names = sorted({sites} if isinstance(sites, str) else set(sites))
     if not names:
-        raise ValueError("sites must name the sites to project, but is empty; name the weights, such as ['hidden'].")
+        raise ValueError("sites must name the sites to project, but is empty.")
     whole_number("num_projections", num_projections)
     return partial(_project, rng_key=rng_key, names=names, num_projections=num_projections)
 
@@ -195,18 +181,14 @@ def projected_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
 
-    Where hidden units trade places, the function of the weights may have many more effective draws:
-    :func:`function_ess` counts those.
-
     Args:
-        samples: draws by site, each (chain, draw, ...).
+        samples: draws by site, (chain, draw, ...).
         rng_key: a PRNG key.
-        num_projections: number of random unit directions.
-        method: "autocorrelation" for :func:`effective_sample_size`, the paper's; or a method of ArviZ's ``ess``, such
-            as "bulk" or "mean".
+        num_projections: number of directions.
+        method: "autocorrelation" for :func:`effective_sample_size`, or a method of ArviZ's ``ess``.
 
     Returns:
-        "mean", "min" and "max" of the effective sample size over the projections.
+        "mean", "min" and "max" over the projections.
 
     Example:
         >>> import jax
@@ -231,19 +213,18 @@ def function_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of a function at test inputs (Hron 2022, §4).
 
-    To compare kernels take :func:`readout_function`, the mean given the hidden weights, as :func:`summary` does. Values
-    of a :func:`site_function` have more effective draws where :class:`~numpyro_wide.ReadoutPredictive` draws readouts.
+    To compare kernels take :func:`readout_function`: readouts drawn anew raise the size of a :func:`site_function`.
 
     Args:
-        function: function from one draw, a dictionary of sites, to an array of any shape. It is compiled.
-        samples: draws by site, each (chain, draw, ...).
-        rng_key: a PRNG key, for the directions.
-        num_projections: number of random unit directions.
+        function: function from one draw, a dictionary of sites, to an array.
+        samples: draws by site, (chain, draw, ...).
+        rng_key: a PRNG key.
+        num_projections: number of directions.
         method: as for :func:`projected_ess`.
-        batch_size: number of draws that are evaluated at once.
+        batch_size: number of draws evaluated at once.
 
     Returns:
-        "mean", "min" and "max" of the effective sample size over the projections.
+        "mean", "min" and "max" over the projections.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -269,7 +250,7 @@ def function_ess(
 def _project(
     samples: Mapping[str, Any], rng_key: Array, names: list[str], num_projections: int, num_leading: int = 0
 ) -> Array:
-    """Project the sites' values, flattened after their leading axes, onto directions that the key and names give."""
+    """Project sites, flattened after their leading axes."""
     whole_number("num_projections", num_projections)
     missing = [name for name in names if name not in samples]
     if missing:
@@ -279,8 +260,8 @@ def _project(
     values = [as_floats(samples[name], names=(f"the samples of {name!r}",))[0] for name in names]
     flat = [value.reshape(*value.shape[:num_leading], -1) for value in values]
     if not sum(value.shape[-1] for value in flat):
-        raise ValueError("there is nothing to project: the sites hold no numbers; name sites that do.")
-    # In the midst of a compilation, too, these are numbers: a step must not draw them anew.
+        raise ValueError("there is nothing to project: the sites hold no numbers.")
+    # Constants of a compiled step.
     with jax.ensure_compile_time_eval():
         parts = [
             random.normal(random.fold_in(rng_key, index), (value.shape[-1], num_projections), value.dtype)
@@ -292,7 +273,7 @@ def _project(
 
 
 def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return the numbers of chains and draws, and warn the caller's caller where one looks like the other."""
+    """Return the numbers of chains and draws, or warn."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
     if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
         raise ValueError(
@@ -302,8 +283,8 @@ def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
     num_chains, num_draws = next(iter(leading.values()))
     if num_chains > num_draws:
         warnings.warn(
-            f"the samples are read as {num_chains} chains of {num_draws} draws each; if they are draws without an axis "
-            "for the chains, use mcmc.get_samples(group_by_chain=True).",
+            f"the samples are read as {num_chains} chains of {num_draws} draws each; "
+            "use mcmc.get_samples(group_by_chain=True).",
             UserWarning,
             stacklevel=3,
         )
@@ -316,20 +297,19 @@ def _mean_and_range(projections: Array, method: str) -> dict[str, float]:
     return {"mean": float(ess.mean()), "min": float(ess.min()), "max": float(ess.max())}
 
 
-_LEVEL = 0.9  # the level of the quantile over predictions: the largest of hundreds is noise
-_MOST_SUBSETS = 100  # the most subsets of the chains that are averaged over, for each size
+_LEVEL = 0.9  # quantile over predictions: the largest is noise
+_MOST_SUBSETS = 100  # of chains, for each size
 
 
 class PoolingReport(NamedTuple):
     r"""Result of :func:`pooling`, to print.
 
     Attributes:
-        within: for each chain, $\hat R$ of the predictions between its halves, (chains,); infinite for a chain that
-            does not move.
-        between: $\hat R$ of the predictions between the chains; nine tenths of the entries of y are below it.
-        largest: the largest $\hat R$ of any entry of y between the chains.
-        by_chain: mean log predictive density of each chain alone, (chains,).
-        by_number: mean log predictive density of pools of 1, 2, ... chains, averaged over the pools, (chains,).
+        within: $\hat R$ between the halves of each chain, (chains,); inf for a constant chain.
+        between: $\hat R$ between chains, the 90 % quantile over entries of y.
+        largest: largest $\hat R$ between chains of any entry.
+        by_chain: mean log predictive density of each chain, (chains,).
+        by_number: mean log predictive density of pools of 1, 2, ... chains, (chains,).
         limit: largest $\hat R$ of chains that agree.
     """
 
@@ -342,7 +322,7 @@ class PoolingReport(NamedTuple):
 
     @property
     def unsettled(self) -> list[int]:
-        """Numbers of the chains whose halves disagree, or that do not move."""
+        """Chains whose halves disagree, or that do not move."""
         return [int(chain) for chain in np.flatnonzero(~(self.within <= self.limit))]
 
     @property
@@ -370,23 +350,19 @@ class PoolingReport(NamedTuple):
 
 
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
-    r"""Judge by their predictions whether chains may be pooled, for numbers with Gaussian noise.
+    r"""Judge by their predictions whether chains may be pooled, for Gaussian noise.
 
-    $\hat R$ is that of the function and the noise at the predicted rows, not of the weights, which cannot agree where
-    hidden units trade places. Chains that have settled and disagree sit in modes of their own: their equal-weight
-    mixture is an ensemble, not the posterior, often with better scores than any member.
-
-    $\hat R$ is the classical one, of means and of log variances; nine tenths of the entries of y are below it. Chains
-    of fewer than about fifty independent draws look unsettled by chance.
+    Settled chains that disagree are an ensemble, not the posterior. Fewer than about fifty independent draws a chain
+    look unsettled by chance.
 
     Args:
-        y: observations at the predicted rows, (n,), or (n, k) for k outputs.
-        mean: means of the predictions, (chains, draws, n) or (chains, draws, n, k).
-        variance: their variances, noise included, of the shape of ``mean``.
-        rhat_limit: largest $\hat R$ of chains that agree, more than 1.
+        y: observations, (n,) or (n, k).
+        mean: predicted means, (chains, draws, *y.shape).
+        variance: predicted variances with the noise, of the shape of ``mean``.
+        rhat_limit: largest $\hat R$ of chains that agree, above 1.
 
     Returns:
-        A :class:`PoolingReport`, to print, with ``advice``.
+        A :class:`PoolingReport`, to print.
 
     Example:
         >>> import numpy as np
@@ -400,12 +376,10 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
     if means.ndim != np.ndim(y) + 2 or means.shape != variances.shape or means.shape[0] < 2 or means.shape[1] < 4:
         raise ValueError(
             "mean and variance must have shape (chains, draws, *y.shape), with at least 2 chains of 4 draws, but y has "
-            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}; for the draws of a "
-            "ReadoutPredictive, write mean.reshape(num_chains, -1, *y.shape)."
+            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}."
         )
     if not rhat_limit > 1:
         raise ValueError(f"rhat_limit must be above 1, but is {rhat_limit!r}.")
-    # Checks the numbers too.
     scores = [log_predictive_density(y, *chain, pointwise=True) for chain in zip(means, variances, strict=True)]
     densities = np.stack([np.ravel(score) for score in scores])
     predicted = np.stack([means, np.log(variances)], axis=-1).astype(float)
@@ -426,19 +400,19 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
 
 def _rhats(draws: np.ndarray) -> np.ndarray:
-    """Return the classical R-hat by entry of y, of the worse of its two moments; 1 where no draw moves it."""
+    """Return the larger R-hat of both moments by entry of y; 1 for constant draws."""
     num_chains, num_draws = draws.shape[:2]
-    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # the relation in rhat_squared's docstring
+    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # as in rhat_squared
     squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
     return np.sqrt(squared).max(axis=-1).ravel()
 
 
 def _quantile(rhats: np.ndarray) -> float:
-    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others cannot tell infinities apart
+    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others fail for infinities
 
 
 def _mean_of_pools(densities: np.ndarray, number: int) -> float:
-    """Return the mean log density of pools of so many chains; ``densities`` are logarithms, (chains, entries)."""
+    """Return the mean log density of pools of ``number`` chains."""
     num_chains = len(densities)
     if comb(num_chains, number) <= _MOST_SUBSETS:
         pools = [list(pool) for pool in combinations(range(num_chains), number)]

@@ -1,4 +1,4 @@
-"""Scores of predictions: of numbers, by a mixture of Gaussians over draws, and of classes."""
+"""Scores of predicted numbers, by mixtures of Gaussians, and classes."""
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,9 @@ from numpyro_wide._checks import as_floats, check_finite, check_levels, is_known
 
 
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
-    r"""Compute the root mean squared error of the mean over draws, in the units of y.
+    """Compute the root mean squared error of the mean over draws, in the units of y.
 
-    Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: not used; the third argument of the other scores.
-
-    Raises:
-        ValueError: if shapes do not fit, or there is NaN or infinity.
+    Arguments as for :func:`log_predictive_density`; the variance is unused.
 
     Example:
         >>> import numpy as np
@@ -34,18 +28,13 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
 def log_predictive_density(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False
 ) -> float | np.ndarray:
-    r"""Compute the mean log density of y under the mixture over draws, $\log \frac1S \sum_s N(y; \mu_s, \sigma_s^2)$.
-
-    In nats, higher is better. Every entry of y is scored by itself: for several outputs, by the marginal densities.
+    r"""Compute the mean log density of y, nats, under the mixture $\frac1S \sum_s N(y; \mu_s, \sigma_s^2)$ over draws.
 
     Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: predicted variances, noise included, of the shape of ``mean``.
-        pointwise: whether to return the log density of every entry instead of their mean.
-
-    Raises:
-        ValueError: if shapes do not fit, there is NaN or infinity, or a variance is not positive.
+        y: observations, (n,) or (n, k); outputs are scored by their marginals.
+        mean: predicted means, (draws, *y.shape) or y's shape.
+        variance: predicted variances with the noise, of the shape of ``mean``.
+        pointwise: whether to return the log density of every entry instead.
 
     Example:
         >>> import numpy as np
@@ -59,11 +48,10 @@ def log_predictive_density(
 
 
 def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool = False) -> float | np.ndarray:
-    r"""Compute the continuous ranked probability score of the mixture over draws, in the units of y.
+    r"""Compute the continuous ranked probability score of the mixture over draws, in the units of y; lower is better.
 
-    $\int (F(x) - 1\{x \ge y\})^2 dx = E|X - y| - \frac12 E|X - X'|$ for X and X' from the mixture (Gneiting & Raftery
-    2007), exactly (Grimit 2006). Lower is better. The cost is at most quadratic in the number of draws, and linear if
-    they share the noise. Arguments are those of :func:`log_predictive_density`.
+    $E|X - y| - \frac12 E|X - X'|$ for X and X' from the mixture (Gneiting & Raftery 2007), exactly (Grimit 2006).
+    Arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -76,9 +64,9 @@ def crps(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, pointwise: bool 
 
 
 def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> np.ndarray:
-    """Compute the mixture's distribution function at y, of the shape of y: uniform for calibrated predictions.
+    """Compute the mixture's distribution function at y, y's shape: uniform for calibrated predictions.
 
-    Arguments are those of :func:`log_predictive_density`.
+    Arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -91,9 +79,9 @@ def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: Arra
 
 
 def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level: float = 0.9) -> float:
-    """Compute the share of y inside the mixture's central interval of probability ``level``.
+    """Compute the share of y inside the central interval of probability ``level``.
 
-    The other arguments are those of :func:`log_predictive_density`.
+    Other arguments as for :func:`log_predictive_density`.
 
     Example:
         >>> import numpy as np
@@ -108,18 +96,13 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
 def regression_scores(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, scale: ArrayLike = 1.0
 ) -> dict[str, float]:
-    """Compute all scores with their standard errors, in the units of y times ``scale``.
+    """Compute all scores with standard errors, in the units of y times ``scale``.
 
-    Args:
-        y: observations, (n,), or (n, k) for k outputs.
-        mean: predicted means, (draws, n) or (draws, n, k); of the shape of y for a single Gaussian.
-        variance: predicted variances, noise included, of the shape of ``mean``.
-        scale: divisor of standardised targets, a number or (k,), for scores in their original units.
+    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), is that of the targets.
 
     Returns:
-        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, averaged over rows and outputs, each
-        also with ``_se``: the standard error over independent rows, by the delta method for the first and binomial for
-        the last (of one output); NaN of a single row, where it is not binomial.
+        ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with
+        ``_se``, the standard error over independent rows; NaN for a single row.
 
     Example:
         >>> import numpy as np
@@ -144,7 +127,7 @@ def regression_scores(
         "log_predictive_density": log_density.mean(),
         "crps": score.mean(),
         "coverage_90": is_inside.mean(),
-        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,  # d√x = dx / (2√x)
+        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,
         "log_predictive_density_se": _standard_error(log_density),
         "crps_se": _standard_error(score),
         "coverage_90_se": _standard_error(is_inside, is_binomial=True),
@@ -153,9 +136,9 @@ def regression_scores(
 
 
 def _standard_error(by_entry: np.ndarray, is_binomial: bool = False) -> float:
-    """Return the standard error of the mean over rows (n, ...); NaN for too few rows or infinite numbers."""
+    """Return the standard error of the mean over rows (n, ...), or NaN."""
     by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
-    degrees_lost = 0 if is_binomial else 1  # divided by n, the variance of zeros and ones is the binomial p (1 − p)
+    degrees_lost = 0 if is_binomial else 1
     if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
         return np.nan
     return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
@@ -175,40 +158,31 @@ def _checked(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.nda
     if mean.shape != y.shape and (mean.shape[1:] != y.shape or not len(mean)):
         raise ValueError(
             f"mean must have the shape of y, {y.shape}, or an axis of draws before it, but has {mean.shape}; move the "
-            "axis of draws by np.moveaxis, and transpose a y that has outputs instead of rows."
+            "axis of draws by np.moveaxis."
         )
     if variance.shape != mean.shape:
         raise ValueError(
             f"variance must have the shape of mean, {mean.shape}, but has {variance.shape}; use "
-            "np.broadcast_to(variance, mean.shape) where draws or rows share it."
+            "np.broadcast_to(variance, mean.shape)."
         )
     if not np.all(variance > 0):
-        raise ValueError(
-            f"variance must be positive everywhere, but is {variance.min()} somewhere; add the noise's to that of a "
-            "function's value."
-        )
+        raise ValueError(f"variance must be positive everywhere, but is {variance.min()} somewhere; add the noise's.")
     return y, mean.reshape(-1, *y.shape), variance.reshape(-1, *y.shape)
 
 
 def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: int = 15) -> Array:
     r"""Compute the distance of confidence from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
-    $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over bins of equal width of the largest
-    probability, [b/B, (b+1)/B), the last one closed. For a mixture over draws, average the probabilities first. The
-    error of n perfectly calibrated predictions is of order $1/\sqrt n$, not 0.
-
-    Either argument may come first: probabilities are real, labels whole.
+    $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over equal bins of the largest probability.
+    The arguments may be swapped.
 
     Args:
-        probs: probabilities of the classes, (..., n, classes).
+        probs: class probabilities, (..., n, classes), averaged over draws.
         labels: true classes, whole numbers from 0, (n,) or (..., n).
-        num_bins: number B of bins.
+        num_bins: number of bins.
 
     Returns:
-        The error, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
-
-    Raises:
-        ValueError: if shapes do not fit, rows are not probabilities, or labels are not classes.
+        The error, (...); NaN under ``jit`` for a label out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -226,14 +200,14 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
 
 
 def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
-    r"""Compute the mean negative log probability of the true classes, $-\frac1n \sum_i \log p_i(y_i)$, in nats.
+    """Compute the mean negative log probability of the true classes, in nats.
 
     Args:
         labels: true classes, whole numbers from 0, (n,) or (..., n).
-        probs: probabilities of the classes, (..., n, classes); average those of a mixture over its draws first.
+        probs: class probabilities, (..., n, classes), averaged over draws.
 
     Returns:
-        The score, of the leading shape (...). NaN under ``jit`` for a label that is not a class.
+        The score, (...); NaN under ``jit`` for a label out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -246,9 +220,7 @@ def negative_log_likelihood(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
-    """Compute the share of rows whose most probable class is the true one; the first counts of equal ones.
-
-    Arguments and shape of the result are those of :func:`negative_log_likelihood`.
+    """Compute the share of rows whose most probable class is true; arguments as for :func:`negative_log_likelihood`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -261,10 +233,7 @@ def accuracy(labels: ArrayLike, probs: ArrayLike) -> Array:
 
 
 def predictive_entropy(probs: ArrayLike) -> Array:
-    r"""Compute the entropy $-\sum_c p_c \log p_c$ of predicted classes, in nats, (..., n) (Huix 2022, E.5).
-
-    Args:
-        probs: probabilities of the classes, (..., n, classes).
+    """Compute the entropy of class probabilities (..., n, classes), in nats, (..., n) (Huix 2022, E.5).
 
     Example:
         >>> import jax.numpy as jnp
@@ -276,17 +245,16 @@ def predictive_entropy(probs: ArrayLike) -> Array:
 
 
 def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int = 15) -> dict[str, float]:
-    r"""Compute all scores of predicted class probabilities, with their standard errors.
+    """Compute all scores of class probabilities with standard errors.
 
     Args:
         labels: true classes, whole numbers from 0, (n,).
-        probs: probabilities of the classes, (n, classes), or by draw, (draws, n, classes), averaged first.
+        probs: class probabilities, (n, classes) or (draws, n, classes).
         num_bins: number of bins of the calibration error.
 
     Returns:
-        ``"accuracy"``, ``"negative_log_likelihood"`` in nats, and ``"expected_calibration_error"``, each also with
-        ``_se``: the standard error over independent rows, binomial for the first, by the delta method for the last (too
-        small for calibrated predictions); NaN of a single row, where it is not binomial.
+        ``"accuracy"``, ``"negative_log_likelihood"`` in nats and ``"expected_calibration_error"``, each with ``_se``,
+        the standard error over independent rows; NaN for a single row.
 
     Example:
         >>> import numpy as np
@@ -310,12 +278,12 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
 
 
 def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,); ``order`` is for messages."""
+    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,)."""
     return _binned(*_averaged(order, labels, probs), whole_number("num_bins", num_bins))
 
 
 def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
-    """Return labels (n,) and probabilities (n, classes), averaged over draws if there are any."""
+    """Return labels (n,) and probabilities (n, classes), averaged over draws."""
     if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
         raise ValueError(
             "labels must have shape (n,) and probs (n, classes) or (draws, n, classes), but got "
@@ -334,7 +302,7 @@ def _is_class(labels: Array, probs: Array) -> Array:
 
 
 def _is_right(labels: Array, probs: Array) -> Array:
-    """Return 1 where the most probable class is the label, else 0; NaN where the label is no class."""
+    """Return 1, 0, or NaN for a label out of range."""
     is_right = (jnp.argmax(probs, -1) == labels).astype(probs.dtype)
     return jnp.where(_is_class(labels, probs), is_right, jnp.nan)
 
@@ -345,21 +313,21 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
 
 
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return one-hot memberships of bins (..., n, bins), correctness (..., n) and confidence (..., n)."""
+    """Return memberships of bins (..., n, bins), correctness and confidence (..., n)."""
     confidence = jnp.max(probs, -1)
-    # Divided by NumPy, whose quotients are correctly rounded: a confidence of k/B is then the left edge of its bin.
+    # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, confidence, side="right"), num_bins, dtype=confidence.dtype)
     return members, _is_right(labels, probs), confidence
 
 
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
-    """Return both as arrays, the labels with the leading axes of the probabilities."""
+    """Return both as arrays (..., n) and (..., n, classes)."""
     labels = labels if isinstance(labels, Array) else jnp.asarray(np.asarray(labels))
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            f"labels must be integers, the indices of the true classes, got {labels.dtype}; use labels.argmax(-1) "
-            f"for one-hot codes. The order is {order}."
+            f"labels must be integers, got {labels.dtype}; use labels.argmax(-1) for one-hot codes. "
+            f"The order is {order}."
         )
     probs = _checked_probs(probs)
     leading = probs.shape[:-1]
@@ -378,10 +346,8 @@ def _checked_probs(probs: ArrayLike) -> Array:
     (array,) = as_floats(probs, names=("probs",))
     if not array.ndim or array.shape[-1] < 2:
         raise ValueError(
-            f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; "
-            "stack 1 - p and p for a single probability."
+            f"probs must have an axis of at least two classes, (..., n, classes), got {array.shape}; stack 1 - p and p."
         )
-    # Rows from a softmax, and averages of such, sum to one up to rounding.
     if is_known(array) and not bool(jnp.all((array >= 0) & (jnp.abs(array.sum(-1, keepdims=True) - 1) < 1e-3))):
         raise ValueError("probs must be probabilities, with sum 1 over the last axis; use jax.nn.softmax on logits.")
     return array

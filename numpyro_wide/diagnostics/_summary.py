@@ -20,7 +20,7 @@ from numpyro_wide.readout._predictions import moments_of
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """Posterior of one number: moments, quantiles by level, rank-normalised split R-hat and bulk ESS."""
+    """Posterior of one number, with ArviZ's rank-normalised split R-hat and bulk ESS."""
 
     mean: float
     standard_deviation: float
@@ -34,11 +34,10 @@ class FunctionSummary:
     """Convergence of the function at the inputs of the fit.
 
     Attributes:
-        is_integrated: whether it is the mean given the hidden weights, the readout integrated out; else it is the
-            observed distribution's mean, or its probabilities of classes, at all weights.
-        rhat: R-hat of each entry, (entries,); NaN where no draw moves it.
-        ess: effective number of draws of each entry, (entries,); NaN where no draw moves it.
-        num_distinct: number of draws of each chain that differ from the draw before, (chains,).
+        is_integrated: whether it is the mean given the hidden weights, else the observed distribution's.
+        rhat: R-hat of each entry, (entries,); NaN for constant draws.
+        ess: effective sample size of each entry, (entries,); NaN for constant draws.
+        num_distinct: number of distinct draws, (chains,).
     """
 
     is_integrated: bool
@@ -49,21 +48,17 @@ class FunctionSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Result of :func:`summary`, to print. A field is None if the run does not hold it.
+    """Result of :func:`summary`, to print; None where the run lacks a field.
 
     Attributes:
-        sites: a :class:`SiteSummary` for each number among the sites, by its name.
-        function: a :class:`FunctionSummary`; None if draws of some latent sites are not stored.
-        evidence_error: estimated rounding error, in nats, of the log density at the last draws, the readout integrated
-            out; infinite where that is NaN. None with other likelihoods.
-        energy_drift: mean energy of the first quarter less that of the last, in deviations of the last, (chains,).
-        energy_error: rounding unit of the energy in nats, from its size and precision.
-        num_features: number of columns of the features, a bias included; None for an unwrapped model.
-        step_size: step size by chain at the end, (chains,).
-        num_gradients: number of gradients of the stored draws in all chains, from the extra field ``num_grad``, or
-            NUTS's ``num_steps``.
-        num_divergent: number of divergent draws of NUTS or HMC.
-        num_nonfinite: number of proposals, of the warmup too, that were rejected for an energy that was not finite.
+        sites: a :class:`SiteSummary` by name of the number.
+        function: a :class:`FunctionSummary`.
+        evidence_error: estimated rounding error of the log evidence at the last draws, in nats; inf for NaN.
+        energy_drift: mean energy of the first quarter less the last, in deviations of the last, (chains,).
+        energy_error: rounding unit of the energy, in nats.
+        step_size: last step size, (chains,).
+        num_gradients: number of gradients, from ``num_grad`` or ``num_steps``.
+        num_nonfinite: number of proposals without a finite energy, with the warmup's.
     """
 
     sites: dict[str, SiteSummary]
@@ -96,7 +91,7 @@ class RunSummary:
 
     def _table(self) -> Any:
         """Return a ``pandas.DataFrame`` with a row of text for each number."""
-        import pandas  # comes with ArviZ, and is as heavy
+        import pandas  # heavy
 
         rows = []
         for name, site in self.sites.items():
@@ -134,7 +129,7 @@ class RunSummary:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
-        rhats = "R-hat unknown"  # as of chains that stand still
+        rhats = "R-hat unknown"
         if not np.isnan(function.rhat).all():
             rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
@@ -149,9 +144,9 @@ def _range_of(values: np.ndarray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-_MOST_ENTRIES = 500  # of the function: ArviZ takes milliseconds for each
+_MOST_ENTRIES = 500  # of the function
 _LARGEST_SITE = 8  # entries of a site that is shown
-_LARGEST_DRIFT = 3.0  # of the energy: a steady drift has 10, quarters of a stationary chain that mixes less than 1
+_LARGEST_DRIFT = 3.0  # of the energy; stationary chains have less than 1
 
 
 def summary(
@@ -162,33 +157,22 @@ def summary(
     rng_key: Array | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
 ) -> RunSummary:
-    r"""Summarise a run on one screen.
+    """Summarise a run on one screen.
 
-    Sites of up to eight numbers, such as noise and scales, are shown one by one, without the N(0, 1) coordinates that
-    they are sampled in. Weights cannot agree between chains where hidden units trade places; shown are R-hat and
-    effective sample sizes, by ArviZ, of their *function* at the inputs of the fit, of up to 500 evenly spaced entries.
-    With a Normal likelihood and a wrapped model that is the mean given the hidden weights, the readout integrated out;
-    else it is the mean of the observed distribution, or its probabilities of classes, at all weights.
-
-    Further lines say if a chain does not move, if the energy drifts, as in a chain that has not arrived, and if
-    rounding moves the log density by 0.1 nats or more.
+    Shown are sites of up to eight numbers, and R-hat and effective sample sizes of the *function* at the inputs of the
+    fit, at up to 500 entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
+    observed distribution's mean or class probabilities.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts that have to be drawn; ``jax.random.key(0)`` by default.
-        quantiles: levels of the quantiles, between 0 and 1.
+        rng_key: a PRNG key, ``jax.random.key(0)`` by default.
+        quantiles: levels between 0 and 1.
 
     Returns:
         A :class:`RunSummary`, to print.
-
-    Raises:
-        ValueError: if nothing is observed with these arguments.
-
-    Warns:
-        RuntimeWarning: if in a chain fewer than 2 % of the draws are distinct.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
@@ -215,8 +199,7 @@ def summary(
     run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
     if not run.observed:
         raise ValueError(
-            "the function at the inputs of the fit is needed, but nothing is observed with these arguments; pass what "
-            "mcmc.run got, observations included: summary(mcmc, model, x, y)."
+            "nothing is observed with these arguments; pass what mcmc.run got: summary(mcmc, model, x, y)."
         )
     warn_if_stuck(run.stored)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
@@ -265,14 +248,14 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
 
 
 def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute both by ArviZ for values (chain, draw, entry); NaN where no draw moves an entry, or draws are few."""
+    """Compute both for values (chain, draw, entry); NaN for constant or few draws."""
     num_chains, num_draws, num_entries = values.shape
     moves = np.ptp(values, axis=(0, 1)) > 0
     rhat, ess = np.full(num_entries, np.nan), np.full(num_entries, np.nan)
     if num_draws < 8 or not moves.any():
         return rhat, ess
     ess[moves] = _arviz.effective_sample_size(values[..., moves])
-    # ArviZ wants two chains, and splits each in halves: of a single one they are its halves.
+    # ArviZ wants two chains.
     half = num_draws // 2
     chains = values if num_chains > 1 else np.stack([values[0, :half], values[0, -half:]])
     rhat[moves] = _arviz.rhat(chains[..., moves])
@@ -280,7 +263,7 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the function at the inputs, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
+    """Return the function, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
     observed = list(run.observed)
 
     def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
@@ -289,7 +272,7 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
         return {"function": _some(jnp.ravel(fit.loc + mean)), "log_likelihood": problem.log_evidence()}
 
     def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        # Next to the model, where a readout that is repriorised inside of it is overridden as well.
+        # Inside, to override a repriorised readout as well.
         sites = run_model(run.plain, args, kwargs, inside=(substitute(data=draw),))
         moments = [moments_of(sites[name]["fn"]) for name in observed]
         values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]
@@ -304,12 +287,12 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
 
 
 def _some(values: Array) -> Array:
-    """Return all values, or 500 of them, evenly spaced."""
+    """Return at most 500 values, evenly spaced."""
     return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
 
 
 def _evidence_error(run: FinishedRun) -> float | None:
-    """Estimate the largest rounding error of the evidence at the last draws; None without evidence."""
+    """Return ``evidence_error``."""
     if run.names is None:
         return None
     last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
@@ -321,7 +304,7 @@ def _evidence_error(run: FinishedRun) -> float | None:
 
 
 def _drift(energy: np.ndarray) -> np.ndarray | None:
-    """Return the mean of the first quarter less that of the last, by chain, in deviations of the last."""
+    """Return ``energy_drift``."""
     quarter = energy.shape[1] // 4
     if quarter < 4:
         return None
@@ -330,7 +313,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
 
 
 def _rounding_unit(energy: np.ndarray) -> float:
-    """Return the distance of neighbouring numbers of the energy's precision at its median."""
+    """Return ``energy_error``."""
     return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
 
 
@@ -341,7 +324,7 @@ def _num_features(run: FinishedRun) -> int | None:
 
 
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    """Return numbers of the sampler, from the stored extra fields and its last state."""
+    """Return numbers of the sampler."""
 
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)

@@ -37,13 +37,13 @@ Arguments = tuple[tuple, Mapping[str, Any]]
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled; arrays of a model's arguments are data, the rest is in the program."""
+    """Run ``fn(arguments, *trees)`` compiled."""
     arrays, join = split(arguments)
     return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees)
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
-    """Return ``fn(draws, 0)`` for draws (chain, draw, ...), computed block by block if they are memory-mapped."""
+    """Return ``fn(draws, 0)``, block by block for memory-mapped draws (chain, draw, ...)."""
     if not is_mapped(draws):
         return fn(dict(draws), 0)
     found = [jax.tree.map(np.asarray, fn(block, start)) for start, block in blocks_of(draws, axis=1)]
@@ -51,7 +51,7 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
 
 
 def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Arguments) -> Draws:
-    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...), with these two axes in front."""
+    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
 
     def program(arguments: Arguments, block: Draws) -> Draws:
         shape = next(iter(block.values())).shape[:2]
@@ -66,53 +66,42 @@ _FEWEST_DRAWS, _STUCK = 50, 0.02
 
 
 def warn_if_stuck(draws: Draws) -> None:
-    """Warn the caller's caller if in a chain fewer than 2 % of 50 draws or more differ from the draw before."""
+    """Warn of a chain with fewer than 2 % distinct draws."""
     num_chains, num_draws = np.shape(next(iter(draws.values())))[:2]
     if num_draws < _FEWEST_DRAWS:
         return
     moves = np.zeros((num_chains, num_draws - 1), bool)
     for values in draws.values():
-        first = np.asarray(values).reshape(num_chains, num_draws, -1)[..., :1]  # an accepted proposal moves all numbers
+        first = np.asarray(values).reshape(num_chains, num_draws, -1)[..., :1]
         moves |= np.any(first[:, 1:] != first[:, :-1], axis=2)
     num_distinct = 1 + moves.sum(axis=1)
     num_stuck = int(np.sum(num_distinct <= _STUCK * num_draws))
     if num_stuck:
         warnings.warn(
             f"{num_stuck} of {num_chains} chains do not move: distinct draws by chain {num_distinct.tolist()}, of "
-            f"{num_draws}. Their draws are not from the posterior. Standardise inputs and targets, run {IN_FLOAT64}, "
-            "start elsewhere (init_strategy), or warm up longer.",
+            f"{num_draws}. Standardise inputs and targets, run {IN_FLOAT64}, or start elsewhere (init_strategy).",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
 class FinishedRun:
-    """A finished MCMC, the model that was sampled, and the unwrapped model.
-
-    Attributes:
-        plain: the unwrapped model.
-        wrapped: the wrapped models around it, outermost first.
-        arguments: arguments and keyword arguments of the fit.
-        stored: the stored draws by site, (chain, draw, ...).
-        sites: the sites of the unwrapped model.
-        internal: names of the sites that are there for the sampler alone.
-    """
+    """A finished MCMC, the sampled model, and the unwrapped model."""
 
     def __init__(self, function: str, mcmc: MCMC, model: Callable, args: tuple, kwargs: dict[str, Any] | None):
         if not hasattr(mcmc, "get_samples") or not callable(model):
             raise TypeError(
-                f"{function} needs an MCMC after its run, and then a model, a function, but got {kind_of(mcmc)} "
+                f"{function} needs an MCMC after its run, and then a model, but got {kind_of(mcmc)} "
                 f"and {kind_of(model)}; the order is {function}(mcmc, model, x, y)."
             )
         wrapped, self.plain = _unwrapped(model)
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments: Arguments = args, dict(kwargs or {})
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        # Of a prior that cannot be sampled, NumPyro finds a value to start from.
+        # Some priors cannot be sampled.
         startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
         sites = run_model(startable, *self.arguments)
         self.sites = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-        # Asked of the model as it was sampled, which has a base site, or a readout less.
         sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
         self._sampled = latent_sites(abstract_sites(sampled, *self.arguments))
         self._bases = set(base_transforms(self._sampled)) | {form.base for form in self.wrapped} - self.sites.keys()
@@ -125,14 +114,14 @@ class FinishedRun:
 
     @cached_property
     def names(self) -> SiteNames | None:
-        """Names of the sites with which the readout can be integrated out; None if it cannot."""
+        """Names of the conjugate sites, or None."""
         if len(self.wrapped) != 1 or self.missing:
             return None
         first = {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
         return conjugate_sites(self.wrapped[0], first, *self.arguments)
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return likelihood and prior of the readout given the other sites, and its problem."""
+        """Return likelihood and prior of the readout, and its problem."""
         model, names = self.wrapped[0], self.names
         run, is_right = read_run(model.fn, names, draw, args, kwargs)  # type: ignore[arg-type]
         run = replace(run, loc=jnp.where(is_right, run.loc, jnp.nan))
@@ -140,14 +129,14 @@ class FinishedRun:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the latent sites whose draws are neither stored nor computed from those that are."""
+        """Names of the latent sites whose draws are neither stored nor computed."""
         restored = {form.readout for form in self.wrapped}
         expected = [*self._sampled, *(name for name in latent_sites(self.sites) if name not in restored)]
         present = {*self.stored, *(base_name(name) for name in self.stored if base_name(name) in self._bases)}
         return [name for name in dict.fromkeys(expected) if name not in present]
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
-        """Return the stored draws, and draws of a readout that was integrated out."""
+        """Return the stored draws, and draws of an integrated readout."""
         to_restore = [form for form in self.wrapped if form.readout not in self.stored]
         missing = self.missing
         if not self.observed and (is_needed or to_restore):
@@ -155,13 +144,12 @@ class FinishedRun:
             if unobserved:
                 raise ValueError(
                     f"with these arguments {listing(unobserved)} is not observed, and the run holds no draws of it; "
-                    "pass what mcmc.run got, observations included: to_arviz(mcmc, model, x, y)."
+                    "pass what mcmc.run got: to_arviz(mcmc, model, x, y)."
                 )
         if missing and is_needed:
             raise ValueError(
                 f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "
-                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False and ask for "
-                "no predictions, or store the weights."
+                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False."
             )
         if missing:
             return self.stored
@@ -174,25 +162,24 @@ class FinishedRun:
         return draws
 
     def latent(self, draws: Draws) -> Draws:
-        """Select the draws of latent sites: deterministic ones would override what the model computes."""
+        """Select the draws of latent sites."""
         latent = {*latent_sites(self.sites), *self._sampled}
         return {name: draws[name] for name in draws if name in latent or base_name(name) in self._bases}
 
     def log_likelihood(self, draws: Draws) -> Draws:
-        """Compute the log-likelihood of every observation, (chain, draw, ...), without factors."""
+        """Compute the log-likelihood by observation, (chain, draw, ...)."""
         for name, site in self.observed.items():
             if _is_joint(site):
                 warnings.warn(
-                    f"observed site {name!r} is one event of shape {np.shape(site['value'])}, not a product over its "
-                    "rows: its log-likelihood is that of a single observation, useless for arviz.loo. Write "
-                    "independent rows in a numpyro.plate, or pass log_likelihood=False.",
+                    f"observed site {name!r} is one event of shape {np.shape(site['value'])}, useless for arviz.loo. "
+                    "Write independent rows in a numpyro.plate, or pass log_likelihood=False.",
                     UserWarning,
                     stacklevel=3,
                 )
         names = list(self.observed)
 
         def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-            # Next to the model, where a readout that is repriorised inside of it is overridden as well.
+            # Inside, to override a repriorised readout as well.
             sites = run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
             return {name: log_prob_by_observation(sites[name]) for name in names}
 
@@ -201,7 +188,7 @@ class FinishedRun:
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
     ) -> Draws:
-        """Draw the observed sites, or those that are named; unless ``is_observed``, data are drawn anew."""
+        """Draw the observed or named sites."""
         sites = list(self.observed) if sites is None else sites
         model = self.plain if is_observed else uncondition(self.plain)
 
@@ -237,7 +224,7 @@ def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
 
 
 def _is_joint(site: dict) -> bool:
-    """Tell whether a site is one event of several entries that are not independent."""
+    """Tell whether a site is one event of several dependent entries."""
     fn, _ = independent_factors(site["fn"])
     is_one_event = not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"])
     return is_one_event and np.size(site["value"]) > 1
@@ -271,41 +258,28 @@ def to_arviz(
     coords: Mapping[str, Sequence] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    r"""Convert a run to ArviZ's data: an ``InferenceData``, or with ArviZ 1.x a ``DataTree``.
+    """Convert a run to ArviZ's ``InferenceData``, or with ArviZ 1.x a ``DataTree``, of the unwrapped model.
 
-    Of a repriorised or collapsed model, the result is that of the unwrapped one. The posterior holds the weights and
-    none of the sampler's own sites; a readout that was integrated out is drawn exactly given each draw of the rest. The
-    log-likelihood is by observation and from the unwrapped model, as ``arviz.loo`` needs it: by entry of the batch,
-    such as a plate's, or without one along the first axis of the event.
-
-    The extra fields are in sample_stats. Dimensions are named after plates, and a "/" in a name becomes a ".". The
-    model is traced in every call; draws of a run in pieces are read from disk block by block.
+    The posterior holds the weights; an integrated readout is drawn exactly. The log-likelihood is by observation.
+    Extra fields are in sample_stats, dimensions are named after plates, and "/" becomes ".".
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
         model: a model, wrapped or not.
         *model_args: arguments of the fit, observations included.
         model_kwargs: keyword arguments of the fit.
-        rng_key: a PRNG key for readouts and predictions; ``jax.random.key(0)`` by default.
-        include: names of sites to add to the posterior: a base site, the features, or a deterministic site.
+        rng_key: a PRNG key, ``jax.random.key(0)`` by default.
+        include: names of sites to add to the posterior: a base, features, or deterministic site.
         drop: names of sites to leave out of the posterior.
-        log_likelihood: whether to compute the log-likelihood.
+        log_likelihood: whether to compute the log-likelihood; False after :func:`reduced`.
         posterior_predictive: whether to draw observations anew at the inputs of the fit.
-        predictions: arguments of the model at new inputs, without observations, a tuple or a dictionary of keywords.
-        return_sites: names of the sites of the two predictive groups; by default the observed ones.
-        coords: coordinates of dimensions by name, for all groups but the predictions.
+        predictions: arguments of the model at new inputs, a tuple or a dictionary of keywords.
+        return_sites: names of predicted sites, by default the observed ones.
+        coords: coordinates by dimension, for all groups but the predictions.
         dims: names of all dimensions after chain and draw, by site.
 
     Returns:
         An ``arviz.InferenceData`` or ``xarray.DataTree``.
-
-    Raises:
-        ValueError: if a named site does not exist, ``dims`` do not fit it, observations are missing, or draws are
-            needed that were not stored: after :func:`reduced`, pass ``log_likelihood=False``.
-
-    Warns:
-        RuntimeWarning: if a chain does not move.
-        UserWarning: if an event is not a product over observations, as a multivariate normal over all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -376,8 +350,8 @@ def to_arviz(
 
 
 def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, Sequence], leading: tuple) -> Any:
-    """Make an ``xarray.Dataset`` of arrays that share their leading dimensions."""
-    import xarray as xr  # as heavy as ArviZ, which brings it
+    """Make an ``xarray.Dataset``."""
+    import xarray as xr  # heavy
 
     variables: dict[str, tuple[list[str], np.ndarray]] = {}
     for site, value in values.items():
@@ -403,7 +377,7 @@ def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, S
 
 
 def _sample_stats(mcmc: MCMC) -> dict[str, ArrayLike]:
-    """Return the extra fields under ArviZ's names, fields that are trees leaf by leaf."""
+    """Return the extra fields under ArviZ's names."""
     renamed = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size", "num_steps": "n_steps"}
     stats: dict[str, ArrayLike] = {}
     for field, value in mcmc.get_extra_fields(group_by_chain=True).items():

@@ -27,17 +27,13 @@ class WidthRow(NamedTuple):
 
     Attributes:
         accept_prob: mean acceptance probability of independent N(0, I) proposals in a stationary chain; 1 in the limit.
-        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024): averages can be trusted
-            below 0.7; −inf for equal weights.
-        gap: $\log E[w] - E[\log w]$ in nats, which is KL(N(0, I) ‖ posterior) of $\phi$; 0 in the limit.
-        log_evidence: $\log E[w]$, the log marginal likelihood; for a ``pareto_k`` or ``prior_pareto_k`` above 0.7
-            take :func:`~numpyro_wide.model_evidence` instead.
-        sample_size: effective number of the weighted independent draws, as a share of all.
-        prior_pareto_k: ``pareto_k`` of draws of hyperparameters and weights together from their prior, on which
-            ``log_evidence`` rests; NaN without hyperparameters.
-        limit_log_evidence: of the Gaussian process with the given kernel, or with the mean kernel of prior draws, whose
-            error is of order 1/width beyond one hidden layer. NaN with a latent noise, hyperparameters, other observed
-            sites, or a readout that cannot be integrated out.
+        pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024), reliable below 0.7; −inf
+            for equal weights.
+        gap: $\log E[w] - E[\log w]$ = KL(N(0, I) ‖ posterior) of $\phi$, in nats; 0 in the limit.
+        log_evidence: $\log E[w]$; above a Pareto shape of 0.7 take :func:`~numpyro_wide.model_evidence` instead.
+        sample_size: effective share of the weighted draws.
+        prior_pareto_k: ``pareto_k`` of prior draws of weights and hyperparameters; NaN without hyperparameters.
+        limit_log_evidence: log evidence of the limit's Gaussian process; NaN where it is not one process.
     """
 
     accept_prob: float
@@ -54,7 +50,7 @@ class WidthRow(NamedTuple):
     @property
     def advice(self) -> str:
         """Advice on sampling at this distance from the limit."""
-        # Above this Pareto shape averages of so many draws are not to be trusted (Vehtari et al. 2024).
+        # The limit of reliable averages (Vehtari et al. 2024).
         if self.pareto_k >= min(1 - 1 / np.log10(self.num_draws), 0.7):
             return "far: run a chain"
         if self.prior_pareto_k >= 0.7:
@@ -68,7 +64,7 @@ class WidthReport(NamedTuple):
     """Result of :func:`wide_enough`, to print.
 
     Attributes:
-        rows: a :class:`WidthRow` for each network, by width; the key of a single network is "model".
+        rows: a :class:`WidthRow` by width, or "model" for a single network.
         has_kernel: whether the limit's kernel was given.
     """
 
@@ -77,7 +73,7 @@ class WidthReport(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Slope of log gap against log width, near −1 for wide networks; NaN unless the keys are several widths."""
+        """Slope of log gap against log width, near −1 for wide networks; NaN without several widths."""
         widths = [key for key in self.rows if isinstance(key, int | float)]
         gaps = [self.rows[key].gap for key in widths]
         if len(widths) < 2 or min(gaps) <= 0:
@@ -85,7 +81,7 @@ class WidthReport(NamedTuple):
         return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
 
     def __str__(self) -> str:
-        import pandas  # comes with ArviZ, and is as heavy
+        import pandas  # heavy
 
         table = [
             {
@@ -112,7 +108,7 @@ class WidthReport(NamedTuple):
         return "\n".join(lines)
 
 
-_MIN_DRAWS = 100  # for a tail to be seen
+_MIN_DRAWS = 100  # for a tail
 _NUM_GIVEN = 8  # draws of the hyperparameters
 
 
@@ -128,40 +124,23 @@ def wide_enough(
 ) -> WidthReport:
     r"""Estimate the distance of the posterior of $\phi$ from its wide limit N(0, I), without a Markov chain.
 
-    Hidden weights are drawn from their prior and base sites from N(0, I); the ratio $w$ of the posterior's unnormalised
-    density to that of the draws is constant in the limit (Hron 2022, Thm. 2.1; Mathematics, :eq:`gap`). With a Gaussian
-    likelihood $w$ is the evidence $N(Y; 0, \Psi\Psi^\top + \sigma^2 I)$ given the hidden weights, times the densities
-    of all other observed sites and factors.
-
-    A collapsed model gives $w$ with the most digits (:eq:`identity`). A repriorised one may have any likelihood. For an
-    unwrapped model, $\phi$ is $\theta$, and the report is on the distance of the posterior from the prior
-    (:eq:`plain-limit`).
-
-    A latent noise or prior scale is learnt from the data at any width: name such sites as ``hyperparameters``. Eight
-    draws of them are taken from their posterior, and the report is the mean of those given each.
+    The weight $w$ is the ratio of the posterior's unnormalised density to that of prior draws, with base sites from
+    N(0, I): constant in the limit (Hron 2022, Thm. 2.1; Mathematics, :eq:`gap`). A collapsed model keeps most digits
+    (:eq:`identity`); an unwrapped model is compared with its prior (:eq:`plain-limit`).
 
     Args:
         rng_key: a PRNG key.
-        models: a model that is repriorised, collapsed or neither; or a dictionary of several by width.
+        models: a model, repriorised, collapsed or neither; or a dictionary of several by width.
         *model_args: arguments of the models, observations included.
         num_draws: number of draws, at least 100.
-        batch_size: number of draws that are evaluated at once.
-        hyperparameters: names of the latent sites that are learnt at any width; for :func:`~numpyro_wide.nn.bnn`, such
-            as "noise_base" and "w_std_base". A quarter as many draws, at least 100, are then taken given each.
-        kernel: covariance (n, n) of an output's function values in the wide limit, such as
-            ``wide_limit.kernel(network)(x)[0]``; None for the mean kernel of prior draws.
-        **model_kwargs: keyword arguments of the models.
+        batch_size: number of draws evaluated at once.
+        hyperparameters: names of latent sites learnt at any width, such as "noise_base"; the row is the mean over eight
+            posterior draws of them, with a quarter of ``num_draws``, at least 100, given each.
+        kernel: covariance (n, n) of an output in the wide limit; None for the mean kernel of prior draws.
+        **model_kwargs: keyword arguments.
 
     Returns:
-        A :class:`WidthReport`, to print, with a :class:`WidthRow` in ``report.rows[width]``, of a single model
-        ``report.rows["model"]``.
-
-    Raises:
-        ValueError: if a model observes nothing with these arguments or has no such hyperparameters, or no draw has a
-            finite weight.
-
-    Warns:
-        RuntimeWarning: if draws are left out whose weight is NaN, as for a noise that is lost in rounding.
+        A :class:`WidthReport`, to print.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -184,7 +163,7 @@ def wide_enough(
     for index, (key, model) in enumerate(by_width.items()):
         if not callable(model):
             raise TypeError(
-                f"models must be a model, a function, or a dictionary of several, but got {kind_of(model)}; "
+                f"models must be a model or a dictionary, but got {kind_of(model)}; "
                 "pass the model itself, not a kernel."
             )
         draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
@@ -205,12 +184,12 @@ def wide_enough(
 
 
 class _Weights:
-    """Log weights of draws and their values of some sites, for keys and given values of sites; NaN ones left out."""
+    """Log weights of draws but NaN, and values of the named sites."""
 
     def __init__(self, model: Callable, arguments: Arguments, names: Sequence[str], batch_size: int = 1):
         self.model, self.arguments, self.names, self.batch_size = model, arguments, names, batch_size
         self.num_lost = 0
-        # Outside of a compilation, where the handlers know the numbers that they check.
+        # Outside of a compilation, for the checks of numbers.
         jax.eval_shape(lambda: self._single(arguments, random.key(0), {}))
 
     def __call__(self, keys: Array, given: dict[str, Array]) -> tuple[np.ndarray, dict[str, Array]]:
@@ -232,7 +211,7 @@ class _Weights:
 
 
 def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
-    """Average rows given some draws of the posterior of the hyperparameters at the limit."""
+    """Average rows given posterior draws of the hyperparameters."""
     log_weights, values = weigh(keys, {})
     whole = _row(log_weights)
     choice_key, given_key = random.split(rng_key)
@@ -263,14 +242,14 @@ def _row(log_weights: np.ndarray) -> WidthRow:
     weights = np.exp(log_weights - log_weights.max())
     mean = weights.mean()
     log_evidence = float(np.log(mean) + log_weights.max())
-    # E min(w, w') over all pairs, the smaller weight of which is at rank i in num_draws - 1 - i of them.
+    # E min(w, w') over all pairs, by ranks.
     smaller = np.sort(weights) @ np.arange(num_draws - 1, -1, -1) / (num_draws * (num_draws - 1) / 2)
-    has_tail = np.ptp(log_weights) >= 1e-3  # rounding has a tail of its own
+    has_tail = np.ptp(log_weights) >= 1e-3  # against rounding
     return WidthRow(
         accept_prob=float(smaller / mean),
         pareto_k=pareto_smoothed(log_weights)[1] if has_tail else -np.inf,
         gap=log_evidence - float(log_weights.mean()),
-        # The two means are of the same draws: the delta method for their difference.
+        # Delta method for the difference of means of the same draws.
         gap_error=float(np.std(weights / mean - log_weights) / np.sqrt(num_draws)),
         log_evidence=log_evidence,
         log_evidence_error=float(np.std(weights / mean) / np.sqrt(num_draws)),
@@ -279,14 +258,14 @@ def _row(log_weights: np.ndarray) -> WidthRow:
     )
 
 
-_NUM_COLUMNS = 20_000  # of all draws of a mean kernel together
-_FEWEST, _MOST = 20, 500  # draws of a mean kernel
+_NUM_COLUMNS = 20_000  # of a mean kernel
+_FEWEST, _MOST = 20, 500  # its draws
 
 
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    """Estimate the log evidence of the infinitely wide network; NaN where it is not that of one Gaussian process."""
+    """Return ``limit_log_evidence``."""
     if has_latent_noise(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)
@@ -310,7 +289,7 @@ def _limit_log_evidence(
     if np.shape(kernel) != (num_rows, num_rows):
         raise ValueError(
             f"kernel must be that of the {num_rows} rows of the features with themselves, {(num_rows, num_rows)}, but "
-            f"has shape {np.shape(kernel)}; take wide_limit.kernel(network)(x)[0]."
+            f"has shape {np.shape(kernel)}."
         )
     residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
     noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)

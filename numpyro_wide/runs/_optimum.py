@@ -1,4 +1,4 @@
-"""Positions where chains may start, as far up as an optimiser gets in a stated number of steps."""
+"""Starting points for chains, by an optimiser."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,30 +43,24 @@ def init_to_optimum(
 ) -> dict[str, Array]:
     """Find starting points for the chains of any kernel, by Adam, each from a start of its own.
 
-    For posteriors that a chain would need its whole warmup to find, such as that of a narrow, deep network. A start is
-    no answer: at the optimum the noise of a network that can fit every row goes to zero. So hold the noise, at least.
+    Hold the noise: at the optimum of a large network it goes to zero.
 
     Args:
         rng_key: a PRNG key.
-        model: a NumPyro model; of a wide network, the collapsed or the repriorised one.
-        *model_args: positional arguments of the model, observations included. JAX arrays are traced.
+        model: a NumPyro model; of a wide network, the collapsed or repriorised one.
+        *model_args: arguments of the model, observations included; JAX arrays are traced.
         num_chains: number of starts.
-        num_steps: number of Adam's steps on the potential energy in unconstrained coordinates.
-        step_size: size of Adam's first step; it decays to zero along a cosine.
-        hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn`, which stay at the medians of
-            their priors, and the weights of its :class:`~numpyro_wide.nn.NoiseNetwork` at zero, where the noise is the
-            same in all rows; or values, by the name of the site, of latent sites that are not optimised, in the space
-            of the model, such as ``{"noise_base": 0.0}``.
-        init_strategy: NumPyro's strategy for the position that the optimiser starts from.
-        progress_bar: whether to show a bar, with the lowest and the highest potential energy of the chains.
-        **model_kwargs: keyword arguments of the model.
+        num_steps: number of Adam's steps in unconstrained coordinates.
+        step_size: size of Adam's first step, decayed along a cosine.
+        hold: "scales" for the latent noise and scales of :func:`~numpyro_wide.nn.bnn` at their prior medians, weights
+            of a :class:`~numpyro_wide.nn.NoiseNetwork` at zero; or constrained values by latent site.
+        init_strategy: NumPyro's strategy for the first position.
+        progress_bar: whether to show a bar with the range of potential energies.
+        **model_kwargs: keyword arguments.
 
     Returns:
-        Unconstrained values by site, with a leading axis for the chains where there are several: ``init_params`` of
-        ``MCMC.run``. Of each chain's positions, the one of least potential energy.
-
-    Raises:
-        ValueError: if a chain's potential energy is finite nowhere, or ``hold`` does not fit the model.
+        Unconstrained values by site at the least potential energy, with an axis of several chains in front:
+        ``init_params`` of ``MCMC.run``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,7 +92,7 @@ def init_to_optimum(
         return jax.tree.unflatten(structure, filled)
 
     def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return a first position, the values that are free and those that are held."""
+        """Return the free and the held values of a first position."""
         given = {} if isinstance(hold, str) else {name: jnp.asarray(value, float) for name, value in hold.items()}
 
         def chosen(site: dict) -> Any:
@@ -123,7 +117,7 @@ def init_to_optimum(
     keys = jax.random.split(rng_key, num_chains)
     free, held = run_program(lambda keys, data: jax.lax.map(lambda key: start(key, data), keys), keys, data, quick=True)
     if not free:
-        raise ValueError("hold names every latent site, so that there is nothing to optimise; hold fewer.")
+        raise ValueError("hold names every latent site, so that there is nothing to optimise.")
     found = {**_descend(potential, free, (held, data), num_steps, step_size, progress_bar), **held}
     return found if num_chains > 1 else {name: value[0] for name, value in found.items()}
 
@@ -135,14 +129,14 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
     scales = {
         name: site["fn"].mean
         for name, site in latent_sites(sites).items()
-        # A base site that is Normal has a scale for its image; that of a repriorised readout has the pulled-back prior.
+        # The base of a repriorised readout is not Normal.
         if isinstance(unwrap(site["fn"]), dist.Normal)
         and (name.removesuffix("_base") in images or name.startswith("noise."))
     }
     if not scales:
         raise ValueError(
             'hold="scales" is for the latent noise and scales of nn.bnn, "noise_base" and so on, but the model has '
-            f"none; its latent sites are {listing(latent_sites(sites))}. Give the values to hold by name."
+            f"none; its latent sites are {listing(latent_sites(sites))}."
         )
     return scales
 
@@ -151,7 +145,7 @@ def _descend(
     potential: Callable, free: Any, rest: tuple[Any, list[Any]], num_steps: int, step_size: float, progress_bar: bool
 ) -> Any:
     """Return the best position of each chain."""
-    import optax  # the package does without it until it is asked to optimise
+    import optax  # optional
 
     adam = optax.adam(optax.cosine_decay_schedule(step_size, num_steps))
 
@@ -162,7 +156,7 @@ def _descend(
         best = jax.tree.map(partial(jnp.where, is_best), position, best)
         usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), slope)
         update, adam_state = adam.update(usable, adam_state)
-        # From a start without a finite energy, towards the origin until there is one.
+        # Towards the origin until the energy is finite.
         is_lost = ~(jnp.isfinite(energy) | jnp.isfinite(least))
         update = jax.tree.map(lambda by_adam, z: jnp.where(is_lost, -0.1 * z, by_adam), update, position)
         return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
@@ -175,7 +169,7 @@ def _descend(
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
-    # The bar's stretches are one program; without a bar, that of another object with a model of the same text serves.
+    # Without a bar, the program of an equal model serves.
     run = jax.jit(stretch) if progress_bar else partial(run_program, stretch)
     num_stretches = min(num_steps, _NUM_STRETCHES) if progress_bar else 1
     with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
@@ -188,7 +182,6 @@ def _descend(
     if lost.size:
         raise ValueError(
             f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
-            "sites' supports, and of the noise one that the current precision can tell from none "
-            "(jax.config.update('jax_enable_x64', True) for a smaller one)."
+            "sites' supports, and a larger noise (or jax.config.update('jax_enable_x64', True))."
         )
     return states[2]

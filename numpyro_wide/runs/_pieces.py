@@ -1,4 +1,4 @@
-"""Chains that are run in pieces and stored in a folder: a file for each piece, and one for the state after the last."""
+"""Chains in pieces: a file for each, and one for the last state."""
 
 import copy
 import json
@@ -30,22 +30,14 @@ Draws = dict[str, np.ndarray]
 
 
 class StoredDraws:
-    """Draws that :func:`run_in_pieces` has written; to be read as an ``MCMC`` after its run.
-
-    Arrays are memory-mapped, from temporary files of the folder that hold all pieces as long as the arrays are in use.
-    :func:`~numpyro_wide.diagnostics.to_arviz` takes this object instead of an ``MCMC``, and
-    :class:`~numpyro_wide.ReadoutPredictive` its draws, which it then reads in blocks.
+    """Draws of :func:`run_in_pieces`, memory-mapped, read as an ``MCMC`` after its run.
 
     Args:
         folder: the folder of the run.
-        sampler: the kernel, which ``to_arviz`` asks for its model.
+        sampler: the kernel, for :func:`~numpyro_wide.diagnostics.to_arviz`.
 
     Attributes:
-        num_samples: number of draws of each chain that there are.
-
-    Raises:
-        FileNotFoundError: if nothing is stored there yet.
-        ValueError: if a file of the folder is missing or damaged.
+        num_samples: number of draws of each chain.
     """
 
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
@@ -54,17 +46,15 @@ class StoredDraws:
         self._ends = read(path)["ends"].tolist() if path.exists() else [0]
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
-            raise FileNotFoundError(
-                f"there are no draws in {self.folder}; run_in_pieces writes them, after warmup and its first piece."
-            )
+            raise FileNotFoundError(f"there are no draws in {self.folder}; run_in_pieces writes them.")
         self._gathered: dict[str, Draws] = {}
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
-        """Return the draws by site, (chain, draw, ...) or with these two axes as one."""
+        """Return the draws by site, (chain, draw, ...) or with these axes as one."""
         return self._get("samples", group_by_chain)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> Draws:
-        """Return the extra fields of the run by name, (chain, draw, ...) or with these two axes as one."""
+        """Return the extra fields by name, (chain, draw, ...) or with these axes as one."""
         return self._get("extra_fields", group_by_chain)
 
     def _get(self, group: str, group_by_chain: bool) -> Draws:
@@ -76,7 +66,7 @@ class StoredDraws:
         }
 
     def _gather(self, group: str) -> Draws:
-        """Put the pieces of a group together, one piece in memory at a time, and map the whole."""
+        """Join the pieces of a group, one in memory at a time, and map them."""
         files: dict[str, Any] = {}
         first: Draws = {}
         with ExitStack() as opened:
@@ -96,7 +86,7 @@ class StoredDraws:
     def _mapped(self, file: Any, like: np.ndarray) -> np.ndarray:
         file.flush()
         shape = (like.shape[0], self.num_samples, *like.shape[2:])
-        if 0 in shape:  # there are no maps of nothing
+        if 0 in shape:  # cannot be mapped
             return np.zeros(shape, like.dtype)
         return np.memmap(file, like.dtype, mode="r", shape=shape)
 
@@ -112,32 +102,28 @@ def run_in_pieces(
     progress_bar: bool = True,
     **model_kwargs: Any,
 ) -> StoredDraws:
-    """Run NumPyro's ``MCMC``, with any kernel, for longer than memory or patience would allow.
+    """Run NumPyro's ``MCMC`` in pieces of ``mcmc.num_samples`` draws, written to ``folder`` with the state.
 
-    ``mcmc.num_samples`` draws at a time are written to ``folder``, an ``.npz`` file a piece, with the state after them.
-    A process that is killed loses the piece that it was at; called again with the same arguments, this continues from
-    there, and ends with the same draws, bit for bit, as a run that was never stopped. With a larger ``num_samples``, a
-    finished run continues.
+    The same call continues an interrupted run, with the same draws, bit for bit; a larger ``num_samples`` extends it.
 
     Args:
-        mcmc: the chains; its ``num_samples`` is the size of a piece.
-        folder: a folder of this run alone, with room for all draws.
+        mcmc: the chains; ``num_samples`` is the size of a piece.
+        folder: a folder of this run alone.
         rng_key: a PRNG key.
-        *model_args: positional arguments of the model, as ``MCMC.run`` takes them.
-        num_samples: number of draws of each chain in all, before thinning, a multiple of the piece's size. Where there
-            are more already, they stay.
-        extra_fields: names of fields of the state to store beside the draws, as ``MCMC.run`` takes them.
-        init_params: first position, as ``MCMC.run`` takes it.
-        progress_bar: whether to show a bar over the whole.
-        **model_kwargs: keyword arguments of the model.
+        *model_args: arguments of the model.
+        num_samples: number of draws of each chain in all, before thinning, a multiple of the piece's size.
+        extra_fields: names of fields of the state to store.
+        init_params: first position.
+        progress_bar: whether to show a bar.
+        **model_kwargs: keyword arguments.
 
     Returns:
-        The draws, memory-mapped, to be read as an ``MCMC`` after its run.
+        The draws, memory-mapped.
 
     Raises:
-        ValueError: if a file of the folder is damaged, or the folder holds a run of another model, kernel, key or data.
+        ValueError: if a file is damaged, or the folder holds a run of another model, kernel, key or data.
         RuntimeError: if another process runs in the folder.
-        OSError: if the disk is full; once there is room, the same call continues after the last piece.
+        OSError: if the disk is full; make room and call again.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, tempfile, numpyro.distributions as dist
@@ -157,14 +143,14 @@ def run_in_pieces(
         raise TypeError(f"mcmc must be a numpyro.infer.MCMC, but is {kind_of(mcmc)}.")
     check_key("rng_key", rng_key, "run_in_pieces(mcmc, folder, rng_key, x, y, num_samples=...)", several=True)
     whole_number("num_samples", num_samples)
-    # Every piece is a run of the same compiled program, so that all are of one size.
+    # One compiled program: pieces are of one size.
     if num_samples % mcmc.num_samples or mcmc.num_samples % mcmc.thinning:
         raise ValueError(
             f"num_samples must be a multiple of the piece's size, mcmc.num_samples={mcmc.num_samples}, and that one of "
             f"thinning={mcmc.thinning}, but is {num_samples}."
         )
     folder, total, size = Path(folder), num_samples // mcmc.thinning, mcmc.num_samples // mcmc.thinning
-    # A kernel with a potential function asks for a position even where it goes on from a state.
+    # Kernels with a potential function always ask for a position.
     options = {"extra_fields": tuple(extra_fields), "init_params": init_params}
     shown = mcmc.progress_bar
     like, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
@@ -175,36 +161,36 @@ def run_in_pieces(
                 if ends[-1] < total and (total - ends[-1]) % size:
                     raise ValueError(
                         f"there are {ends[-1]} draws in {folder}, and pieces of {size} do not lead from there to "
-                        f"{total}; choose mcmc.num_samples and num_samples so that they do."
+                        f"{total}."
                     )
                 bar.update(min(ends[-1], total))
             else:
                 mcmc.warmup(rng_key, *model_args, **options, **model_kwargs)
                 state, ends = mcmc.last_state, [0]
                 _save(folder, state, ends, identity)
-            mcmc.progress_bar = False  # the bar of the whole run takes the place of one a piece
+            mcmc.progress_bar = False  # one bar for all pieces
             while ends[-1] < total:
-                mcmc.post_warmup_state = state  # NumPyro continues from here without warmup
+                mcmc.post_warmup_state = state  # without warmup
                 mcmc.run(state.rng_key, *model_args, **options, **model_kwargs)
                 state = mcmc.last_state
                 groups = {"samples": mcmc.get_samples(True), "extra_fields": mcmc.get_extra_fields(True)}
                 arrays = {f"{group}/{name}": x for group, found in groups.items() for name, x in found.items()}
-                # Draws first: a piece that no state counts is drawn again. Otherwise an interruption would lose draws.
+                # Draws first: an uncounted piece is drawn again.
                 write(_piece(folder, len(ends) - 1), arrays)
                 ends.append(ends[-1] + size)
                 _save(folder, state, ends, identity)
                 bar.update(size)
         finally:
             mcmc.progress_bar = shown
-            # However it ends, for example by Ctrl-C: its next run, of other data perhaps, would be without warmup.
+            # Even after Ctrl-C: the next run needs its warmup.
             mcmc.post_warmup_state = None
     return StoredDraws(folder, mcmc.sampler)
 
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing; refuse to if anybody else holds it."""
-    from filelock import FileLock, Timeout  # needed by long runs alone
+    """Hold the lock of a folder, made if missing; refuse a folder in use."""
+    from filelock import FileLock, Timeout  # optional
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
@@ -212,8 +198,7 @@ def sole_use(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise RuntimeError(
-            f"the folder {folder} is in use by another run, and two would write over one another: wait for that one or "
-            "end it, or pass another folder. StoredDraws reads the draws while the run continues."
+            f"the folder {folder} is in use by another run: wait for it, or pass another folder."
         ) from None
     try:
         yield
@@ -233,37 +218,37 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
         with unfinished.open("wb") as file:
             np.savez(file, **stored)
             file.flush()
-            os.fsync(file.fileno())  # or a machine that loses its power could find the name and nothing behind it
+            os.fsync(file.fileno())  # against a loss of power
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
             error.errno,
-            f"the file cannot be written ({why}); the pieces before it are whole. Make room and call again, which "
-            "continues after them, or store fewer draws or functions of them (numpyro_wide.runs.reduced)",
+            f"the file cannot be written ({why}); make room and call again, or store functions of the draws "
+            "(numpyro_wide.runs.reduced)",
             str(path),
         ) from error
 
 
 def read(path: Path, prefix: str = "") -> Draws:
-    """Read the arrays of a file whose names begin with a prefix, which is cut off; their checksums are compared."""
+    """Read the arrays of a file by prefix, which is cut off."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
             return {name.removeprefix(prefix): _as_made(file[name]) for name in file if name.startswith(prefix)}
-    except Exception as error:  # whatever the readers of archives and arrays make of damaged files
+    except Exception as error:  # of archives or arrays
         raise _damaged(path, type(error).__name__) from error
 
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(
         f"{path} is missing, damaged, or no file of run_in_pieces ({why}); restore the folder from a copy, or pass "
-        "another folder to start anew."
+        "another folder."
     )
 
 
 def _as_stored(leaf: Any) -> np.ndarray:
-    """Return numbers, text or PRNG keys as NumPy's files know them; the one field of JAX's own types is their name."""
+    """Return an array for NumPy's files; JAX's own types become a field."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return array.view([(array.dtype.name, f"u{array.dtype.itemsize}")]) if array.dtype.kind == "V" else array
 
@@ -277,14 +262,14 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _save(folder: Path, state: Any, ends: list[int], identity: dict[str, str]) -> None:
-    """Write the state of the chains, and the numbers of draws at the ends of the pieces before it."""
+    """Write the state of the chains, and the ends of the pieces before it."""
     places = jax.tree.leaves_with_path(state)
     leaves = {f"state{jax.tree_util.keystr(place)}": leaf for place, leaf in places}
     write(folder / _STATE, {"identity": json.dumps(identity), "ends": np.asarray(ends, np.int64), **leaves})
 
 
 def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int]]:
-    """Read the state of the chains, and the ends of the pieces, unless they are of another run or damaged."""
+    """Read the state and the ends of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
     if "identity" not in stored:
@@ -293,8 +278,7 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
     differing = [name for name in identity if before.get(name) != identity[name]]
     if differing:
         raise ValueError(
-            f"the folder {folder} is of a run with another {differing[0]}; pass the same one to continue with it, or "
-            "another folder to start anew."
+            f"the folder {folder} is of a run with another {differing[0]}; pass the same one, or another folder."
         )
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
@@ -312,8 +296,8 @@ def _like(leaf: Any, numbers: np.ndarray) -> Array:
 def _identify(
     mcmc: MCMC, rng_key: Array, args: tuple, kwargs: dict, extra_fields: tuple[str, ...], init_params: Any
 ) -> tuple[Any, dict[str, str]]:
-    """Return a state like those of a run, and hashes of what decides where the run goes."""
-    # NumPyro's kernels may be initialised once for vectorised chains, and MCMC does that to its own.
+    """Return a state like those of a run, and hashes of the run's settings."""
+    # MCMC initialises its own kernel, once.
     sampler = copy.deepcopy(mcmc.sampler)
     num_chains, is_vectorised = mcmc.num_chains, mcmc.chain_method == "vectorized"
     keys = rng_key if num_chains == 1 else jax.random.split(rng_key, num_chains)
@@ -331,10 +315,10 @@ def _identify(
     for name, value in {**sites, **fields}.items():
         if not hasattr(value, "dtype") or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"what is stored must be arrays of numbers, but {name!r} is {kind_of(value)}; name one of its parts, "
+                f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name one of its parts, "
                 "such as 'adapt_state.step_size', or store jax.random.key_data of a key."
             )
-    # Data are known, as in MCMC: models may look at them, for example to know how many groups there are.
+    # Data are known, as in MCMC: models may look at them.
     step = jax.jit(lambda state: sampler.sample(state, args, kwargs)).lower(one)
     settings = mcmc.num_warmup, num_chains, mcmc.thinning, init_params
     return state, {
@@ -348,7 +332,7 @@ def _identify(
 
 
 def _hash(value: Any) -> str:
-    """Hash the numbers, arrays and names in a tree, kernels with what they hold; of anything else, the type alone."""
+    """Hash the numbers, arrays, names and kernels in a tree; of anything else, the type."""
     return sha256(b"\n".join(_parts(value))).hexdigest()
 
 

@@ -17,23 +17,14 @@ def reduced(
 ) -> "ReducedKernel":
     """Leave sites out of the stored draws, and store functions of every draw instead.
 
-    The weights of a wide network by the number of draws do not fit into memory; what is asked of them often does. The
-    chain itself is the kernel's, draw for draw. Under NumPyro, what is stored is computed at every step, those of
-    warmup and those that thinning leaves out included.
-
     Args:
-        kernel: any MCMC kernel, of this package or of NumPyro, built from a model.
-        drop: names of sites that are not to be stored, latent or deterministic; both the readout and its base site of
-            a repriorised model are wide.
-        functions: functions of one draw, a dictionary of all sites, those that are dropped among them, by the name that
-            their values are stored under. :func:`random_projections`, :func:`site_function` and
-            :func:`readout_function` make some.
+        kernel: an MCMC kernel, built from a model.
+        drop: names of sites that are not stored; both readout and base site of a repriorised model are wide.
+        functions: functions of one draw, a dictionary of all sites, by the name of their stored values, such as
+            :func:`random_projections`, :func:`site_function` and :func:`readout_function` return.
 
     Returns:
         A kernel for :class:`numpyro.infer.MCMC`.
-
-    Raises:
-        ValueError: when the chain starts, if a dropped site does not exist, or a function has a stored site's name.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -57,7 +48,7 @@ def reduced(
     if not isinstance(kernel, MCMCKernel):
         raise TypeError(
             f"kernel must be an MCMC kernel, such as NUTS(model), but is {kind_of(kernel)}; wrap the kernel, "
-            "not the model, and pass the result to MCMC."
+            "not the model."
         )
     functions = dict(functions or {})
     for name, function in functions.items():
@@ -67,7 +58,7 @@ def reduced(
 
 
 class ReducedKernel(MCMCKernel):
-    """Kernel that takes the steps of another one, whose attributes it has, and stores other values."""
+    """Kernel that takes the steps of another one, and stores other values."""
 
     def __init__(self, kernel: MCMCKernel, drop: tuple[str, ...], functions: dict[str, Callable]):
         self.kernel = kernel
@@ -114,7 +105,7 @@ class ReducedKernel(MCMCKernel):
         return type(self)(self.kernel.wrap_model(wrapper), self._drop, self._functions)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
-        """Return the map from a draw to what is stored of it."""
+        """Return the map from a draw to its stored values."""
         to_sites = self.kernel.postprocess_fn(model_args, model_kwargs)
 
         def to_stored(draw: Any) -> dict[str, Array]:
@@ -135,6 +126,6 @@ class ReducedKernel(MCMCKernel):
         return to_stored
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "kernel":  # copies and pickles ask before there is a kernel
+        if name.startswith("__") or name == "kernel":  # for copies and pickles
             raise AttributeError(name)
         return getattr(self.kernel, name)
