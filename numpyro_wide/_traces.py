@@ -1,4 +1,4 @@
-"""Single runs of a model, the sites that they show, and whether their parameters are valid."""
+"""Runs of a model, their sites, and validity of parameters."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ def run_model(
     rng_key: Array | None = None,
     inside: tuple[Messenger, ...] = (),
 ) -> Sites:
-    """Run a model once, seen by no handler outside of the call."""
+    """Run a model once, unseen by outer handlers."""
     key = jax.random.key(0) if rng_key is None else rng_key
     with STACK_LOCK, ExitStack() as handlers:
         handlers.enter_context(block())
@@ -52,7 +52,7 @@ def run_model(
 def abstract_sites(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Sites:
-    """Return the sites of a run without numbers, of a model some of whose priors may not be sampled."""
+    """Return the sites of a run without numbers."""
     found: Sites = {}
 
     def run() -> None:
@@ -65,7 +65,7 @@ def abstract_sites(
 
 
 def array_leaves(sites: Sites) -> list[Any]:
-    """Return the arrays that a run computes: values of sites and parameters of distributions."""
+    """Return a run's arrays: values of sites and parameters of distributions."""
     trees = [(site["value"], site["fn"] if site["type"] == "sample" else None) for site in sites.values()]
     return [leaf for leaf in jax.tree.leaves(trees) if isinstance(leaf, Array | np.ndarray)]
 
@@ -80,19 +80,19 @@ def sample_sites(sites: Sites) -> Sites:
 
 
 def latent_sites(sites: Sites) -> Sites:
-    """Return the sample sites that are not observed."""
+    """Return the sample sites without observations."""
     return {name: site for name, site in sample_sites(sites).items() if not site["is_observed"]}
 
 
 def fixed_supports(sites: Sites) -> dict[str, Constraint] | None:
-    """Return where the latent sites may be; None if a bound may depend on the values of other sites."""
+    """Return supports of the latent sites; None if they may depend on other sites."""
     supports = {name: site["fn"].support for name, site in latent_sites(sites).items()}
     # A bound that is an array of JAX's may be a constant, but nothing tells it from a value.
     return None if any(isinstance(bound, Array) for bound in jax.tree.leaves(supports)) else supports
 
 
 def observed_sites(sites: Sites) -> Sites:
-    """Return the observed sites; a factor observes nothing."""
+    """Return the observed sites, without factors."""
     return {
         name: site
         for name, site in sample_sites(sites).items()
@@ -101,7 +101,7 @@ def observed_sites(sites: Sites) -> Sites:
 
 
 def refuse_unobserved(sites: Sites, reason: str) -> None:
-    """Refuse a run in which no sample site is observed."""
+    """Refuse a run without observed sites."""
     samples = sample_sites(sites)
     if not any(site["is_observed"] for site in samples.values()):
         raise ValueError(
@@ -111,7 +111,7 @@ def refuse_unobserved(sites: Sites, reason: str) -> None:
 
 
 def log_prob_by_observation(site: dict) -> Array:
-    """Return the log density of an observed site by entry of its batch; without a batch, by row of its event."""
+    """Return an observed site's log density by batch entry, or by row of its event."""
     if site["fn"].batch_shape or site["fn"].event_dim == 0:
         return site["fn"].log_prob(site["value"])
     fn, mask = independent_factors(site["fn"])
@@ -120,7 +120,7 @@ def log_prob_by_observation(site: dict) -> Array:
 
 
 def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
-    """Return the distribution of the independent entries of an event, and the mask of the event; None for no mask."""
+    """Return the distribution of an event's independent entries, and its mask or None."""
     mask: Any = True
     while not fn.batch_shape and isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
         if isinstance(fn, MaskedDistribution):
@@ -130,7 +130,7 @@ def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
 
 
 def refuse_subsampled(plate: dict, reason: str) -> None:
-    """Refuse a plate site that takes a part of the rows only."""
+    """Refuse a plate of a part of the rows."""
     size, subsample_size = plate["args"]
     if subsample_size not in (None, size):
         raise ValueError(
@@ -139,7 +139,7 @@ def refuse_subsampled(plate: dict, reason: str) -> None:
 
 
 def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
-    """Return what ``to_event`` and ``expand`` arrange copies of; with ``masks``, what ``mask`` hides a part of, too."""
+    """Return the distribution inside ``to_event`` and ``expand``, and ``mask`` with ``masks``."""
     wrappers = (Independent, ExpandedDistribution, MaskedDistribution) if masks else (Independent, ExpandedDistribution)
     while isinstance(fn, wrappers):
         fn = fn.base_dist
@@ -147,13 +147,13 @@ def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
 
 
 def is_valid(sites: dict[str, Any]) -> Array:
-    """Tell whether all parameters of distributions are where they may be, and nothing is unusual."""
+    """Tell whether all distributions' parameters are valid, and nothing is unusual."""
     found = [condition for site in sites.values() if site["type"] == "sample" for condition in _conditions(site)]
     return jnp.stack([jnp.all(condition) for condition in found] or [jnp.array(True)]).all()
 
 
 def is_bound(sites: dict[str, Any]) -> bool:
-    """Tell whether NumPyro's closures over a model are good for the program alone that traced it."""
+    """Tell whether NumPyro's closures over a model serve only the program of their trace."""
     kept = [site["value"] for site in sites.values() if site["type"] in ("param", "mutable")]
     kept += [site["fn"].support for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
     return not all(map(is_known, jax.tree.leaves(kept)))
@@ -165,7 +165,7 @@ def _conditions(site: dict[str, Any]) -> Iterator[Array]:
 
 
 def _of_parameters(distribution: Distribution) -> Iterator[Array]:
-    """Yield the conditions on a distribution's parameters, and on those of the distributions that it is made of."""
+    """Yield conditions on the parameters of a distribution and its parts."""
     held = vars(distribution)
     for name, constraint in distribution.arg_constraints.items():
         # As in NumPyro: what is not held is computed from what is.

@@ -42,7 +42,7 @@ def run_chains(
     key: Any,
     report: Report,
 ) -> tuple[MCMC, int] | None:
-    """Run unadjusted microcanonical chains until they have settled or the budget is spent; None if it allows none."""
+    """Run microcanonical chains until settled, or to the budget's end; None for too small a budget."""
     gradients = num_chains * gradient_seconds
     affordable = _num_warmup(clock, gradients)
     if affordable >= _FEWEST_STEPS:
@@ -73,7 +73,7 @@ def run_chains(
     jax.block_until_ready(mcmc.last_state)
 
     def go_on(num_samples: int) -> float:
-        """Run so many steps further, and return the seconds of one."""
+        """Run further steps, and return the seconds of one."""
         before = clock.seconds
         mcmc.num_samples, mcmc.thinning = num_samples, num_samples // _NUM_KEPT
         mcmc.post_warmup_state = mcmc.last_state
@@ -107,7 +107,7 @@ def run_chains(
 
 
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
-    """Judge chains by predictions of y (rows, k): means and variances of observations, (chains · draws, rows, k)."""
+    """Judge chains by predictive moments (chains · draws, rows, k) for y (rows, k)."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     lines = [effective_draws("predictions", by_chain[0])]
     if num_chains == 1:
@@ -121,28 +121,28 @@ ONE_CHAIN = "R-hat is unknown for a single chain; run more of them"
 
 
 def effective_draws(name: str, by_chain: np.ndarray) -> str:
-    """Return a line on the effective number of draws of quantities, (chains, draws, ...)."""
+    """Return a line on effective draws of quantities (chains, draws, ...)."""
     sizes = _arviz.effective_sample_size(by_chain)
     return f"effective draws of {name}: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"
 
 
 def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
-    """Estimate the seconds of a gradient: a row's go with the width, and with its square between layers."""
+    """Estimate the seconds of a gradient."""
     share = width / 50
     return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
 
 
 def _num_warmup(clock: Clock, gradients: float) -> int:
-    """Return the number of warmup steps that the seconds left allow, where a gradient of all chains takes so many."""
+    """Return the affordable warmup steps, from the seconds of a gradient of all chains."""
     return int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * gradients))
 
 
 def _affordable(clock: Clock, step: float) -> int:
-    """Return the number of steps that the seconds left allow, and at least the fewest."""
+    """Return the affordable steps, or the fewest."""
     return max(int(_SAMPLES_SHARE * clock.left / max(step, 1e-7)), _FEWEST_STEPS)
 
 
 def _rounded(number: int) -> int:
-    """Round down to a number of few different ones, so that programs on disk are found again."""
+    """Round down to few different numbers, to reuse compiled programs."""
     step = 10 ** max(1, len(str(number)) - 2)
     return number // step * step

@@ -1,4 +1,4 @@
-"""The regressor's policy, in the order of its decisions: rows, scales, noise, network, precision, posterior."""
+"""Regressor's decisions, in order: rows, scales, noise, network, precision, posterior."""
 
 import warnings
 from dataclasses import replace
@@ -50,7 +50,7 @@ def decide(
     random: np.random.RandomState,
     report: Report,
 ) -> tuple[str, WideLimitFit, Any, MCMC | None, int]:
-    """Fit x (n, d), y (n,) or (n, k); return what predicts: method, the limit's fit, posterior, chains, their steps."""
+    """Fit x (n, d), y (n,) or (n, k); return method, the limit's fit, posterior, chains and their steps."""
     # Rows, without copies.
     num_outputs = 1 if y.ndim == 1 else y.shape[1]
     report.add("Data", f"rows: {len(x)}, columns: {x.shape[1]}, targets: {num_outputs}")
@@ -94,7 +94,7 @@ def decide(
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
 
     def draw(x: np.ndarray, y: np.ndarray) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
-        """Return draws of a finite network with their scores, chains and steps; None if the budget is too small."""
+        """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
         # Network: the limit's architecture with a finite width, scales and noise latent around the fitted ones.
         network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
         kind = f"{fit.depth} x {units} {fit.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
@@ -184,7 +184,7 @@ _ENOUGH_STEPS = 1000  # of chains, below which they run on fewer rows
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, d) and y (n,) or (n, k) with equal rows (x, y) once: copies look like measurements without noise."""
+    """Return x (n, d) and y (n,) or (n, k) without repeated rows, which feign zero noise."""
     targets = y.reshape(len(y), -1)
     _, first, counts = np.unique(np.column_stack([x, targets]), axis=0, return_index=True, return_counts=True)
     num_inputs, num_targets = (len(np.unique(part, axis=0)) for part in (x, targets))
@@ -200,13 +200,13 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
 
 
 def scored_rows(num_rows: int, num_columns: int) -> np.ndarray:
-    """Return indices of evenly spaced rows, enough for scores and for the test of the noise."""
+    """Return indices of evenly spaced rows for scores and the noise test."""
     most = max(_MOST_SCORED, fewest_rows(num_columns))
     return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most)).astype(int))
 
 
 def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, clock: Clock) -> bool:
-    """Tell whether the budget allows for enough steps of chains of all rows; weighted draws cost as much."""
+    """Tell whether the budget allows enough steps on all rows."""
     step = GRADIENTS_A_STEP * num_chains * gradient_seconds(num_rows, depth, width)
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
@@ -226,7 +226,7 @@ _SECONDS, _SHARE = 30.0, 0.3
 def fit_scales(
     x: np.ndarray, y: np.ndarray, depth: int | None, clock: Clock, random: np.random.RandomState, report: Report
 ) -> tuple[WideLimitFit, int]:
-    """Choose an architecture on few rows, fit its scales to more, predict from more still; fit and number fitted to."""
+    """Choose an architecture on few rows and fit scales to more; return the fit and the number fitted to."""
     rows = random.permutation(len(x))
     affordable = int(MOST_FITTED * (_SHARE * clock.budget / _SECONDS) ** (1 / 3))
     some = rows[: min(_COMPARED, max(affordable, _FEW))]
@@ -247,7 +247,7 @@ def fit_scales(
 
 
 def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
-    """Choose the activation, then the depth, then scales of the columns, by the evidence of some rows."""
+    """Choose activation, depth and column scales by the evidence of some rows."""
     kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x)}
     best = fit(x, y, activation=_ACTIVATIONS, depth=depth or 1, input_scale=False, **kinds)
     table = list(best.table)
@@ -277,11 +277,7 @@ _ROWS_A_COLUMN = 10  # at least: with fewer the test's statistic has another dis
 
 
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
-    r"""Return the p-value of Koenker's test of constant noise, by standardised residuals (n,); None for too few rows.
-
-    Squares are regressed on inputs (n, d) and predictions (n,): $n R^2$ is $\chi^2$, whatever the kurtosis (Koenker
-    1981, A note on studentizing a test for heteroscedasticity).
-    """
+    """Return the p-value of a test of constant noise by residuals (n,) (Koenker 1981); None for few rows."""
     if len(x) < fewest_rows(x.shape[1]):
         return None
     regressors = np.column_stack([x, mean, mean**2])
@@ -295,12 +291,12 @@ def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> 
 
 
 def fewest_rows(num_columns: int) -> int:
-    """Return the number of rows that the test of the noise needs."""
+    """Return the fewest rows of the noise test."""
     return _ROWS_A_COLUMN * (num_columns + 2)  # columns, and two powers of the prediction
 
 
 def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
-    """Tell whether targets, (n,) or (n, k), take few values that are further apart than the noise, such as ratings."""
+    """Tell whether targets take few values further apart than the noise."""
     by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
     return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)
 
@@ -313,7 +309,7 @@ _ROUNDINGS = 20
 
 
 def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tuple[bool, str]:
-    """Tell whether chains need float64, and why; from noise and outputs' prior variance, the targets' being 1."""
+    """Tell whether chains need float64, and why, for targets of variance 1."""
     rounding = _ROUNDINGS * np.finfo(np.float32).eps * prior_variance * num_rows
     if noise_scale < _LEAST_NOISE:
         return True, f"float64 (noise {noise_scale:.3g} is below {_LEAST_NOISE})"
