@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-FELT_ERROR = 0.1  # nats of rounding in a log density that a sampler feels
-# What several errors say in the middle of their sentence.
+FELT_ERROR = 0.1  # nats of rounding that a sampler feels
+# Parts of several messages.
 IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
 
@@ -30,7 +30,7 @@ def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
         if hasattr(value, "to_numpy"):
             raise TypeError(
                 f"the model's arguments must be arrays, but {name} is {kind_of(value)}; pass its numbers, "
-                ".to_numpy(), with the columns in the same order for the fit and for predictions."
+                ".to_numpy(), with columns in the same order."
             )
 
 
@@ -80,7 +80,7 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
 
 
 def check_levels(name: str, levels: float | Sequence[float]) -> None:
-    """Refuse levels other than probabilities between 0 and 1."""
+    """Refuse levels outside of 0 to 1."""
     listed = levels if isinstance(levels, Sequence) else (levels,)
     if not all(0 < level < 1 for level in listed):
         example = "" if listed is levels else ", such as 0.9 for 90 %"
@@ -102,7 +102,7 @@ def check_positive(name: str, value: Any) -> None:
     """Refuse known numbers that are not all positive."""
     if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
-    # NumPy, since under jit even a known number would be traced by JAX.
+    # NumPy, since JAX would trace it under jit.
     if is_known(value) and not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
 
@@ -111,8 +111,7 @@ def check_not_negative(name: str, value: ArrayLike) -> None:
     """Refuse known negative numbers and NaN."""
     if is_known(value) and not np.all(np.asarray(value) >= 0):
         raise ValueError(
-            f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support, "
-            "for example by exp or softplus."
+            f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support."
         )
 
 
@@ -127,8 +126,7 @@ def check_input_scale(scale: Any, num_columns: int) -> None:
     """Refuse a scale that is neither a number nor one by column."""
     if np.shape(scale) not in ((), (num_columns,)):
         raise ValueError(
-            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column of the "
-            f"inputs, but got an array of shape {np.shape(scale)}."
+            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, but got shape {np.shape(scale)}."
         )
 
 
@@ -136,7 +134,7 @@ def check_no_nan(name: str, value: Any) -> None:
     """Refuse known NaN."""
     if isinstance(value, jax.core.Tracer):
         return
-    # Of an array over several processes, each can look at its own part.
+    # Each process can read its own part.
     parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
     for part in parts:
         _refuse_other_than_numbers(name, part)
@@ -167,13 +165,12 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
-    """Convert arrays, lists or tables to their common floating-point type, at least single precision."""
+    """Convert arrays to their common floating-point type, at least single precision."""
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
     for i, x in enumerate(given):
         _refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
     if dtype is None:
-        # The one place where types are meant to be promoted, also for who asks JAX to be strict about it. LAPACK has
-        # no half precision.
+        # The one promotion of types, also in JAX's strict mode. LAPACK has no half precision.
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.promote_types(jnp.result_type(*given, float), jnp.float32)
     return tuple(jnp.asarray(x, dtype) for x in given)
@@ -184,8 +181,7 @@ def _refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
         x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
     ):
         raise TypeError(
-            f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words, and "
-            "take the columns of a table that hold numbers."
+            f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words."
         )
 
 
@@ -196,7 +192,7 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
         raise TypeError(
             f"{name} must be a PRNG key, such as jax.random.key(0), but is {kind_of(value)}; the order is {order}."
         )
-    leading = value.shape if is_typed else value.shape[:-1]  # a key of the older kind is a vector
+    leading = value.shape if is_typed else value.shape[:-1]  # an older key is a vector
     if leading and not several:
         raise ValueError(
             f"{name} must be one PRNG key, but is an array of them, of shape {leading}; take jax.vmap over the keys."
@@ -209,15 +205,14 @@ def listing(names: Iterable[str]) -> str:
 
 
 def warn_if_stuck(draws: Mapping[str, Any], *, stacklevel: int = 3) -> None:
-    """Warn if under 2 % of at least 100 draws, (draw, ...) by site, are distinct."""
+    """Warn if under 2 % of 100 or more draws, (draw, ...) by site, are distinct."""
     first = next(iter(draws.values()), None)
     if first is None or len(first) < 100 or not is_known(first) or not first[0].size:
         return
     num_distinct = len(np.unique(np.asarray(first).reshape(len(first), -1)[:, 0]))
     if num_distinct < 0.02 * len(first):
         warnings.warn(
-            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup, or "
-            "look at its acceptance probability.",
+            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup.",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

@@ -19,9 +19,9 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import is_known, listing
 
 Sites = dict[str, dict]
-# Entry of a site's ``infer``: whether a model that would warn of unusual numbers, were they known, finds them usual.
+# Entry of a site's ``infer``: whether its numbers need no warning.
 IS_USUAL = "numpyro_wide_is_usual"
-# NumPyro's stack of handlers is one for all threads: a model that runs in one must not see the handlers of another.
+# All threads have one stack of handlers in NumPyro.
 STACK_LOCK = threading.RLock()
 _GIVEN_TYPES = ("sample", "param", "mutable")
 
@@ -56,7 +56,7 @@ def abstract_sites(
     found: Sites = {}
 
     def run() -> None:
-        # Of a prior that cannot be sampled, NumPyro finds a value to start from.
+        # NumPyro finds initial values for priors without draws.
         startable = substitute(seed(model, jax.random.key(0)), substitute_fn=init_to_sample)
         found.update(run_model(startable, args, kwargs, values=values))
 
@@ -87,7 +87,7 @@ def latent_sites(sites: Sites) -> Sites:
 def fixed_supports(sites: Sites) -> dict[str, Constraint] | None:
     """Return supports of the latent sites; None if they may depend on other sites."""
     supports = {name: site["fn"].support for name, site in latent_sites(sites).items()}
-    # A bound that is an array of JAX's may be a constant, but nothing tells it from a value.
+    # A JAX array may be a constant or a value.
     return None if any(isinstance(bound, Array) for bound in jax.tree.leaves(supports)) else supports
 
 
@@ -168,7 +168,7 @@ def _of_parameters(distribution: Distribution) -> Iterator[Array]:
     """Yield conditions on the parameters of a distribution and its parts."""
     held = vars(distribution)
     for name, constraint in distribution.arg_constraints.items():
-        # As in NumPyro: what is not held is computed from what is.
+        # As in NumPyro: other parameters are computed.
         if held.get(name) is not None and not constraints.is_dependent(constraint):
             yield constraint(held[name])
     for value in held.values():

@@ -34,9 +34,9 @@ class AutoDropout(AutoDelta):
         rate: probability of dropping a row, in (0, 1), or a mapping by site.
         sites: names of sites with rows to drop; by default real sites with an event and two axes.
         learn_rate: whether one rate by site is learnt, from ``rate``.
-        temperature: temperature of the relaxation; lower is less biased and noisier.
-        prefix: prefix of the parameters' names.
-        init_loc_fn: NumPyro's strategy for initial weights; a prior draw by default.
+        temperature: temperature of the relaxation; lower is less biased.
+        prefix: prefix of parameter names.
+        init_loc_fn: NumPyro's strategy for initial weights.
         create_plates: function of the plates of subsampled models.
 
     Example:
@@ -150,7 +150,7 @@ class AutoDegenerateNormal(AutoContinuous):
     Args:
         model: NumPyro model.
         rank: dimension of the plane, from 1 to the number of weights.
-        prefix: prefix of the parameters' names.
+        prefix: prefix of parameter names.
         init_loc_fn: NumPyro's strategy for the initial mean.
         init_scale: initial standard deviation by direction.
 

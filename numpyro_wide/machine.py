@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_chains: int = 1) -> Any:
     """Spread rows of inputs and targets over devices, for a model on all of them.
 
-    Pass the arrays to ``MCMC`` as arguments, with ``jit_model_args=True``. With several processes (``jax.distributed``)
-    each gives its own rows. For groups, run a multiple of ``num_chains`` chains with ``chain_method="vectorized"``.
+    Pass the arrays to ``MCMC`` as arguments, with ``jit_model_args=True``; for groups, with a multiple of
+    ``num_chains`` chains and ``chain_method="vectorized"``. Each of several processes gives its own rows.
 
     Args:
         *arrays: arrays (n, ...), n a multiple of the number of devices that share the rows.
         devices: devices to use; all of JAX's by default.
-        num_chains: number of groups of devices, each with all rows and its own chains; a divisor of a process's
-            devices.
+        num_chains: number of groups of devices, each with all rows and its own chains.
 
     Returns:
         Sharded arrays: one array, or a list of several.
@@ -35,12 +34,6 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
         >>> x, y = shard_rows(jnp.ones((8, 3)), jnp.ones(8))
         >>> x.shape, dict(x.sharding.mesh.shape)
         ((8, 3), {'rows': 1})
-
-        On eight devices, four chains by two shares of the rows::
-
-            x, y = shard_rows(x, y, num_chains=4)
-            mcmc = MCMC(kernel, num_chains=4, chain_method="vectorized", jit_model_args=True, ...)
-            mcmc.run(jax.random.key(0), x, y)
     """
     devices = jax.devices() if devices is None else list(devices)
     shapes = [np.shape(array) for array in arrays]
@@ -53,7 +46,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     num_shares = num_local // num_chains
     if rows % num_shares:
         raise ValueError(f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave some out.")
-    # Devices of one process are neighbours: so each has chains of all groups, and rows of its own.
+    # Devices of a process are neighbours: each has all groups and its own rows.
     grid = np.array(devices).reshape(-1, num_chains).T
     mesh = Mesh(grid[0], ("rows",)) if num_chains == 1 else Mesh(grid, ("chains", "rows"))
     sharding = NamedSharding(mesh, PartitionSpec("rows"))
@@ -95,7 +88,7 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
         >>> limits.restore_original_limits()
     """
     num_threads = whole_number("num_threads", num_threads)
-    # threadpoolctl limits the libraries that are loaded by now, and jaxlib loads SciPy's BLAS lazily.
+    # threadpoolctl needs SciPy's BLAS loaded, which jaxlib does lazily.
     import scipy.linalg  # noqa: F401
     import threadpoolctl
 

@@ -83,22 +83,20 @@ def dawson_potential(u: Array) -> Array:
 
 
 _REASON = (
-    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has the posterior of every likelihood that is "
-    "positive there (Hron 2018, Prop. 1): neither can be sampled. Fit a Normal guide, built on flat_prototype(model), "
-    "with the loss PenalizedMaximumLikelihood, or choose a proper prior."
+    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has its posterior (Hron 2018, Prop. 1): neither "
+    "can be sampled. Fit a Normal guide of flat_prototype(model) with the loss PenalizedMaximumLikelihood."
 )
 
 
 class ImproperLogUniform(dist.Distribution):
-    """Improper prior $p(w) = C/|w|$ of variational Gaussian dropout, without draws or a posterior (Hron 2018, Prop.
-    1).
+    """Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
 
-    Use a Normal guide of :func:`~numpyro_wide.autoguide.flat_prototype`, and the loss
-    :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`.
+    It has no draws and no posterior (Hron 2018, Prop. 1). Use a Normal guide of
+    :func:`~numpyro_wide.autoguide.flat_prototype`, and the loss :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`.
 
     Args:
         batch_shape: shape of independent weights.
-        validate_args: as of any distribution of NumPyro.
+        validate_args: as in NumPyro.
 
     Example:
         >>> from numpyro_wide.distributions import ImproperLogUniform
@@ -126,8 +124,7 @@ class ImproperLogUniform(dist.Distribution):
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:
-    """Return the KL of N(loc, scale²) from $C/|w|$, elementwise, without its constant (Hron 2018, Prop. 2;
-    :eq:`dawson`).
+    """Return the KL of N(loc, scale²) from $C/|w|$, but for a constant (Hron 2018, Prop. 2; :eq:`dawson`).
 
     Args:
         loc: mean of the guide, of any shape.

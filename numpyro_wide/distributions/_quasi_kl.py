@@ -106,10 +106,7 @@ def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
 
 def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
     if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
-        raise ValueError(
-            "quasi_kl got a masked prior and a q without a mask, whose own density would be left out with the prior's; "
-            "mask the guide's site as well, to leave those entries out of the divergence."
-        )
+        raise ValueError("quasi_kl got a masked prior and a q without a mask; mask the guide's site as well.")
     mask: Any = None
     for d in (q, p):
         if isinstance(d, dist.MaskedDistribution):
@@ -121,7 +118,7 @@ def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, 
     )
 
 
-# Closed forms: QKL = −H(q) − E_q log p, where a Gaussian p needs only the first two moments of q.
+# Closed forms: QKL = −H(q) − E_q log p; a Gaussian p needs two moments of q.
 
 
 @register_quasi_kl(SingularDistribution, dist.Normal)
@@ -135,7 +132,7 @@ def _singular_normal(q: SingularDistribution, p: dist.Normal) -> Array:
 def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> Array:
     factor, weights = q.covariance_factor()
     batch_shape = jnp.broadcast_shapes(q.batch_shape, p.batch_shape)
-    # Columns: the shift of the mean, then the directions of q's covariance.
+    # Columns: mean shift, then directions of q's covariance.
     parts = ((q.mean - p.loc)[..., None], factor)
     columns = jnp.concatenate([jnp.broadcast_to(c, batch_shape + c.shape[-2:]) for c in parts], -1)
     scale_tril = jnp.broadcast_to(p.scale_tril, batch_shape + p.scale_tril.shape[-2:])
@@ -149,12 +146,12 @@ def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateN
 
 @register_quasi_kl(BernoulliDropout, dist.Distribution)
 def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> Array:
-    # Two atoms: the expectation is a sum of two terms, whatever the prior.
+    # Two atoms: a sum of two terms for any prior.
     at_zero, at_row = (sum_rightmost(p.log_prob(atom), 1 - p.event_dim) for atom in (jnp.zeros_like(q.rows), q.rows))
     return -q.entropy() - q.rate * at_zero - (1.0 - q.rate) * at_row
 
 
-# Without these two the general rule for dropout and those for Gaussian priors would tie.
+# These break ties of the rules above.
 register_quasi_kl(BernoulliDropout, dist.Normal)(_singular_normal)
 register_quasi_kl(BernoulliDropout, dist.MultivariateNormal)(_singular_multivariate_normal)
 

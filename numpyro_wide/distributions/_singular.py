@@ -116,7 +116,7 @@ class DegenerateNormal(SingularDistribution):
         loc: mean, (..., D).
         basis: directions, (..., D, K), linearly independent columns.
         scale: standard deviation by column, positive, (..., K).
-        validate_args: as of any distribution of NumPyro.
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -162,8 +162,7 @@ class DegenerateNormal(SingularDistribution):
         return self.loc + jnp.einsum("...dk,...k->...d", self.basis, self.scale * noise)
 
     def _log_volume(self) -> Array:
-        # log of the manifold's volume element, ½ log det AᵀA + Σ log s; it is Σ log s for orthonormal
-        # columns.
+        # ½ log det AᵀA + Σ log s
         gram = jnp.swapaxes(self.basis, -1, -2) @ self.basis
         diagonal = jnp.diagonal(jnp.linalg.cholesky(gram), axis1=-2, axis2=-1)
         return jnp.sum(jnp.log(diagonal) + jnp.log(self.scale), -1)
@@ -214,7 +213,7 @@ class BernoulliDropout(SingularDistribution):
         rows: rows when kept, (..., D), not zero.
         rate: probability of dropping a row, in [0, 1], broadcast over rows.
         temperature: temperature of a relaxation for the draws' (biased) derivative in ``rate``; None for none.
-        validate_args: as of any distribution of NumPyro.
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax.numpy as jnp
@@ -231,7 +230,7 @@ class BernoulliDropout(SingularDistribution):
         "rate": constraints.unit_interval,
     }
     pytree_data_fields = ("rows", "rate", "temperature")
-    # Draws follow the rows only; with a temperature their derivative in the rate is the relaxation's.
+    # The derivative in the rate is a relaxation's.
     reparametrized_params: ClassVar[list[str]] = ["rows"]
 
     def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
@@ -253,10 +252,10 @@ class BernoulliDropout(SingularDistribution):
             keep = jax.random.bernoulli(key, 1.0 - self.rate, shape).astype(self.rows.dtype)
             return keep[..., None] * self.rows
         eps = jnp.finfo(self.rate.dtype).eps
-        rate = jnp.clip(self.rate, eps, 1.0 - eps)  # the logit must be finite, also for a rate learned to 0 or 1
+        rate = jnp.clip(self.rate, eps, 1.0 - eps)  # for a finite logit
         logits = jnp.log1p(-rate) - jnp.log(rate) + jax.random.logistic(key, shape, self.rate.dtype)
         relaxed = jax.nn.sigmoid(logits / self.temperature)
-        # Adding a difference that is exactly zero keeps the draw on its atom and carries the derivative.
+        # The zero difference carries the derivative only.
         keep = (logits > 0).astype(self.rows.dtype) + (relaxed - jax.lax.stop_gradient(relaxed))
         return keep[..., None] * self.rows
 
@@ -265,7 +264,7 @@ class BernoulliDropout(SingularDistribution):
         dropped = jnp.all(value == 0, -1)
         kept = is_close(value, self.rows)
         mass = jnp.where(dropped, self.rate, 0.0) + jnp.where(kept, 1.0 - self.rate, 0.0)
-        # A positive stand-in where there is no mass keeps the gradient of the other branch finite.
+        # A stand-in for zero mass keeps gradients finite.
         return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
 
     def entropy(self) -> Array:
@@ -295,7 +294,7 @@ class GaussianDropout(SingularDistribution):
     Args:
         rows: rows before the noise, (..., D), not zero.
         alpha: variance of the multiplier, positive, broadcast over rows.
-        validate_args: as of any distribution of NumPyro.
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax.numpy as jnp

@@ -54,7 +54,7 @@ class _Temper(Messenger):
             return
         self.seen.add(msg["name"])
         eta = self.eta(msg["name"], bool(msg["infer"].get("is_auxiliary")))
-        # A site that is not tempered is left alone: its ELBO is NumPyro's to the last bit.
+        # At η = 1 the ELBO is NumPyro's to the last bit.
         if not (is_known(eta) and eta == 1):
             msg["scale"] = eta if msg["scale"] is None else eta * msg["scale"]
 

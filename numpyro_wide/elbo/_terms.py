@@ -82,7 +82,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
         svi: SVI of model and guide, with a loss by site: this package's, or a NumPyro ``Trace`` ELBO.
         svi_state: state of SVI, such as ``svi.run(...).state``.
         *args: arguments of model and guide.
-        **kwargs: keyword arguments of model and guide.
+        **kwargs: their keyword arguments.
 
     Returns:
         An :class:`~numpyro_wide.elbo.ELBOTerms`.
@@ -153,7 +153,7 @@ def run_monitored(
         num_steps: number of steps, a multiple of ``every``.
         *args: arguments of model and guide.
         every: number of steps between evaluations.
-        **kwargs: keyword arguments of model and guide.
+        **kwargs: their keyword arguments.
 
     Returns:
         A :class:`~numpyro_wide.elbo.MonitoredRun`.
@@ -193,9 +193,11 @@ def run_monitored(
 def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, float]:
     """Warn if a fitted guide is on its prior, and return nats per weight by latent site.
 
+    In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
+
     Args:
         terms: terms by :func:`~numpyro_wide.elbo.elbo_terms` or :func:`~numpyro_wide.elbo.run_monitored`; the last of
-            several.
+            them.
         tolerance: nats per weight below which a site is on its prior.
 
     Example:
@@ -212,9 +214,8 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     if on_prior:
         listed = ", ".join(f"{name} ({value:.2g})" for name, value in on_prior.items())
         warnings.warn(
-            f"The guide sits on its prior at {listed}, in nats per weight: it has learned almost nothing there. A wide "
-            "mean-field guide does this whatever the data; temper the KL (TemperedTraceMeanFieldELBO), or fit in "
-            "repriorised coordinates.",
+            f"The guide sits on its prior at {listed}, in nats per weight, as wide mean-field guides do; temper the KL "
+            "(TemperedTraceMeanFieldELBO), or fit in repriorised coordinates.",
             OnPriorWarning,
             stacklevel=2,
         )

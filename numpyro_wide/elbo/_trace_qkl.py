@@ -23,9 +23,8 @@ class TraceQKL(ELBO):
 
     .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
 
-    For guides on points, lines or planes, such as ``AutoDropout`` (Mathematics, :eq:`qkl`); the mean-field ELBO for
-    guides with a density. Sites use closed forms of :func:`~numpyro_wide.quasi_kl`, else the draw. Gradients follow the
-    draws.
+    For guides on points, lines or planes, such as ``AutoDropout`` (Mathematics, :eq:`qkl`). Sites use closed forms of
+    :func:`~numpyro_wide.quasi_kl`, else draws, with gradients by the draws.
 
     Args:
         num_particles: number of guide draws for each evaluation.
@@ -86,8 +85,8 @@ class TraceQKL(ELBO):
     def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
         if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
             raise ValueError(
-                f"The prior of site {model_site['name']!r} is improper, so there is no posterior to approximate "
-                "(Hron 2018, Prop. 1); use the loss PenalizedMaximumLikelihood, or a proper prior."
+                f"The prior of site {model_site['name']!r} is improper and has no posterior (Hron 2018, Prop. 1); "
+                "use the loss PenalizedMaximumLikelihood, or a proper prior."
             )
         try:
             value = closed_quasi_kl(guide_site["fn"], model_site["fn"])

@@ -81,16 +81,16 @@ class Clock:
         self._bar.close()
 
 
-SECONDS = 600.0  # where no budget is given
-WIDTH = 50  # hidden units where nothing else is said: on the benchmark's tables wider ones gain little
+SECONDS = 600.0
+WIDTH = 50  # hidden units by default; wider networks gain little
 
 
 class WideBNN(BaseEstimator):
     """Base of the estimators: parameters and results of a fit."""
 
     _methods: tuple[str, ...] = ()
-    _columns: np.ndarray  # indices of the input columns that vary
-    _moments: tuple[np.ndarray, np.ndarray]  # means and standard deviations of all input columns
+    _columns: np.ndarray  # indices of varying input columns
+    _moments: tuple[np.ndarray, np.ndarray]  # of all input columns
     _posterior: Any
     model_: Any
     model_args_: Any
@@ -128,7 +128,7 @@ class WideBNN(BaseEstimator):
                 f'there are no chains to convert: the fit ended with "{self.method_}"; fit with method="chains".'
             )
         draw = next(iter(self.mcmc_.get_samples().values()))
-        with precision(draw.dtype == np.float64):  # that the chains ran in
+        with precision(draw.dtype == np.float64):  # of the chains
             return to_arviz(self.mcmc_, self.model_, *jax.tree.map(jnp.asarray, self.model_args_))
 
     def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
@@ -180,7 +180,7 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation by column of (n, ...); 0 for a deviation by rounding."""
     size = np.max(np.abs(values), axis=0)
     size = np.where(size > 0, size, 1.0)
-    shares = values / size  # squares of values such as 1e200 are out of range
+    shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
 

@@ -14,19 +14,19 @@ from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
 
-BIAS_TOLERANCE = 0.15  # of the unadjusted kernel, in root mean square over the directions
-MOST_CHECKED = 200  # rows at which the chains' predictions are compared
-_NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps where the budget allows them
-_NUM_SAMPLES = 3000  # steps before the chains are first looked at
-_NUM_KEPT = 200  # draws of a chain that predict
-_FEWEST_STEPS = 200  # of warmup, below which no chains are begun; and of samples
-GRADIENTS_A_STEP = 2.6  # cost of a step of the kernel in gradients: two of them, and what is around them
-_WARMUP_SHARE = 0.4  # of the seconds that are left
-_SAMPLES_SHARE = 0.85  # of those after it: predictions at the rows of the fit follow
-_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
+BIAS_TOLERANCE = 0.15  # root mean square over directions
+MOST_CHECKED = 200  # rows of the comparison of chains
+_NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps at most
+_NUM_SAMPLES = 3000  # steps before the first look
+_NUM_KEPT = 200  # predictive draws by chain
+_FEWEST_STEPS = 200  # of warmup, and of samples
+GRADIENTS_A_STEP = 2.6  # cost of a kernel step
+_WARMUP_SHARE = 0.4  # of the seconds left
+_SAMPLES_SHARE = 0.85  # of those after it: predictions follow
+_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units
 _COMPILING = 10.0  # seconds of Adam's that may be compilation
 
-Judgement = tuple[bool, list[str]]  # whether more draws would tell nothing new, and lines for the report
+Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
 
 
 def run_chains(
@@ -35,7 +35,7 @@ def run_chains(
     num_chains: int,
     *,
     gradient_seconds: float,  # of one chain, about
-    hold: str | None,  # "scales" if Adam leaves scales and noise at their medians; None if there are none
+    hold: str | None,  # "scales" if Adam holds scales and noise at their medians
     judge: Callable[[dict[str, Any]], Judgement],
     are_asked_for: bool,
     clock: Clock,
@@ -51,7 +51,7 @@ def run_chains(
         num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-        # Adam's seconds tell of a slow machine where they are more than its compilation may have taken.
+        # Adam's seconds beyond compilation show a slow machine.
         measured = (clock.seconds - before - _COMPILING) / num_adam
         affordable = _num_warmup(clock, np.clip(measured, gradients, 10 * gradients))
     if affordable < _FEWEST_STEPS:
@@ -66,7 +66,7 @@ def run_chains(
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "jit_model_args": True}
-    # Warmup and all lengths of sampling are one program, which keeps as many draws of each.
+    # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=_NUM_KEPT, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
     mcmc.warmup(run_key, *args, init_params=start, **fields)
@@ -81,7 +81,7 @@ def run_chains(
         jax.block_until_ready(mcmc.last_state)
         return (clock.seconds - before) / num_samples
 
-    # A short run tells what a step costs, since the warmup's seconds were those of compilation, too.
+    # A short run without compilation shows the cost of a step.
     step = go_on(_NUM_KEPT)
     num_steps = num_warmup + _NUM_KEPT
     num_samples = min(_affordable(clock, step), _NUM_SAMPLES)

@@ -35,11 +35,11 @@ from numpyro_wide.readout._repriorise import Surrogate, repriorise
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-_COMPARED = 300  # rows to which architectures and scales are fitted
-_MOST_KNOWN = 1500  # rows that the infinitely wide network predicts from: the surrogate's fit takes n³
+_COMPARED = 300  # rows of the comparison
+_MOST_KNOWN = 1500  # rows of the limit: its surrogate takes n³
 _ARCHITECTURES = (("erf", 1), ("relu", 1), ("gelu", 2))
 _FEWEST = 50  # rows, however small the budget
-_SECONDS = 100.0  # that comparison and fit take at most
+_SECONDS = 100.0  # of comparison and fit at most
 
 
 def choose(
@@ -129,11 +129,10 @@ def convergence(own: np.ndarray, num_chains: int) -> Judgement:
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
-    """Classification with a wide Bayesian neural network.
+    """Classification with a wide Bayesian neural network, fitted to at most 1500 rows.
 
-    Scales of at most 1500 standardised rows are those of :func:`~numpyro_wide.wide_limit.fit`. The infinitely wide
-    network predicts ("limit"), or microcanonical chains of a finite one ("chains"), repriorised by the limit's
-    surrogate.
+    Scales are those of :func:`~numpyro_wide.wide_limit.fit`. The infinitely wide network predicts ("limit"), or chains
+    of a finite one ("chains"), repriorised by the limit's surrogate.
 
     Args:
         hidden: equal widths of the hidden layers, such as (50,); or "auto".
@@ -178,14 +177,14 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
         report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
-        # Several threads on few cores wait for each other far longer than they work.
+        # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = self._learn_columns(inputs, report)
             limit = choose(rows, labels, len(self.classes_), depth, clock, random, report)
             run = self._run_chains(limit, width or WIDTH, clock, random, report) if self.method == "chains" else None
             if run is None:
                 clock.begin("surrogate of the likelihood")
-                limit.predict(limit.inputs[:1])  # finds the surrogate, which the first prediction would wait for
+                limit.predict(limit.inputs[:1])  # finds the surrogate
                 run = limit, None, 1
         self._keep(report, clock, "limit" if run[0] is limit else "chains", limit, *run)
         return self

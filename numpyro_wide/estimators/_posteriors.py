@@ -24,7 +24,7 @@ from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-SPREAD = 0.5  # prior standard deviation of the logarithms of scales and noise
+SPREAD = 0.5  # prior deviation of log scales and noise
 BLOCK = 4096  # rows predicted at a time
 
 
@@ -112,8 +112,8 @@ class Network(NamedTuple):
     depth: int  # number of hidden layers
     width: int  # units in each
     activation: str | Callable[[Array], Array]
-    num_outputs: int | None  # None for targets that are a vector
-    by_row: bool  # whether the noise depends on the inputs
+    num_outputs: int | None  # None for vector targets
+    by_row: bool  # whether noise depends on inputs
 
 
 def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
@@ -121,9 +121,9 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
     scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
     noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
     if "input_scale" in medians:
-        scales["w_std"] = medians["w_std"]  # the columns' own scales are the first layer's
+        scales["w_std"] = medians["w_std"]  # the first layer's are by column
     with warnings.catch_warnings():
-        # The data chose the scales, and the report tells how large the outputs are.
+        # The report tells the outputs' size.
         warnings.filterwarnings("ignore", message="the prior variance of the network's output")
         bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
 
@@ -157,7 +157,7 @@ class DrawnModel:
     def predictions(self, *args: Any) -> dict[str, np.ndarray]:
         """Return predictions, (draws, m, ...) each; x (m, d) is the last argument."""
         *before, x = args
-        # Filled up to a power of two, so that few programs are compiled.
+        # Filled up to a power of two, for few programs.
         filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
         with double_precision():
             found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (*before, filled)))

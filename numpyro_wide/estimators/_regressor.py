@@ -100,7 +100,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 "leave them out."
             )
         self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
-        # Several threads on few cores wait for each other far longer than they work.
+        # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             method, *found = decide(
                 self._learn_columns(inputs, report),
@@ -130,7 +130,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Returns:
             Means, (m,) or (m, k); with ``return_std`` also standard deviations of that shape, with ``return_cov`` also
-                covariances, (m, m) or (m, m, k).
+            covariances, (m, m) or (m, m, k).
         """
         if return_std and return_cov:
             raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")

@@ -8,14 +8,14 @@ from scipy.special import logsumexp
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture
 
-LARGEST_SHAPE = 0.7  # Pareto shape of weights, above which an estimate is unreliable (Vehtari et al. 2017)
+LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
 
 
 class LeaveOneOut(NamedTuple):
     """Leave-one-out log densities by row."""
 
     by_row: np.ndarray  # (rows,)
-    share_unsure: float = 0.0  # share of the rows whose Pareto shape is above 0.7
+    share_unsure: float = 0.0  # share of rows with a larger Pareto shape
 
     def __str__(self) -> str:
         error = np.std(self.by_row) / np.sqrt(len(self.by_row))
@@ -29,7 +29,7 @@ class LeaveOneOut(NamedTuple):
 
 def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> tuple:
     """Return leave-one-out mean and variance of the function, (..., rows, k) (Rasmussen 2006, eq. 3.56, p. 117)."""
-    # The posterior is narrower than the noise; rounding may make it as wide.
+    # Rounding may make the posterior as wide as the noise.
     share = np.maximum(1 - variance / noise_variance, 1e-10)
     return y - (y - mean) / share, variance / share
 

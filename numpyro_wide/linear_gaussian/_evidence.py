@@ -41,13 +41,13 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
         alpha = inverse @ targets
         moved = jnp.sum(alpha**2)
 
-    # log det(K / σ²) is the same of both Gram matrices.
+    # Both Gram matrices have this log det(K / σ²).
     log_det = 2 * jnp.log(diagonal(factor) / jnp.sqrt(variance)).sum()
     log_normaliser = num_outputs * (log_det + num_rows * jnp.log(2 * jnp.pi * variance))
     size = 0.5 * (jnp.abs(jnp.sum(targets * alpha)) + jnp.abs(log_normaliser))
     by_output = jnp.sqrt(jnp.sum(alpha**2, axis=0) * jnp.sum(targets**2, axis=0)).sum()
     if variant == "data":
-        # Eigenvalues err by the rounding of the largest of them.
+        # Eigenvalues err by the largest one's rounding.
         of_log_det = 2 * num_outputs * squared_norm * jnp.sqrt(jnp.sum(inverse**2))
     else:
         of_log_det = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
@@ -59,18 +59,17 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     return jnp.where(is_lost, jnp.inf, total)
 
 
-# (features (n, d), targets (n, k), regulariser (), *columns (d, k) or (n, k)) -> arrays with a trailing axis for the
-# outputs, and anything that is the same for all outputs.
+# (features (n, d), targets (n, k), regulariser (), *columns (d or n, k)) -> arrays (..., k), and common results
 Core: TypeAlias = Callable[..., tuple[Any, Any]]
 
 
 class Standardised(NamedTuple):
     """Readout with a standard normal prior and equal noise in every row."""
 
-    features: Array  # (n, d), or (k, n, d) where each output has its own
+    features: Array  # (n, d), or (k, n, d) by output
     targets: Array  # (n, k)
-    regulariser: Array  # scalar, or (k,) where each output has its own
-    log_scale: Array  # sum over the targets' entries of the log of each one's divisor, scalar
+    regulariser: Array  # scalar, or (k,) by output
+    log_scale: Array  # sum of the log divisors of all targets, scalar
 
     @classmethod
     def of(

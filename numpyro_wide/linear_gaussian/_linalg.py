@@ -122,7 +122,7 @@ def _row_times_once(row: Array, matrix: Array) -> Array:
     size, width = matrix.shape
     if size % 2:
         return jnp.sum(row[:, None] * matrix, axis=0)
-    # In two halves: XLA would draw whatever made the matrix into a product with one vector, and go along its columns.
+    # In halves: XLA would fuse a product with one vector, and go along columns.
     return jnp.einsum("bn,bnd->bd", row.reshape(2, -1), matrix.reshape(2, -1, width)).sum(axis=0)
 
 

@@ -23,7 +23,7 @@ from numpyro_wide.linear_gaussian._evidence import (
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
-STATIC = {"static": True}  # metadata of a field that is no array of a tree
+STATIC = {"static": True}  # metadata of a field outside the tree
 
 
 def check_variant(variant: str) -> None:
@@ -39,7 +39,7 @@ def check_data(features: Any, targets: Array) -> None:
         )
     if targets.ndim not in (1, 2) or targets.shape[0] != features.shape[0]:
         raise ValueError(
-            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), one row for each row of the "
+            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), like the "
             f"features {features.shape}, but got {targets.shape}."
         )
 
@@ -54,7 +54,7 @@ def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hi
 
 def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
     """Return numbers of a broadcastable shape; known ones stay NumPy's."""
-    # What is known stays NumPy's: under jit JAX would trace it, and nobody could tell a prior mean of zero.
+    # Known numbers stay NumPy's: under jit a prior mean of zero must be known.
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
     try:
@@ -217,7 +217,7 @@ class ReadoutProblem(ReadoutShapes):
         standard = self.exact()._standardised()
         mean, covariance = standard.for_each_output(posterior_moments)
         scale = self._prior_scale()
-        # One row of scales serves all outputs where they share a covariance.
+        # Outputs with one covariance have one row of scales.
         column_scale = as_matrix(scale).T[: covariance.shape[0]]
         covariance = column_scale[:, :, None] * covariance * column_scale[:, None, :]
         mean = self._prior_loc() + scale * mean.reshape(self.readout_shape)
@@ -253,7 +253,7 @@ class ReadoutProblem(ReadoutShapes):
         (mean, deviation), spread = self.exact()._standardised().resolved().for_each_output(core, *columns)
         shape = (test_features.shape[0], *self.targets.shape[1:])
         mean = mean.reshape(shape) + test_features @ self._prior_loc()
-        # One row of variances serves all outputs where they share a covariance.
+        # Outputs with one covariance have one row of variances.
         variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
         return mean, variance, mean + deviation.reshape(shape)
 
@@ -363,8 +363,8 @@ def log_evidence(
     :meth:`ReadoutProblem.of`.
 
     Returns:
-        Log evidence, a scalar; NaN where the noise is not positive under ``jit``, or below rounding, $\sigma^2 < 0.1\,
-            \epsilon \|\Psi\|_F^2$: then use float64.
+        Log evidence, a scalar; NaN for noise below rounding, $\sigma^2 < 0.1\, \epsilon \|\Psi\|_F^2$, which needs
+            float64.
 
     Example:
         >>> import jax.numpy as jnp
@@ -393,7 +393,7 @@ def readout_posterior(
 
     Returns:
         Mean, (d,) or (d, k), and covariance of an output's weights, (d, d); (k, d, d) where noise or prior scale vary
-            over outputs.
+        over outputs.
 
     Example:
         >>> import jax.numpy as jnp

@@ -55,7 +55,7 @@ def _posterior_root_functions_jvp(
 
 def _roots(gram: Array, regulariser: Array) -> tuple[Array, Array, Array]:
     values, vectors = jnp.linalg.eigh(gram, symmetrize_input=False)
-    # No eigenvalue of K is below the regulariser; rounding can put one there, or below zero.
+    # Rounding can put eigenvalues below the regulariser, or zero.
     return vectors, jnp.sqrt(jnp.maximum(values, regulariser)), jnp.sqrt(regulariser)
 
 
@@ -168,7 +168,7 @@ class DataCholeskyRoot(NamedTuple):
         return row_sums_of_squares(self.factor).sum()
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        # With a derivative of its own, in which that of the factor has no part.
+        # The derivative is its own, without the factor's.
         return andrews_map(self.features, self.regulariser, stop_gradient(self.factor), targets, phi)
 
     def inverse(self, targets: Array, readout: Array) -> Array:
@@ -234,7 +234,7 @@ def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, 
     moved = features @ step
     slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
     curvature = _by_output(moved**2) + regulariser * _by_output(step**2)
-    # The step is zero but for rounding: only it moves the derivatives, not its length.
+    # Derivatives are those of the step alone, zero but for rounding.
     length = stop_gradient(slope / jnp.where(curvature > 0, curvature, 1))
     return mean + length * step, residual - length * moved
 
@@ -269,8 +269,7 @@ def _andrews_map_jvp(
     inner = mean_part - noise_part
     weights, features_transposed = inverse.T @ inner, transpose(features)
 
-    # dL = L F, so that L⁻¹ dL = F and tr(L⁻¹ dL) = tr F; all other products with F have k columns. The order of the
-    # factors in the products with features is that whose transpose, the reverse mode, runs along rows.
+    # dL = L F: other products with F have k columns. Products with features run along rows in reverse mode.
     F = relative_factor_tangent(inverse, features_dot @ features.T, regulariser_dot)
     signal_dot = features_dot @ phi + (phi_dot.T @ features_transposed).T
     mean_dot = inverse @ targets_dot - F @ mean_part

@@ -25,7 +25,7 @@ class RowFeatures:
     r"""Features $\Psi$ as a function of blocks of inputs and constants."""
 
     inputs: Array  # (n, ...)
-    constants: tuple[Array, ...]  # arrays that the function reads besides, such as the network's weights
+    constants: tuple[Array, ...]  # such as the network's weights
     program: Callable = field(metadata=STATIC)  # (constants, inputs (b, ...)) -> features (b, d)
     block_size: int = field(metadata=STATIC)  # b, at most n
     shape: tuple[int, int] = field(metadata=STATIC)  # (n, d)
@@ -76,11 +76,10 @@ class RowFeatures:
         return replace(self, program=lambda constants, rows: program(constants, rows).astype(dtype), dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python, NumPy and JAX ask of every object
+        if name.startswith("__"):  # asked of every object
             raise AttributeError(name)
         raise AttributeError(
-            f"features that are computed by blocks of rows have no {name!r}; use them as features @ readout alone, or "
-            "leave the site of by_row_blocks, or block_size, out."
+            f"features that are computed by blocks of rows have no {name!r}; use them as features @ readout alone."
         )
 
     def __matmul__(self, readout: Array) -> Array:
@@ -111,7 +110,7 @@ class StandardisedRows(NamedTuple):
 
     features: RowFeatures
     targets: Array  # (n, k)
-    noise_scale: Array | None  # divides each row's features and targets, (n, 1); None for nothing
+    noise_scale: Array | None  # divisor by row, (n, 1), or None
     prior_scale: Array  # (d,)
     variance: Array  # of the noise, (1,) or (k,)
 
@@ -234,7 +233,7 @@ def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
     log_normaliser = problem.num_sharing * (sums.log_det(variance) + of_noise)
     found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
-    # Beyond this the factor tells nothing of the small eigenvalues.
+    # Beyond this small eigenvalues are lost.
     return jnp.where((sums.lost > 1).any(), jnp.nan, found)
 
 
@@ -336,8 +335,8 @@ class BlockedPosterior:
     """Gaussian posterior of a readout, and its evidence (Mathematics, :eq:`posterior`)."""
 
     mean: Array  # (d,) or (d, k)
-    root: Array  # R with the covariance RᵀR of each output's readout, (1, d, d), or (k, d, d) if noise is by output
-    log_evidence: Array  # log density of the targets with the readout integrated out, a scalar
+    root: Array  # R with the readout's covariance RᵀR, (1, d, d), or (k, d, d) for noise by output
+    log_evidence: Array  # scalar
 
     def draw(self, phi: ArrayLike) -> Array:
         r"""Return the readout's draw for standard normal $\phi$, (d,) or (d, k)."""
@@ -399,12 +398,12 @@ class BlockedProblem(ReadoutShapes):
         if by_row > 1 and by_output > 1:
             raise ValueError(
                 f"with features by blocks of rows, noise_scale may vary over rows or over outputs, but has shape "
-                f"{jnp.shape(noise_scale)}, which is both; give (n, 1) or (k,), or leave block_size out."
+                f"{jnp.shape(noise_scale)}; give (n, 1) or (k,)."
             )
         if broadcastable_matrix(prior_scale, is_vector).shape[1] > 1:
             raise ValueError(
                 f"with features by blocks of rows, outputs share the readout's prior scale, but prior_scale has shape "
-                f"{jnp.shape(prior_scale)}; give (d, 1) or a number, or leave block_size out."
+                f"{jnp.shape(prior_scale)}; give (d, 1) or a number."
             )
         return cls(features.astype(dtype), targets, noise_scale, prior_scale)
 

@@ -41,10 +41,10 @@ def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
     r"""Return $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1)."""
     if not 0 <= b_std < 1:
         raise ValueError(f"b_std must be at least 0 and below 1 for units of variance one, but got {b_std}.")
-    # The trapezoidal rule: exact to rounding for smooth functions, and 1e-6 off for one with kinks.
+    # Trapezoidal rule: exact for smooth functions, 1e-6 off with kinks.
     u = np.linspace(-9, 9, 6001)
     with jax.ensure_compile_time_eval():
-        # Compiled, for a derivative of the activation's own, such as the rectifier's, would be traced under vmap.
+        # Compiled, since vmap would trace a custom derivative.
         values = np.asarray(jax.jit(activation_function(activation))(jnp.asarray(u)), float)
     second_moment = np.trapezoid(values**2 * np.exp(-(u**2) / 2), u) / np.sqrt(2 * np.pi)
     return float(np.sqrt((1 - b_std**2) / second_moment))
@@ -89,7 +89,7 @@ def check_real(name: str, value: Any) -> None:
 
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
-# Added to a variance that is divided by, which is zero where an image is black and there are no biases.
+# Added to the variance, zero for black images without biases.
 LAYER_NORM_EPSILON = 1e-12
 
 
@@ -199,8 +199,8 @@ def check_images(x: Array) -> None:
     """Refuse inputs other than a batch of images."""
     if x.ndim != 4:
         raise ValueError(
-            f"inputs must be images (n, height, width, channels), but got shape {x.shape}; give grey images an axis "
-            "for their one channel, x[..., None]."
+            f"inputs must be images (n, height, width, channels), but got shape {x.shape}; for grey images "
+            "pass x[..., None]."
         )
 
 

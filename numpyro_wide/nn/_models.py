@@ -49,7 +49,7 @@ def check_prior(name: str, prior: dist.Distribution) -> None:
     inner = unwrap(prior)
     kinds = sorted(kind.__name__ for kind in IMAGES)
     check_one_of(f"the prior of {name}", type(inner).__name__, kinds, also="(their quantiles are known in both tails)")
-    # NumPyro has checked the parameters against their constraints; that of a uniform is any interval.
+    # NumPyro checks other parameters, but allows uniforms on any interval.
     if isinstance(inner, dist.Uniform) and is_known(inner.low) and not np.all(np.asarray(inner.low) >= 0):
         raise ValueError(f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on.")
 
@@ -63,12 +63,12 @@ def _half_normal(prior: Any, z: Array) -> Array:
 
 
 def _half_cauchy(prior: Any, z: Array) -> Array:
-    z = jnp.minimum(z, 8.0)  # 1e15; beyond, the square in the derivative would leave float32
+    z = jnp.minimum(z, 8.0)  # 1e15; beyond, its square leaves float32
     return prior.scale * _by_tail(z, lambda p: jnp.tan(jnp.pi / 2 * p), lambda q: 1 / jnp.tan(jnp.pi / 2 * q))
 
 
 def _exponential(prior: Any, z: Array) -> Array:
-    # Beyond some 13 deviations the tail itself is below the least number of float32, and its logarithm is not.
+    # In the far tail only the logarithm is within float32.
     lower, upper = -jnp.log1p(-ndtr(jnp.minimum(z, 0.0))), -log_ndtr(-jnp.maximum(z, 0.0))
     return jnp.where(z < 0, lower, upper) / prior.rate
 
@@ -93,7 +93,7 @@ IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
 
 
 _LEVEL_SPREAD = 1.0  # of the level's logarithm a priori
-_B_STD = 0.5**0.5  # half of a hidden unit's variance: noise may be large at both ends of the inputs, or at one
+_B_STD = 0.5**0.5  # half of a hidden unit's variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def _check_prior_or_positive(name: str, value: Any) -> None:
         check_positive(name, value)
 
 
-# Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
+# Prior variances of the output without a warning.
 LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
@@ -176,9 +176,8 @@ def warn_of_prior_size(
     if variance > 0 and not LEAST_VARIANCE <= variance <= LARGEST_VARIANCE:  # 0: inputs of 0
         warnings.warn(
             f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
-            "standardised targets: the posterior will be hard to sample, and may predict worse than a line. Scale "
-            "every layer by 1/sqrt(inputs), as nn.NTKDense does and flax.linen.Dense does not, and the features by "
-            "1/sqrt(width); standardise the inputs.",
+            "standardised targets: scale every layer by 1/sqrt(inputs), and the features by 1/sqrt(width); "
+            "standardise the inputs.",
             UserWarning,
             stacklevel=3,
         )
@@ -190,8 +189,7 @@ def warn_of_prior_size(
     if expected > 0 and size > LARGEST_VARIANCE * expected:
         warnings.warn(
             f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
-            "expect a priori: the posterior will be hard to sample. Standardise the targets, or give their size as "
-            "readout_scale and noise.",
+            "expect a priori. Standardise the targets, or give their size as readout_scale and noise.",
             UserWarning,
             stacklevel=3,
         )
@@ -213,12 +211,12 @@ def bnn(
 
     Args:
         features_net: flax module of the readout's features (n, d), such as :class:`FCN`; or a function with sample
-            sites of its own.
+            sites.
         num_outputs: number of outputs k; None for targets (n,).
         noise: standard deviation, broadcast against the targets; its prior, log-normal, half-normal, half-Cauchy,
             exponential or uniform; or a :class:`NoiseNetwork`.
-        scales: scales of a network of this package by name ("w_std", "b_std", "readout_w_std", "readout_b_std",
-            "input_scale"): numbers, arrays, or priors as for the noise.
+        scales: scales of a network of this package by name, such as "w_std": numbers, arrays, or priors as for the
+            noise.
         readout_scale: prior standard deviation of the readout, broadcast against it.
         block_size: rows at a time, or "auto", as of :func:`by_row_blocks`; None for all.
 
@@ -250,7 +248,7 @@ def bnn(
         _check_prior_or_positive("noise", noise)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
-    by_row_blocks(features_net, block_size)  # refuses a wrong size now
+    by_row_blocks(features_net, block_size)  # checks the size
     scales = _checked_scales(features_net, scales)
     return partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
 
@@ -282,15 +280,14 @@ def _bnn(
         features = by_row_blocks(network, block_size, site="features")(x)
     if features.shape[1] == 1 and is_module(features_net):
         warnings.warn(
-            "features_net gives a single feature, which makes a network of one unit; leave out a module's last layer, "
-            "which bnn adds as the readout.",
+            "features_net gives a single feature, a network of one unit; leave out a module's last layer.",
             UserWarning,
             stacklevel=2,
         )
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw of them tells little
+    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
     warn_of_prior_size(features, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
@@ -354,7 +351,6 @@ def _matrix(features: Array, x: Array) -> Array:
     if jnp.ndim(features) != 2 or features.shape[0] != jnp.shape(x)[0]:
         raise ValueError(
             f"features_net must give a matrix (n, d) with a row for each of the {jnp.shape(x)[0]} inputs, but gave "
-            f"shape {jnp.shape(features)}; leave out a module's last layer, which bnn adds as the readout, and pass a "
-            "single input x as x[None]."
+            f"shape {jnp.shape(features)}; leave out a module's last layer."
         )
     return features

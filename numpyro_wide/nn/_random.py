@@ -99,7 +99,7 @@ def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
 
 def _sites(name: str, parameters: Any) -> list[str]:
     """Return the names of the parameters' sites, in leaf order."""
-    # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.
+    # NNX holds an array as its variable's attribute "value".
     keys = [
         tuple(key for key in path if key != GetAttrKey("value")) for path, _ in jax.tree.leaves_with_path(parameters)
     ]
@@ -137,7 +137,7 @@ def _refuse_state(module: Any, state: list[str]) -> None:
     if state:
         raise ValueError(
             f"the module {type(module).__name__} has state besides its parameters, {', '.join(state)}, which no prior "
-            "describes; normalisers that average over batches do not fit a Bayesian network, and WideResNet needs none."
+            "describes, such as averages over batches; WideResNet needs none."
         )
 
 
@@ -189,8 +189,8 @@ def by_row_blocks(
 
 def _recorded(site: str, features: RowFeatures) -> RowFeatures:
     """Record features as a deterministic site: by function for a handler that asks, else as numbers."""
-    # Numbers nobody reads cost nothing within jit; a handler that reads the function must not have them computed.
-    # Without a name, since the site of that name is another message.
+    # A handler of the function must not compute the numbers; unread numbers are free within jit.
+    # No name: the site has it.
     asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
     numpyro.deterministic(site, features if asked["value"] else features.dense())
     return features
