@@ -1,4 +1,4 @@
-"""Argument checks shared by all rooms: whole numbers, signs, NaN, floating point, keys, names."""
+"""Argument checks of all rooms."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,35 +12,35 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-FELT_ERROR = 0.1  # nats of rounding in a log density that a sampler feels
-# What several errors say in the middle of their sentence.
+FELT_ERROR = 0.1  # nats of rounding that a sampler feels
+# Parts of several messages.
 IN_FLOAT64 = "in float64 (jax.config.update('jax_enable_x64', True))"
 NOISE_TOO_SMALL = "the noise is too small against the features for this precision"
 
 
 def kind_of(value: Any) -> str:
-    """Return the name of a value's type with its article, for messages: "an int", "a list"."""
+    """Return a type's name with its article: "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' or name.startswith(('ndarray', 'MCMC', 'SVI')) else 'a'} {name}"
 
 
 def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
-    """Refuse tables of pandas or polars, columns too, among the arguments of a model."""
+    """Refuse tables or columns of pandas or polars as arguments of a model."""
     for name, value in [*((f"argument {place}", value) for place, value in enumerate(arguments)), *keywords.items()]:
         if hasattr(value, "to_numpy"):
             raise TypeError(
                 f"the model's arguments must be arrays, but {name} is {kind_of(value)}; pass its numbers, "
-                ".to_numpy(), with the columns in the same order for the fit and for predictions."
+                ".to_numpy(), with columns in the same order."
             )
 
 
 def is_known(value: Any) -> bool:
-    """Tell whether this process can read a value now: it is not traced, and no other process holds a part of it."""
+    """Tell whether a value is readable now: neither traced nor partly on another process."""
     return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
 
 
 def is_known_true(condition: ArrayLike) -> bool:
-    """Tell whether any entry of a condition is true; False where its value is not known yet, as under jit."""
+    """Tell whether any entry is true; False where unknown, as under jit."""
     try:
         return bool(jnp.any(condition))
     except jax.errors.ConcretizationTypeError:
@@ -48,18 +48,18 @@ def is_known_true(condition: ArrayLike) -> bool:
 
 
 def is_tracing() -> bool:
-    """Tell whether JAX is tracing, so that numbers are not known."""
+    """Tell whether JAX is tracing."""
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)
 
 
 def check_known(what: str, *values: Any, remedy: str = "call it outside") -> None:
-    """Refuse to go on without numbers."""
+    """Refuse unknown numbers."""
     if is_tracing() or not all(map(is_known, values)):
         raise TypeError(f"{what}, which are not known under jit, grad or vmap; {remedy}.")
 
 
 def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> int:
-    """Return the value as Python's integer: NumPy's are whole numbers too, True and False are none."""
+    """Return the value as a Python integer; no booleans."""
     try:
         number = None if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
@@ -73,14 +73,14 @@ def whole_number(name: str, value: Any, least: int = 1, *, order: str = "") -> i
 
 
 def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str = "") -> None:
-    """Refuse a value that is not among the named choices."""
+    """Refuse a value outside the named choices."""
     if not isinstance(value, str) or value not in choices:
         allowed = f"{listing(choices)} {also}".rstrip()
         raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
 
 
 def check_levels(name: str, levels: float | Sequence[float]) -> None:
-    """Refuse a level, or one of several, that is not a probability between 0 and 1."""
+    """Refuse levels outside of 0 to 1."""
     listed = levels if isinstance(levels, Sequence) else (levels,)
     if not all(0 < level < 1 for level in listed):
         example = "" if listed is levels else ", such as 0.9 for 90 %"
@@ -99,44 +99,42 @@ def check_names_known(
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse numbers that are not positive everywhere, where they are known already."""
+    """Refuse known numbers that are not all positive."""
     if value is None or isinstance(value, str):
         raise TypeError(f"{name} must be a number or an array, but got {value!r}.")
-    # NumPy, since under jit even a known number would be traced by JAX.
+    # NumPy, since JAX would trace it under jit.
     if is_known(value) and not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive everywhere, but got {value}.")
 
 
 def check_not_negative(name: str, value: ArrayLike) -> None:
-    """Refuse negative numbers and NaN, where the numbers are known already."""
+    """Refuse known negative numbers and NaN."""
     if is_known(value) and not np.all(np.asarray(value) >= 0):
         raise ValueError(
-            f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support, "
-            "for example by exp or softplus."
+            f"{name} must not be negative or NaN, but got {value}. If {name} is learnt, give it a positive support."
         )
 
 
 def as_not_negative(name: str, value: ArrayLike, *, dtype: Any = None) -> Array:
-    """Return the numbers as floats, refused where negative or NaN; NaN where negative but not known, as under jit."""
+    """Return floats, refused where negative or NaN; NaN where negative under jit."""
     check_not_negative(name, value)
     (array,) = as_floats(value, dtype=dtype, names=(name,))
     return array if is_known(value) else jnp.where(array >= 0, array, jnp.nan)
 
 
 def check_input_scale(scale: Any, num_columns: int) -> None:
-    """Refuse a scale that is neither a number nor one for each column of the inputs."""
+    """Refuse a scale that is neither a number nor one by column."""
     if np.shape(scale) not in ((), (num_columns,)):
         raise ValueError(
-            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column of the "
-            f"inputs, but got an array of shape {np.shape(scale)}."
+            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, but got shape {np.shape(scale)}."
         )
 
 
 def check_no_nan(name: str, value: Any) -> None:
-    """Refuse NaN, where the numbers are known already."""
+    """Refuse known NaN."""
     if isinstance(value, jax.core.Tracer):
         return
-    # Of an array over several processes, each can look at its own part.
+    # Each process can read its own part.
     parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
     for part in parts:
         _refuse_other_than_numbers(name, part)
@@ -149,7 +147,7 @@ def check_no_nan(name: str, value: Any) -> None:
 
 
 def _first_row(parts: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Return in words which row of the one array holds the first bad number; of parts in several places nothing."""
+    """Return in words the row of the first bad number; empty for several parts."""
     if len(parts) > 1 or not parts[0].ndim:
         return ""
     by_row = is_bad(parts[0]).reshape(len(parts[0]), -1).any(axis=1)
@@ -157,7 +155,7 @@ def _first_row(parts: list[np.ndarray], is_bad: Callable[[np.ndarray], np.ndarra
 
 
 def check_finite(name: str, value: Any) -> None:
-    """Refuse NaN, infinity and what does not hold real numbers, where the numbers are known already."""
+    """Refuse known values that are not finite real numbers."""
     check_no_nan(name, value)
     if is_known(value) and (num_infinite := int(np.isinf(array := np.asarray(value)).sum())):
         raise ValueError(
@@ -167,13 +165,12 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
-    """Convert arrays, lists or tables to their common floating-point type, at least single precision."""
+    """Convert arrays to their common floating-point type, at least single precision."""
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
     for i, x in enumerate(given):
         _refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
     if dtype is None:
-        # The one place where types are meant to be promoted, also for who asks JAX to be strict about it. LAPACK has
-        # no half precision.
+        # The one promotion of types, also in JAX's strict mode. LAPACK has no half precision.
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.promote_types(jnp.result_type(*given, float), jnp.float32)
     return tuple(jnp.asarray(x, dtype) for x in given)
@@ -184,19 +181,18 @@ def _refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
         x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
     ):
         raise TypeError(
-            f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words, and "
-            "take the columns of a table that hold numbers."
+            f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words."
         )
 
 
 def check_key(name: str, value: Any, order: str, *, several: bool = False) -> None:
-    """Refuse anything but one PRNG key, of either kind that JAX has."""
+    """Refuse a value other than one PRNG key."""
     is_typed = isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     if not is_typed and not (isinstance(value, Array | np.ndarray) and value.dtype == np.uint32):
         raise TypeError(
             f"{name} must be a PRNG key, such as jax.random.key(0), but is {kind_of(value)}; the order is {order}."
         )
-    leading = value.shape if is_typed else value.shape[:-1]  # a key of the older kind is a vector
+    leading = value.shape if is_typed else value.shape[:-1]  # an older key is a vector
     if leading and not several:
         raise ValueError(
             f"{name} must be one PRNG key, but is an array of them, of shape {leading}; take jax.vmap over the keys."
@@ -204,20 +200,19 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
 
 
 def listing(names: Iterable[str]) -> str:
-    """List names for an error message."""
+    """List names for a message."""
     return ", ".join(repr(name) for name in names) or "none"
 
 
 def warn_if_stuck(draws: Mapping[str, Any], *, stacklevel: int = 3) -> None:
-    """Warn if fewer than 2 % of at least a hundred draws, (draw, ...) by site, differ from all others."""
+    """Warn if under 2 % of 100 or more draws, (draw, ...) by site, are distinct."""
     first = next(iter(draws.values()), None)
     if first is None or len(first) < 100 or not is_known(first) or not first[0].size:
         return
     num_distinct = len(np.unique(np.asarray(first).reshape(len(first), -1)[:, 0]))
     if num_distinct < 0.02 * len(first):
         warnings.warn(
-            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup, or "
-            "look at its acceptance probability.",
+            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup.",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

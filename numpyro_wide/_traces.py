@@ -32,7 +32,7 @@ def run_model(
     rng_key: Array | None = None,
     inside: tuple[Messenger, ...] = (),
 ) -> Sites:
-    """Run a model once, seen by no handler outside of the call."""
+    """Run a model once, unseen by outer handlers."""
     key = jax.random.key(0) if rng_key is None else rng_key
     with STACK_LOCK, ExitStack() as handlers:
         handlers.enter_context(block())
@@ -49,11 +49,11 @@ def run_model(
 def abstract_sites(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any] | None = None
 ) -> Sites:
-    """Return the sites of a run without numbers, of a model some of whose priors may not be sampled."""
+    """Return the sites of a run without numbers."""
     found: Sites = {}
 
     def run() -> None:
-        # Of a prior that cannot be sampled, NumPyro finds a value to start from.
+        # NumPyro finds initial values for priors without draws.
         startable = substitute(seed(model, jax.random.key(0)), substitute_fn=init_to_sample)
         found.update(run_model(startable, args, kwargs, values=values))
 
@@ -71,19 +71,19 @@ def sample_sites(sites: Sites) -> Sites:
 
 
 def latent_sites(sites: Sites) -> Sites:
-    """Return the sample sites that are not observed."""
+    """Return the sample sites without observations."""
     return {name: site for name, site in sample_sites(sites).items() if not site["is_observed"]}
 
 
 def fixed_supports(sites: Sites) -> dict[str, Constraint] | None:
-    """Return where the latent sites may be; None if a bound may depend on the values of other sites."""
+    """Return supports of the latent sites; None if they may depend on other sites."""
     supports = {name: site["fn"].support for name, site in latent_sites(sites).items()}
-    # A bound that is an array of JAX's may be a constant, but nothing tells it from a value.
+    # A JAX array may be a constant or a value.
     return None if any(isinstance(bound, Array) for bound in jax.tree.leaves(supports)) else supports
 
 
 def observed_sites(sites: Sites) -> Sites:
-    """Return the observed sites; a factor observes nothing."""
+    """Return the observed sites, without factors."""
     return {
         name: site
         for name, site in sample_sites(sites).items()
@@ -92,7 +92,7 @@ def observed_sites(sites: Sites) -> Sites:
 
 
 def refuse_unobserved(sites: Sites, reason: str) -> None:
-    """Refuse a run in which no sample site is observed."""
+    """Refuse a run without observed sites."""
     samples = sample_sites(sites)
     if not any(site["is_observed"] for site in samples.values()):
         raise ValueError(
@@ -102,7 +102,7 @@ def refuse_unobserved(sites: Sites, reason: str) -> None:
 
 
 def log_prob_by_observation(site: dict) -> Array:
-    """Return the log density of an observed site by entry of its batch; without a batch, by row of its event."""
+    """Return an observed site's log density by batch entry, or by row of its event."""
     if site["fn"].batch_shape or site["fn"].event_dim == 0:
         return site["fn"].log_prob(site["value"])
     fn, mask = independent_factors(site["fn"])
@@ -111,7 +111,7 @@ def log_prob_by_observation(site: dict) -> Array:
 
 
 def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
-    """Return the distribution of the independent entries of an event, and the mask of the event; None for no mask."""
+    """Return the distribution of an event's independent entries, and its mask or None."""
     mask: Any = True
     while not fn.batch_shape and isinstance(fn, Independent | ExpandedDistribution | MaskedDistribution):
         if isinstance(fn, MaskedDistribution):
@@ -121,7 +121,7 @@ def independent_factors(fn: Distribution) -> tuple[Distribution, Any]:
 
 
 def refuse_subsampled(plate: dict, reason: str) -> None:
-    """Refuse a plate site that takes a part of the rows only."""
+    """Refuse a plate of a part of the rows."""
     size, subsample_size = plate["args"]
     if subsample_size not in (None, size):
         raise ValueError(
@@ -130,7 +130,7 @@ def refuse_subsampled(plate: dict, reason: str) -> None:
 
 
 def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:
-    """Return what ``to_event`` and ``expand`` arrange copies of; with ``masks``, what ``mask`` hides a part of, too."""
+    """Return the distribution inside ``to_event`` and ``expand``, and ``mask`` with ``masks``."""
     wrappers = (Independent, ExpandedDistribution, MaskedDistribution) if masks else (Independent, ExpandedDistribution)
     while isinstance(fn, wrappers):
         fn = fn.base_dist

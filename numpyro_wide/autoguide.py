@@ -1,4 +1,4 @@
-"""Automatic guides that live on atoms and planes, and a handler for priors without a mass."""
+"""Guides on atoms and planes, and a handler for priors without a mass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,22 +26,18 @@ __all__ = ["AutoDegenerateNormal", "AutoDropout"]
 class AutoDropout(AutoDelta):
     """Bernoulli dropout as a guide (Hron 2018, section 4.1), for the loss ``TraceQKL``.
 
-    Every row of a chosen weight site, a matrix (R, D) that maps R inputs to D outputs, is kept or dropped as a whole;
-    all other sites are point estimates. With ``TraceQKL`` and Normal priors the gradient is that of dropout training
-    with an L2 penalty, a row's penalty being weighted by the probability of keeping it. Parameters are
+    Rows of a weight site (R, D) are kept or dropped; other sites are point estimates. Parameters are
     ``<site>_auto_rows``, ``<site>_auto_rate`` and ``<site>_auto_loc``.
 
     Args:
-        model: NumPyro model, whose weight sites have their rows inside the event: ``.to_event(2)``, or ``.to_event(1)``
-            in a plate over the rows.
-        rate: probability of dropping a row, in (0, 1), or a mapping from the names of all ``sites``.
-        sites: names of the sites to drop rows of; by default every real site with at least two axes and an event.
-        learn_rate: whether to learn one rate a site, by a relaxed gradient; ``rate`` is then where it starts.
-        temperature: temperature of the relaxation; lower is less biased and noisier.
-        prefix: prefix of the parameters' names.
-        init_loc_fn: NumPyro's strategy for the weights at the start; by default a draw from the prior, since from
-            zero no row has a direction.
-        create_plates: function that makes the plates of subsampled models, as any automatic guide takes it.
+        model: NumPyro model, with weight rows inside the event, as by ``.to_event(2)``.
+        rate: probability of dropping a row, in (0, 1), or a mapping by site.
+        sites: names of sites with rows to drop; by default real sites with an event and two axes.
+        learn_rate: whether one rate by site is learnt, from ``rate``.
+        temperature: temperature of the relaxation; lower is less biased.
+        prefix: prefix of parameter names.
+        init_loc_fn: NumPyro's strategy for initial weights.
+        create_plates: function of the plates of subsampled models.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -107,7 +103,7 @@ class AutoDropout(AutoDelta):
         return BernoulliDropout(rows, rate, temperature=temperature).to_event(event_dim - 1)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Draw every site, given the arguments of the model."""
+        """Draw every site, given the model's arguments."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
@@ -123,7 +119,7 @@ class AutoDropout(AutoDelta):
     def sample_posterior(
         self, rng_key: Array, params: dict, *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
-        """Draw sites from the fitted guide, with leading axes ``sample_shape``."""
+        """Draw from the fitted guide, with leading axes ``sample_shape``."""
         draws = {}
         for name, key in zip(self._init_locs, jax.random.split(rng_key, len(self._init_locs)), strict=True):
             with handlers.substitute(data=params):
@@ -132,7 +128,7 @@ class AutoDropout(AutoDelta):
         return draws
 
     def median(self, params: dict) -> dict[str, Array]:
-        """Refuse: the middle of two atoms is no network."""
+        """Refuse: two atoms have no middle."""
         raise NotImplementedError("A dropout guide has atoms and no useful median; use sample_posterior.")
 
 
@@ -145,19 +141,18 @@ def _has_rows(site: dict) -> bool:
 
 
 class AutoDegenerateNormal(AutoContinuous):
-    """Normal guide on a plane of chosen rank through the space of all weights, for the loss ``TraceQKL``.
+    """Normal guide on a plane through the space of all weights, for the loss ``TraceQKL``.
 
-    The joint of all sites, unconstrained and flattened, is ``DegenerateNormal(loc, basis, scale)`` with orthonormal
-    columns. Against a Gaussian posterior its quasi-KL optimum is that posterior's principal components (Hron 2018,
-    Prop. 6; Mathematics, :eq:`degenerate`). Parameters are ``auto_loc``, ``auto_scale`` and ``auto_basis``, whose QR
-    factor is the basis.
+    Flattened sites are ``DegenerateNormal(loc, basis, scale)``; the optimum for a Gaussian posterior is its principal
+    components (Hron 2018, Prop. 6; Mathematics, :eq:`degenerate`). Parameters are ``auto_loc``, ``auto_scale`` and
+    ``auto_basis``.
 
     Args:
         model: NumPyro model.
-        rank: dimension of the plane, between 1 and the number of weights; for a point estimate use ``AutoDelta``.
-        prefix: prefix of the parameters' names.
-        init_loc_fn: NumPyro's strategy for the mean at the start.
-        init_scale: standard deviation along each direction at the start.
+        rank: dimension of the plane, from 1 to the number of weights.
+        prefix: prefix of parameter names.
+        init_loc_fn: NumPyro's strategy for the initial mean.
+        init_scale: initial standard deviation by direction.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -203,7 +198,7 @@ class AutoDegenerateNormal(AutoContinuous):
         return DegenerateNormal(loc, jnp.linalg.qr(columns)[0], scale)
 
     def get_posterior(self, params: dict) -> DegenerateNormal:
-        """Return the distribution of the flattened weights, with orthonormal basis."""
+        """Return the distribution of the flattened weights."""
         return handlers.substitute(self._get_posterior, params)()
 
     def get_transform(self, params: dict) -> Any:
@@ -211,11 +206,11 @@ class AutoDegenerateNormal(AutoContinuous):
         raise NotImplementedError("A degenerate guide is no bijection of the weights; use get_posterior.")
 
     def median(self, params: dict) -> dict[str, Array]:
-        """Return the sites at the mean of the flattened weights, by name."""
+        """Return the sites at the mean, by name."""
         return self._unpack_and_constrain(params[f"{self.prefix}_loc"], params)
 
     def quantiles(self, params: dict, quantiles: Any) -> dict[str, Array]:
-        """Compute marginal quantiles of the sites, by name, with a leading axis over ``quantiles``."""
+        """Return marginal quantiles by site, with a leading axis over ``quantiles``."""
         posterior = self.get_posterior(params)
         levels = jnp.asarray(quantiles)[..., None]
         flat = dist.Normal(posterior.mean, jnp.sqrt(posterior.variance)).icdf(levels)
@@ -223,7 +218,7 @@ class AutoDegenerateNormal(AutoContinuous):
 
 
 class flat_prototype(Messenger):  # noqa: N801  # handlers are lower case
-    """Handler for building automatic guides of a model with ``ImproperLogUniform`` priors."""
+    """Handler for guides of a model with ``ImproperLogUniform`` priors."""
 
     def process_message(self, msg: Any) -> None:
         """Replace a log-uniform prior by a flat one."""

@@ -1,4 +1,4 @@
-"""Devices, threads of a CPU, and double precision."""
+"""Devices, CPU threads, and double precision."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,27 +15,18 @@ if TYPE_CHECKING:
 
 
 def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_chains: int = 1) -> Any:
-    r"""Spread the rows of inputs and targets over devices, for a model that runs on all of them.
+    """Spread rows of inputs and targets over devices, for a model on all of them.
 
-    JAX then compiles the one program for all devices: each computes the features of its own rows, and only the Gram
-    matrix $\Psi^\top \Psi$ (d, d), $\Psi^\top Y$ (d, k) and the gradient are summed over devices. The model needs no
-    change; with d ≤ n, the "feature" variant is the one to use, which "auto" takes. Give the arrays to ``MCMC`` as
-    arguments, with ``jit_model_args=True``, which keeps them from being copied into the program. With several processes
-    (``jax.distributed``), each gives its own rows and all of them run the same program.
-
-    With ``num_chains`` the devices are a grid of chains by shares of the rows: chains exchange nothing, and the sums of
-    a chain are over the devices that share its rows. The kernels of this package spread their chains over the groups,
-    with ``MCMC(..., num_chains=..., chain_method="vectorized")`` and a multiple of ``num_chains`` there.
+    Pass the arrays to ``MCMC`` as arguments, with ``jit_model_args=True``; for groups, with a multiple of
+    ``num_chains`` chains and ``chain_method="vectorized"``. Each of several processes gives its own rows.
 
     Args:
-        *arrays: arrays with the rows along the leading axis, (n, ...); n must be a multiple of the number of devices
-            that share the rows.
-        devices: devices to spread the rows over; all of JAX's by default.
-        num_chains: number of groups of devices, each of which holds all rows and runs chains of its own; must divide
-            the number of devices of each process.
+        *arrays: arrays (n, ...), n a multiple of the number of devices that share the rows.
+        devices: devices to use; all of JAX's by default.
+        num_chains: number of groups of devices, each with all rows and its own chains.
 
     Returns:
-        The arrays, sharded: one array for one, a list for several.
+        Sharded arrays: one array, or a list of several.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,12 +34,6 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
         >>> x, y = shard_rows(jnp.ones((8, 3)), jnp.ones(8))
         >>> x.shape, dict(x.sharding.mesh.shape)
         ((8, 3), {'rows': 1})
-
-        On eight devices, four chains by two shares of the rows::
-
-            x, y = shard_rows(x, y, num_chains=4)
-            mcmc = MCMC(kernel, num_chains=4, chain_method="vectorized", jit_model_args=True, ...)
-            mcmc.run(jax.random.key(0), x, y)
     """
     devices = jax.devices() if devices is None else list(devices)
     shapes = [np.shape(array) for array in arrays]
@@ -61,7 +46,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
     num_shares = num_local // num_chains
     if rows % num_shares:
         raise ValueError(f"{rows} rows cannot be shared out evenly to {num_shares} devices; leave some out.")
-    # Devices of one process are neighbours: so each has chains of all groups, and rows of its own.
+    # Devices of a process are neighbours: each has all groups and its own rows.
     grid = np.array(devices).reshape(-1, num_chains).T
     mesh = Mesh(grid[0], ("rows",)) if num_chains == 1 else Mesh(grid, ("chains", "rows"))
     sharding = NamedSharding(mesh, PartitionSpec("rows"))
@@ -70,7 +55,7 @@ def shard_rows(*arrays: ArrayLike, devices: Sequence[Any] | None = None, num_cha
 
 
 def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
-    """Return how chains are spread over the devices that :func:`shard_rows` gave arrays to; None without groups."""
+    """Return the sharding of chains over the groups of :func:`shard_rows`; None without groups."""
     shardings = [
         getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(trees) if not isinstance(leaf, jax.core.Tracer)
     ]
@@ -87,16 +72,15 @@ def chains_sharding(num_chains: int, *trees: Any) -> NamedSharding | None:
 
 
 def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
-    """Limit the threads of the BLAS library that XLA's CPU backend calls; it has no effect on accelerators.
+    """Limit the threads of the BLAS library of XLA's CPU backend.
 
-    XLA hands Cholesky factorisations, triangular solves and eigendecompositions to SciPy's OpenBLAS, whose threads
-    compete with XLA's own. Up to a few thousand rows, one BLAS thread is the fastest.
+    BLAS threads compete with XLA's own: one is the fastest, up to a few thousand rows.
 
     Args:
         num_threads: number of BLAS threads, at least 1.
 
     Returns:
-        The limiter, a context manager that restores the previous numbers at its end.
+        Limiter, a context manager that restores the previous numbers.
 
     Example:
         >>> import numpyro_wide
@@ -104,7 +88,7 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
         >>> limits.restore_original_limits()
     """
     num_threads = whole_number("num_threads", num_threads)
-    # threadpoolctl limits the libraries that are loaded by now, and jaxlib loads SciPy's BLAS lazily.
+    # threadpoolctl needs SciPy's BLAS loaded, which jaxlib does lazily.
     import scipy.linalg  # noqa: F401
     import threadpoolctl
 
@@ -112,12 +96,12 @@ def set_blas_threads(num_threads: int) -> "threadpoolctl.threadpool_limits":
 
 
 def double_precision() -> Any:
-    """Return a context in which JAX computes in float64."""
+    """Return a context of JAX computations in float64."""
     return precision(True)
 
 
 def precision(is_double: bool) -> Any:
-    """Return a context in which JAX computes in float64, or in float32, whatever it is set to."""
+    """Return a context of JAX computations in float64 or float32."""
     try:
         return jax.enable_x64(is_double)
     except AttributeError:  # jax < 0.8

@@ -1,4 +1,4 @@
-"""Distributions of guides without a density and of priors without a mass, and the divergence between them."""
+"""Distributions without a density, priors without a mass, and their divergence."""
 
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform as ImproperLogUniform
 from numpyro_wide.distributions._log_uniform import log_uniform_kl as log_uniform_kl

@@ -1,4 +1,4 @@
-"""The log-uniform prior, its KL divergence from a normal, and Dawson's integral."""
+"""Log-uniform prior, its KL divergence from a normal, and Dawson's integral."""
 
 import math
 from typing import Any, ClassVar, NoReturn
@@ -52,7 +52,7 @@ def _select(u: Array, small: Array, middle: Array, large: Array) -> Array:
 
 
 def dawson_ratio(u: Array) -> Array:
-    r"""Evaluate $D_+(\sqrt u)/\sqrt u$ for $u \ge 0$; it is 1 at 0, like $1/2u$ far out."""
+    r"""Evaluate $D_+(\sqrt u)/\sqrt u$ for $u \ge 0$."""
     low, middle, high = _regions(u)
     x = jnp.sqrt(middle)
     sampled = jnp.zeros_like(x)
@@ -65,7 +65,7 @@ def dawson_ratio(u: Array) -> Array:
 
 
 def dawson_potential(u: Array) -> Array:
-    """Evaluate F(u), whose derivative is ``dawson_ratio``; it is -(γ + log 2)/2 at 0."""
+    """Evaluate F(u), the integral of ``dawson_ratio``; -(γ + log 2)/2 at 0."""
     low, middle, high = _regions(u)
     at_zero = -0.5 * (float(jnp.euler_gamma) + math.log(2.0))
     taylor = at_zero + low * _horner([c / (k + 1) for k, c in enumerate(_taylor_coefficients())], low)
@@ -83,23 +83,20 @@ def dawson_potential(u: Array) -> Array:
 
 
 _REASON = (
-    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has the posterior of every likelihood that is "
-    "positive there (Hron 2018, Prop. 1): neither can be sampled. Fit a Normal guide, built on flat_prototype(model), "
-    "with the loss PenalizedMaximumLikelihood, or choose a proper prior."
+    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has its posterior (Hron 2018, Prop. 1): neither "
+    "can be sampled. Fit a Normal guide of flat_prototype(model) with the loss PenalizedMaximumLikelihood."
 )
 
 
 class ImproperLogUniform(dist.Distribution):
     """Improper prior $p(w) = C/|w|$ of variational Gaussian dropout.
 
-    It is no probability distribution: it cannot be sampled, and with a likelihood that is positive at 0 its posterior
-    has infinite mass (Hron 2018, Prop. 1), so ``log_prob`` refuses. What remains is penalised maximum likelihood: a
-    Normal guide, built on :func:`~numpyro_wide.autoguide.flat_prototype` of the model, and the loss
-    :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`, whose penalty is :func:`~numpyro_wide.log_uniform_kl`.
+    It has no draws and no posterior (Hron 2018, Prop. 1). Use a Normal guide of
+    :func:`~numpyro_wide.autoguide.flat_prototype`, and the loss :class:`~numpyro_wide.elbo.PenalizedMaximumLikelihood`.
 
     Args:
-        batch_shape: shape of independent weights, which ``expand`` may give as well.
-        validate_args: as of any distribution of NumPyro.
+        batch_shape: shape of independent weights.
+        validate_args: as in NumPyro.
 
     Example:
         >>> from numpyro_wide.distributions import ImproperLogUniform
@@ -118,19 +115,16 @@ class ImproperLogUniform(dist.Distribution):
         super().__init__(tuple(batch_shape), (), validate_args=validate_args)
 
     def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
-        """Refuse, with the reason."""
+        """Refuse."""
         raise ValueError(_REASON)
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
-        """Refuse, with the reason."""
+        """Refuse."""
         raise ValueError(_REASON)
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:
-    r"""Return the KL of N(loc, scale²) from the prior $C/|w|$, elementwise, without its constant (Hron 2018, Prop. 2).
-
-    It is a function of $u = \mu^2/2\sigma^2$ alone (Mathematics, :eq:`dawson`), which grows with u from
-    $-\tfrac12(\gamma + \log 2)$; its derivative in u is exactly $D_+(\sqrt u)/\sqrt u$, with Dawson's integral.
+    """Return the KL of N(loc, scale²) from $C/|w|$, but for a constant (Hron 2018, Prop. 2; :eq:`dawson`).
 
     Args:
         loc: mean of the guide, of any shape.

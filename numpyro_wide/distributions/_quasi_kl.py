@@ -1,4 +1,4 @@
-"""Quasi-KL divergence, which is finite for singular guides and improper priors too."""
+"""Quasi-KL divergence, finite for singular guides and improper priors."""
 
 import math
 from collections.abc import Callable
@@ -22,9 +22,8 @@ _rules = Dispatcher("quasi_kl")
 def register_quasi_kl(q_type: type, p_type: type) -> Callable:
     """Register a closed form ``rule(q, p)`` for :func:`quasi_kl`, as a decorator.
 
-    The rule sees both distributions without ``Expanded``, ``Independent`` or ``Masked`` around them and returns an
-    array that broadcasts to the batch shape of ``q``. Under a multivariate ``q``, an elementwise ``p`` (event dimension
-    0) is a product over the entries of the event.
+    The rule gets distributions without ``Expanded``, ``Independent`` or ``Masked``, and returns numbers of q's batch
+    shape.
 
     Args:
         q_type: class of the guide's distribution.
@@ -48,28 +47,18 @@ def quasi_kl(
 ) -> Array:
     r"""Return the quasi-KL divergence $\mathrm{QKL}(Q\|P) = E_Q[\log q/p]$ (Hron 2018, equation 9; :eq:`qkl`).
 
-    Here q is the density of Q with respect to the natural measure of its support S and p the Lebesgue density of P.
-    Where Q has a Lebesgue density this is the KL divergence. Otherwise it is the limit of the KL of Q blurred by
-    N(0, I/m), plus a constant that depends on dimensions alone (Theorems 4 and 5; :eq:`qkl-limit`). It is bounded below
-    by $-\log\int_S p\,dm_S$, not by 0.
-
-    Closed forms: the singular distributions of this package against ``Normal`` and ``MultivariateNormal`` (such as
-    :eq:`degenerate`), ``BernoulliDropout`` against anything (:eq:`bernoulli`), ``Normal`` against
-    ``ImproperLogUniform`` (up to a constant; :eq:`dawson`), and NumPyro's ``kl_divergence``. Otherwise it is estimated
-    from draws of q. An elementwise prior, such as ``Normal(0, 1)``, is a product over the entries of q's event. Entries
-    that a mask of q hides are left out.
+    q is the density on the support of Q, p the Lebesgue density of P: the KL where Q has a density, else a limit of
+    KLs, up to a constant (Theorems 4 and 5; :eq:`qkl-limit`). Closed forms: :eq:`degenerate`, :eq:`bernoulli`,
+    :eq:`dawson`, and NumPyro's. Masked entries of q are left out.
 
     Args:
         q: distribution of the guide.
-        p: distribution of the prior.
-        rng_key: a PRNG key for draws where there is no closed form; a fixed key if None.
-        num_samples: number of draws where there is no closed form.
+        p: distribution of the prior; an elementwise one is a product over q's event.
+        rng_key: PRNG key of draws without a closed form; a fixed one if None.
+        num_samples: number of draws without a closed form.
 
     Returns:
-        The divergence, of the batch shape of q.
-
-    Raises:
-        ValueError: if the event of p has more dimensions than that of q, or other sizes, or p is masked and q is not.
+        Divergence, of the batch shape of q.
 
     Example:
         >>> import jax.numpy as jnp, numpyro.distributions as dist
@@ -92,7 +81,7 @@ def quasi_kl(
 
 
 def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
-    """Return the quasi-KL divergence in closed form, of the batch shape of q; NotImplementedError without one."""
+    """Return the quasi-KL in closed form; NotImplementedError without one."""
     _check_events(q, p)
     q, p, mask = _strip_masks(q, p)
     q_core, p_core = unwrap(q), unwrap(p)
@@ -117,10 +106,7 @@ def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
 
 def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
     if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
-        raise ValueError(
-            "quasi_kl got a masked prior and a q without a mask, whose own density would be left out with the prior's; "
-            "mask the guide's site as well, to leave those entries out of the divergence."
-        )
+        raise ValueError("quasi_kl got a masked prior and a q without a mask; mask the guide's site as well.")
     mask: Any = None
     for d in (q, p):
         if isinstance(d, dist.MaskedDistribution):
@@ -132,7 +118,7 @@ def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, 
     )
 
 
-# Closed forms: QKL = −H(q) − E_q log p, where a Gaussian p needs only the first two moments of q.
+# Closed forms: QKL = −H(q) − E_q log p; a Gaussian p needs two moments of q.
 
 
 @register_quasi_kl(SingularDistribution, dist.Normal)
@@ -146,7 +132,7 @@ def _singular_normal(q: SingularDistribution, p: dist.Normal) -> Array:
 def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateNormal) -> Array:
     factor, weights = q.covariance_factor()
     batch_shape = jnp.broadcast_shapes(q.batch_shape, p.batch_shape)
-    # Columns: the shift of the mean, then the directions of q's covariance.
+    # Columns: mean shift, then directions of q's covariance.
     parts = ((q.mean - p.loc)[..., None], factor)
     columns = jnp.concatenate([jnp.broadcast_to(c, batch_shape + c.shape[-2:]) for c in parts], -1)
     scale_tril = jnp.broadcast_to(p.scale_tril, batch_shape + p.scale_tril.shape[-2:])
@@ -160,12 +146,12 @@ def _singular_multivariate_normal(q: SingularDistribution, p: dist.MultivariateN
 
 @register_quasi_kl(BernoulliDropout, dist.Distribution)
 def _dropout_any(q: BernoulliDropout, p: dist.Distribution) -> Array:
-    # Two atoms: the expectation is a sum of two terms, whatever the prior.
+    # Two atoms: a sum of two terms for any prior.
     at_zero, at_row = (sum_rightmost(p.log_prob(atom), 1 - p.event_dim) for atom in (jnp.zeros_like(q.rows), q.rows))
     return -q.entropy() - q.rate * at_zero - (1.0 - q.rate) * at_row
 
 
-# Without these two the general rule for dropout and those for Gaussian priors would tie.
+# These break ties of the rules above.
 register_quasi_kl(BernoulliDropout, dist.Normal)(_singular_normal)
 register_quasi_kl(BernoulliDropout, dist.MultivariateNormal)(_singular_multivariate_normal)
 

@@ -1,4 +1,4 @@
-"""Distributions on points, lines and subspaces, dropout among them."""
+"""Distributions on points, lines and subspaces."""
 
 import math
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from numpyro_wide._checks import as_floats, check_positive
 
 
 def coordinates(basis: Array, offset: Array) -> Array:
-    """Solve by least squares for coordinates (..., K) of ``offset`` (..., D) in columns of ``basis`` (..., D, K)."""
+    """Solve by least squares for coordinates (..., K) of ``offset`` in columns of ``basis`` (..., D, K)."""
     gram = jnp.swapaxes(basis, -1, -2) @ basis
     right = jnp.einsum("...dk,...d->...k", basis, offset)
     factor = jnp.linalg.cholesky(gram)
@@ -23,14 +23,14 @@ def coordinates(basis: Array, offset: Array) -> Array:
 
 
 def is_close(x: Array, target: Array) -> Array:
-    """Return whether vectors (..., D) agree, up to the square root of machine precision times their size."""
+    """Tell whether vectors (..., D) agree, up to the square root of rounding."""
     tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
     size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
     return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
 
 
 class _ArrayConstraint(constraints.Constraint):
-    """Constraint on vectors that is described by arrays; equal when the arrays are."""
+    """Constraint on vectors, described by arrays."""
 
     event_dim = 1
     _fields: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class _ArrayConstraint(constraints.Constraint):
 
 
 class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
-    """Manifold ``loc`` + span of the columns of ``basis``; ``loc`` (..., D), ``basis`` (..., D, K)."""
+    """Manifold ``loc`` (..., D) + span of ``basis`` (..., D, K)."""
 
     _fields = ("loc", "basis")
 
@@ -61,12 +61,12 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
         self.basis = basis
 
     def __call__(self, x: Array) -> Array:
-        """Return, for vectors (..., D), whether they lie on the manifold up to rounding."""
+        """Tell whether vectors (..., D) lie on the manifold up to rounding."""
         inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
         return is_close(x, self.loc + inside)
 
     def feasible_like(self, prototype: Array) -> Array:
-        """Return the point of the manifold that describes it, once for each vector."""
+        """Return a point of the manifold for each vector."""
         return jnp.broadcast_to(self.loc, jnp.shape(prototype))
 
 
@@ -79,32 +79,28 @@ class zero_or_row(_ArrayConstraint):  # noqa: N801
         self.rows = rows
 
     def __call__(self, x: Array) -> Array:
-        """Tell, for vectors (..., D), whether they are one of the atoms up to rounding."""
+        """Tell whether vectors (..., D) are an atom up to rounding."""
         return jnp.all(x == 0, -1) | is_close(x, self.rows)
 
     def feasible_like(self, prototype: Array) -> Array:
-        """Return the row that is kept, once for each vector."""
+        """Return the kept row for each vector."""
         return jnp.broadcast_to(self.rows, jnp.shape(prototype))
 
 
 class SingularDistribution(dist.Distribution):
-    """Distribution of vectors of size D that lives on a set of Lebesgue measure zero.
-
-    ``log_prob`` and ``entropy`` refer to the natural measure of the support: counting measure for atoms, Lebesgue
-    measure on the manifold for a line or a plane.
-    """
+    """Distribution of vectors (D,) on a null set, with densities by its natural measure."""
 
     def covariance_factor(self) -> tuple[Array, Array]:
         """Return F (..., D, r) and weights (..., r) with covariance F diag(weights) Fᵀ."""
         raise NotImplementedError
 
     def entropy(self) -> Array:
-        """Compute the entropy with respect to the natural measure of the support, of shape ``batch_shape``."""
+        """Return the entropy by the support's measure, of shape ``batch_shape``."""
         raise NotImplementedError
 
 
 def check_vector(name: str, value: Array, owner: str) -> None:
-    """Refuse a value without an axis for the event."""
+    """Refuse a value without an event axis."""
     if value.ndim < 1:
         raise ValueError(
             f"{owner} needs `{name}` of shape (..., D), got a scalar; pass jnp.atleast_1d({name}) for D = 1."
@@ -114,15 +110,13 @@ def check_vector(name: str, value: Array, owner: str) -> None:
 class DegenerateNormal(SingularDistribution):
     r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
 
-    The density is taken on the manifold b + span(A). For orthonormal columns it is that of N(0, diag(s²)) in the K
-    coordinates (Hron 2018, Theorem 5 and Prop. 6); for any basis of full column rank it has the extra term
-    $-\tfrac12\log\det A^TA$, so that it does not depend on how the manifold is parametrised.
+    The density is by Lebesgue measure on b + span(A), for any basis (Hron 2018, Theorem 5 and Prop. 6).
 
     Args:
-        loc: mean, a point of the manifold, (..., D).
-        basis: directions of the manifold, (..., D, K) with K ≤ D, linearly independent columns.
-        scale: standard deviation along each column, positive, (..., K).
-        validate_args: as of any distribution of NumPyro.
+        loc: mean, (..., D).
+        basis: directions, (..., D, K), linearly independent columns.
+        scale: standard deviation by column, positive, (..., K).
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -162,20 +156,19 @@ class DegenerateNormal(SingularDistribution):
         return linear_manifold(self.loc, self.basis)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw vectors of shape ``sample_shape + batch_shape + (D,)``; differentiable in every parameter."""
+        """Draw vectors ``sample_shape + batch_shape + (D,)``."""
         shape = (*sample_shape, *self.batch_shape, self.scale.shape[-1])
         noise = jax.random.normal(key, shape, self.scale.dtype)
         return self.loc + jnp.einsum("...dk,...k->...d", self.basis, self.scale * noise)
 
     def _log_volume(self) -> Array:
-        # log of the manifold's volume element, ½ log det AᵀA + Σ log s; it is Σ log s for orthonormal
-        # columns.
+        # ½ log det AᵀA + Σ log s
         gram = jnp.swapaxes(self.basis, -1, -2) @ self.basis
         diagonal = jnp.diagonal(jnp.linalg.cholesky(gram), axis1=-2, axis2=-1)
         return jnp.sum(jnp.log(diagonal) + jnp.log(self.scale), -1)
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Evaluate the log density on the manifold, minus infinity off it."""
+        """Return the log density on the manifold, minus infinity off it."""
         position = coordinates(self.basis, value - self.loc)
         standard = position / self.scale
         rank = standard.shape[-1]
@@ -184,7 +177,7 @@ class DegenerateNormal(SingularDistribution):
         return jnp.where(is_close(value, nearest), log_density, -jnp.inf)
 
     def entropy(self) -> Array:
-        """Compute the entropy with respect to Lebesgue measure on the manifold."""
+        """Return the entropy by Lebesgue measure on the manifold."""
         return 0.5 * self.scale.shape[-1] * (1.0 + math.log(2 * math.pi)) + self._log_volume()
 
     def covariance_factor(self) -> tuple[Array, Array]:
@@ -198,12 +191,12 @@ class DegenerateNormal(SingularDistribution):
 
     @property
     def variance(self) -> Array:
-        """Variance of each coordinate of R^D, of shape ``batch_shape + (D,)``."""
+        """Variance by coordinate, of shape ``batch_shape + (D,)``."""
         return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)
 
 
 def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
-    """Broadcast rows (..., D) against one number per row."""
+    """Broadcast rows (..., D) against one number by row."""
     rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
     check_vector("rows", rows, owner)
     batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
@@ -214,15 +207,13 @@ def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tu
 class BernoulliDropout(SingularDistribution):
     r"""Bernoulli dropout of a row: $p\,\delta_0 + (1-p)\,\delta_\theta$ (Hron 2018, section 4.1).
 
-    The density is with respect to counting measure; the quasi-KL from a Normal prior is that of Mathematics,
-    :eq:`bernoulli`. A weight matrix (R, D) gives a batch of R independent rows of event size D.
+    The density is by counting measure; its quasi-KL is :eq:`bernoulli`.
 
     Args:
-        rows: row when it is kept, (..., D), not zero.
-        rate: probability of dropping a row, in [0, 1], broadcast over the rows.
-        temperature: temperature of a logistic relaxation that gives draws a derivative in ``rate``, while they stay
-            exactly 0 or the row (a straight-through gradient, hence biased); None for draws without it.
-        validate_args: as of any distribution of NumPyro.
+        rows: rows when kept, (..., D), not zero.
+        rate: probability of dropping a row, in [0, 1], broadcast over rows.
+        temperature: temperature of a relaxation for the draws' (biased) derivative in ``rate``; None for none.
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax.numpy as jnp
@@ -239,7 +230,7 @@ class BernoulliDropout(SingularDistribution):
         "rate": constraints.unit_interval,
     }
     pytree_data_fields = ("rows", "rate", "temperature")
-    # Draws follow the rows only; with a temperature their derivative in the rate is the relaxation's.
+    # The derivative in the rate is a relaxation's.
     reparametrized_params: ClassVar[list[str]] = ["rows"]
 
     def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
@@ -255,33 +246,33 @@ class BernoulliDropout(SingularDistribution):
         return zero_or_row(self.rows)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw each row or zero, shape ``sample_shape + batch_shape + (D,)``."""
+        """Draw rows or zeros, ``sample_shape + batch_shape + (D,)``."""
         shape = (*sample_shape, *self.batch_shape)
         if self.temperature is None:
             keep = jax.random.bernoulli(key, 1.0 - self.rate, shape).astype(self.rows.dtype)
             return keep[..., None] * self.rows
         eps = jnp.finfo(self.rate.dtype).eps
-        rate = jnp.clip(self.rate, eps, 1.0 - eps)  # the logit must be finite, also for a rate learned to 0 or 1
+        rate = jnp.clip(self.rate, eps, 1.0 - eps)  # for a finite logit
         logits = jnp.log1p(-rate) - jnp.log(rate) + jax.random.logistic(key, shape, self.rate.dtype)
         relaxed = jax.nn.sigmoid(logits / self.temperature)
-        # Adding a difference that is exactly zero keeps the draw on its atom and carries the derivative.
+        # The zero difference carries the derivative only.
         keep = (logits > 0).astype(self.rows.dtype) + (relaxed - jax.lax.stop_gradient(relaxed))
         return keep[..., None] * self.rows
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Evaluate the log probability of an atom, minus infinity elsewhere; the atoms of a zero row coincide."""
+        """Return the log probability of an atom, minus infinity elsewhere."""
         dropped = jnp.all(value == 0, -1)
         kept = is_close(value, self.rows)
         mass = jnp.where(dropped, self.rate, 0.0) + jnp.where(kept, 1.0 - self.rate, 0.0)
-        # A positive stand-in where there is no mass keeps the gradient of the other branch finite.
+        # A stand-in for zero mass keeps gradients finite.
         return jnp.where(mass > 0, jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
 
     def entropy(self) -> Array:
-        """Compute the binary entropy of the rate, for a row that is not zero."""
+        """Return the binary entropy of the rate."""
         return -xlogy(self.rate, self.rate) - xlog1py(1.0 - self.rate, -self.rate)
 
     def covariance_factor(self) -> tuple[Array, Array]:
-        """Return the row as one column and p(1-p)."""
+        """Return the row as a column, and p(1-p)."""
         return self.rows[..., None], (self.rate * (1.0 - self.rate))[..., None]
 
     @property
@@ -296,15 +287,14 @@ class BernoulliDropout(SingularDistribution):
 
 
 class GaussianDropout(SingularDistribution):
-    r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ for the row.
+    r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ by row.
 
-    It lives on the line through 0 and the row, where its density is $N(s; 1, \alpha)/\lVert\theta\rVert$ (Hron 2018,
-    section 4.1; Mathematics, :eq:`gaussian-dropout`).
+    The density on the line is $N(s; 1, \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; :eq:`gaussian-dropout`).
 
     Args:
-        rows: row before the noise, (..., D), not zero.
-        alpha: variance of the multiplier, positive, broadcast over the rows.
-        validate_args: as of any distribution of NumPyro.
+        rows: rows before the noise, (..., D), not zero.
+        alpha: variance of the multiplier, positive, broadcast over rows.
+        validate_args: as in NumPyro.
 
     Example:
         >>> import jax.numpy as jnp
@@ -330,12 +320,12 @@ class GaussianDropout(SingularDistribution):
         return linear_manifold(jnp.zeros_like(self.rows), self.rows[..., None])
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw rows of shape ``sample_shape + batch_shape + (D,)``; differentiable in both parameters."""
+        """Draw rows ``sample_shape + batch_shape + (D,)``."""
         noise = jax.random.normal(key, (*sample_shape, *self.batch_shape), self.rows.dtype)
         return (1.0 + jnp.sqrt(self.alpha) * noise)[..., None] * self.rows
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Evaluate the log density on the line, minus infinity off it."""
+        """Return the log density on the line, minus infinity off it."""
         squared_norm = jnp.sum(jnp.square(self.rows), -1)
         multiplier = jnp.sum(value * self.rows, -1) / squared_norm
         log_density = (
@@ -346,12 +336,12 @@ class GaussianDropout(SingularDistribution):
         return jnp.where(is_close(value, multiplier[..., None] * self.rows), log_density, -jnp.inf)
 
     def entropy(self) -> Array:
-        """Compute the entropy with respect to length along the line."""
+        """Return the entropy by length along the line."""
         squared_norm = jnp.sum(jnp.square(self.rows), -1)
         return 0.5 * (1.0 + jnp.log(2 * math.pi * self.alpha) + jnp.log(squared_norm))
 
     def covariance_factor(self) -> tuple[Array, Array]:
-        """Return the row as one column and the multiplier's variance."""
+        """Return the row as a column, and the multiplier's variance."""
         return self.rows[..., None], self.alpha[..., None]
 
     @property

@@ -1,4 +1,4 @@
-"""Losses for wide networks: a tempered ELBO, the quasi-KL for singular guides, their terms, a bound on them."""
+"""Losses for wide networks: a tempered ELBO, quasi-KL losses, their terms, and a bound."""
 
 from numpyro_wide.elbo._certificate import mean_field_bound as mean_field_bound
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO as TemperedTraceMeanFieldELBO

@@ -1,4 +1,4 @@
-"""Bound on the predictions of a mean-field guide, small where the guide must ignore the data."""
+"""Bound on the predictions of a mean-field guide."""
 
 import math
 from typing import Any
@@ -23,22 +23,20 @@ def mean_field_bound(
 ) -> Array:
     r"""Bound the predictions of the optimal mean-field guide of an erf network (Coker 2021, Theorem 1).
 
-    For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$,
-    $b \sim N(0, s_b^2)$, $v \sim N(0, s_v^2/K)$ and Gaussian noise, every mean-field Gaussian
-    guide whose ELBO is no worse than its prior's has
+    For $f(x) = \sum_k v_k\,\mathrm{erf}(w_k^T x + b_k)$ with priors $w \sim N(0, s_w^2)$, $b \sim N(0, s_b^2)$, $v \sim
+    N(0, s_v^2/K)$ and noise $\sigma$, a mean-field guide with an ELBO no worse than its prior's has (Mathematics,
+    :eq:`certificate`)
 
     .. math:: |E_q f(x^*)| \le s_v\sqrt{2C}\sqrt{1 - e^{-4C'/(\pi K)}}, \quad
               C = \tfrac1{2\sigma^2}\sum_n(y_n^2 + s_v^2 V(x_n)), \quad
               C' = 2(D+1)C\,(s_w^2\lVert x^*\rVert^2 + s_b^2)
 
-    where $V(x) = E\,\mathrm{erf}^2$ under the prior. The bound vanishes like $1/\sqrt K$: a wide network fitted in this
-    way ignores the data. For the paper's unit variances this is its equation 92 (Mathematics, :eq:`certificate`); the
-    same proof gives the general form. With several outputs C sums over all of them and the bound holds for each.
+    with $V(x) = E\,\mathrm{erf}^2$ under the prior. Several outputs share C.
 
     Args:
         inputs: training inputs, (n, D).
         targets: training targets, (n,) or (n, k).
-        test_inputs: inputs to bound the predictions at, (n*, D).
+        test_inputs: test inputs, (n*, D).
         num_neurons: width K; an array adds leading axes to the result.
         noise_scale: standard deviation σ of the noise, in units of the targets.
         weight_scale: prior standard deviation of the input weights.
@@ -46,7 +44,7 @@ def mean_field_bound(
         readout_scale: prior standard deviation of a readout weight times √K.
 
     Returns:
-        The bound at every test input, shape (..., n*).
+        Bound at each test input, (..., n*).
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,7 +72,7 @@ def mean_field_bound(
 
 
 def _checked_data(inputs: ArrayLike, targets: ArrayLike, test_inputs: ArrayLike) -> tuple[Array, Array, Array]:
-    """Return all three as finite floats of one type, the targets as a matrix."""
+    """Return all as finite floats of one type, targets as a matrix."""
     x, y, x_test = as_floats(inputs, targets, test_inputs, names=("inputs", "targets", "test_inputs"))
     if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The tempered ELBO, and the run of a model beside its guide."""
+"""Tempered ELBO, and runs of a model beside its guide."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from numpyro_wide._traces import refuse_unobserved
 
 
 def check_weight(name: str, value: Any) -> None:
-    """Refuse a weight that is not one positive finite number, where it is known already."""
+    """Refuse a known weight other than one positive finite number."""
     check_positive(name, value)
     if is_known(value) and not (np.ndim(value) == 0 and np.isrealobj(value) and np.isfinite(value)):
         raise ValueError(f"{name} must be one finite number, which the KL term is multiplied by, but got {value}.")
@@ -25,7 +25,7 @@ def check_weight(name: str, value: Any) -> None:
 def run_pair(
     rng_key: Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
 ) -> tuple[dict, dict]:
-    """Return the traces of guide and model, the model on the guide's draws, with the keys of NumPyro's own losses."""
+    """Return traces of guide and model on the guide's draws, with the keys of NumPyro's losses."""
     model_key, guide_key = random.split(rng_key)
     guide_trace = trace(substitute(seed(guide, guide_key), data=params)).get_trace(*args, **kwargs)
     mutable = {name: site["value"] for name, site in guide_trace.items() if site["type"] == "mutable"}
@@ -34,7 +34,7 @@ def run_pair(
 
 
 def log_density(site: dict) -> Array:
-    """Sum the log density of a site over its entries, scaled and masked."""
+    """Sum a site's log density, scaled and masked."""
     arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
     return jnp.sum(scale_and_mask(site["fn"].log_prob(*arguments), site["scale"]))
 
@@ -43,7 +43,7 @@ Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
 
 
 class _Temper(Messenger):
-    """Handler that scales by η the log density of every latent site, and of every site of the guide."""
+    """Handler that scales by η the log density of latent sites and of the guide's."""
 
     def __init__(self, fn: Callable, eta: Callable[[str, bool], Any], seen: set[str], *, is_guide: bool):
         super().__init__(fn)
@@ -54,7 +54,7 @@ class _Temper(Messenger):
             return
         self.seen.add(msg["name"])
         eta = self.eta(msg["name"], bool(msg["infer"].get("is_auxiliary")))
-        # A site that is not tempered is left alone: its ELBO is NumPyro's to the last bit.
+        # At η = 1 the ELBO is NumPyro's to the last bit.
         if not (is_known(eta) and eta == 1):
             msg["scale"] = eta if msg["scale"] is None else eta * msg["scale"]
 
@@ -65,29 +65,18 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     .. math:: \mathrm{ELBO}_\eta = \sum_{i=1}^p E_q \log L(y_i|x_i, w) - \eta\,\mathrm{KL}(q\|P_0),
               \qquad \eta = \tau\,p/N
 
-    with p observations and N neurons (Mathematics, :eq:`tempered`). At η = 1 the guide of a wide network falls back to
-    its prior (Coker 2021, Huix 2022, Prop. 1); with η = τ p/N the two terms stay in balance as N grows, for an output
-    scaled by 1/N. With an output scaled by 1/√N only the hidden layers need tempering: give ``eta`` by site. For η ≠ 1
-    the optimum approximates a cold or warm posterior, so its spread is no longer the model's own uncertainty.
-
-    In minibatches by ``plate(..., subsample_size=...)`` the likelihood is scaled to all p observations, by NumPyro, and
-    the KL of global weights is not. All else is as in ``TraceMeanField_ELBO``, whose loss this is at η = 1.
+    with p observations and N neurons (Mathematics, :eq:`tempered`). At η = 1 a wide network's guide falls back to its
+    prior (Coker 2021, Huix 2022, Prop. 1). For η ≠ 1 the spread is no longer the model's uncertainty. With an output
+    scaled by 1/√N give ``eta`` by site, for the hidden layers.
 
     Args:
         tau: temperature τ > 0, for use with ``num_neurons``.
-        num_observations: p, the number of observations; by default the full size of the plates around the observed
-            sites (sites that share their plates count once, nested plates multiply: give p where a plate runs over
-            outputs).
-        num_neurons: N, the width. There is no default: only the user knows which layer counts.
-        eta: η itself instead of τ p/N, a positive number, a mapping from site names (the others keep η = 1), or a
-            function of the site name.
-        num_particles: number of draws of the guide for each evaluation.
-        vectorize_particles: whether draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of your own.
-        sum_sites: whether to add up the sites, or to return a dictionary by site.
-
-    Raises:
-        ValueError: if η is not positive or over-determined, N is missing, p is neither given nor to be read off plates,
-            ``eta`` names an unknown site, or differs between sites that the guide draws jointly.
+        num_observations: number p of observations; by default the full size of the plates around the observed sites.
+        num_neurons: width N.
+        eta: η instead of τ p/N: a positive number, a mapping by site (1 for others), or a function of the site name.
+        num_particles: number of guide draws for each evaluation.
+        vectorize_particles: whether draws are mapped by ``jax.vmap``, or a map.
+        sum_sites: whether sites are summed, or returned by name.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -136,7 +125,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return the negative tempered ELBO, as ``TraceMeanField_ELBO`` does its own."""
+        """Return the negative tempered ELBO."""
         eta = self._eta_by_site(rng_key, param_map, model, guide, args, kwargs)
         seen: set[str] = set()
         result = super().loss_with_mutable_state(
@@ -155,7 +144,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         return result
 
     def untempered(self) -> "TemperedTraceMeanFieldELBO":
-        """Return this loss with η = 1 everywhere."""
+        """Return this loss at η = 1."""
         return TemperedTraceMeanFieldELBO(
             eta=1.0,
             num_particles=self.num_particles,
@@ -190,7 +179,7 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
 
 
 def _count_observations(model_trace: dict) -> int:
-    """Multiply the full sizes of the plates around the observed sites; sites within the same plates count once."""
+    """Multiply the sizes of the plates around observed sites; equal plates count once."""
     what = "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites"
     refuse_unobserved(model_trace, what)
     sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}

@@ -1,4 +1,4 @@
-"""Likelihood and KL terms of an ELBO by site, during and after training, and the warning of a guide on its prior."""
+"""Terms of an ELBO by site, in training and after, and the warning of a guide on its prior."""
 
 import copy
 import warnings
@@ -21,13 +21,12 @@ class ELBOTerms(NamedTuple):
     """Terms of an ELBO by site.
 
     Attributes:
-        log_likelihood: expected log likelihood of every observed site, minibatches scaled to all data.
-        kl: divergence of every latent site from its prior, not tempered.
-        tempered_kl: divergence of every latent site as it enters the loss, times η.
-        ratio: ``tempered_kl`` over the absolute value of the summed log likelihood. A site whose ratio dwarfs the
-            others' or 1 is held by its prior; a ratio of 0 says that the prior plays no part.
-        total_ratio: sum of the ratios: the balance of Huix 2022, Figures 5 and 6, upside down.
-        num_weights: number of scalars of every latent site.
+        log_likelihood: expected log likelihood by observed site, scaled to all data.
+        kl: divergence from the prior by latent site, not tempered.
+        tempered_kl: divergence times η.
+        ratio: ``tempered_kl`` over the absolute log likelihood; far above 1 where the prior holds a site.
+        total_ratio: sum of the ratios (Huix 2022, Figures 5 and 6).
+        num_weights: number of scalars by latent site.
     """
 
     log_likelihood: dict[str, Array]
@@ -44,9 +43,9 @@ class MonitoredRun(NamedTuple):
     Attributes:
         params: fitted parameters by name, constrained.
         state: last state of SVI.
-        losses: loss of every step, (steps,).
-        steps: numbers of the steps after which the terms were evaluated, (looks,).
-        terms: :class:`ELBOTerms` with a leading axis (looks,).
+        losses: loss by step, (steps,).
+        steps: steps of the evaluations, (looks,).
+        terms: :class:`ELBOTerms`, (looks,) each.
     """
 
     params: dict[str, Array]
@@ -57,11 +56,11 @@ class MonitoredRun(NamedTuple):
 
 
 class OnPriorWarning(UserWarning):
-    """Warning of a fitted guide that sits on its prior."""
+    """Warning of a guide on its prior."""
 
 
 class _Recorder(Messenger):
-    """Handler that notes the size of every latent site and the name of every observed one."""
+    """Handler that notes sizes of latent sites and names of observed ones."""
 
     def __init__(self, fn: Callable, sizes: dict[str, int], observed: set[str] | None):
         super().__init__(fn)
@@ -77,17 +76,13 @@ class _Recorder(Messenger):
 
 
 def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
-    """Split the ELBO of a guide under training into its likelihood and KL terms.
-
-    Works with every loss that can report its sites: this package's, NumPyro's ``Trace_ELBO`` and
-    ``TraceMeanField_ELBO``; under ``jax.jit`` with ``svi`` closed over. It draws once more from the guide, with the
-    state's key, which it leaves unused.
+    """Split the ELBO of a guide into likelihood and KL terms by site.
 
     Args:
-        svi: SVI of the model and guide.
+        svi: SVI of model and guide, with a loss by site: this package's, or a NumPyro ``Trace`` ELBO.
         svi_state: state of SVI, such as ``svi.run(...).state``.
         *args: arguments of model and guide.
-        **kwargs: keyword arguments of model and guide.
+        **kwargs: their keyword arguments.
 
     Returns:
         An :class:`~numpyro_wide.elbo.ELBOTerms`.
@@ -153,15 +148,15 @@ def run_monitored(
     """Train as ``svi.run`` does, and evaluate the terms of the ELBO at regular steps.
 
     Args:
-        svi: SVI of the model and guide.
-        rng_key: a PRNG key for the run.
+        svi: SVI of model and guide.
+        rng_key: PRNG key.
         num_steps: number of steps, a multiple of ``every``.
         *args: arguments of model and guide.
-        every: number of steps between two evaluations of the terms.
-        **kwargs: keyword arguments of model and guide.
+        every: number of steps between evaluations.
+        **kwargs: their keyword arguments.
 
     Returns:
-        A :class:`~numpyro_wide.elbo.MonitoredRun`: the fit and its history.
+        A :class:`~numpyro_wide.elbo.MonitoredRun`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -196,16 +191,14 @@ def run_monitored(
 
 
 def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, float]:
-    """Warn if a fitted guide has barely left its prior, and return the nats per weight of every latent site.
+    """Warn if a fitted guide is on its prior, and return nats per weight by latent site.
 
-    Such a guide keeps a bounded KL while its weights grow in number, so the divergence is counted in nats per weight.
-    In repriorised coordinates a guide on its prior is no fault: there N(0, I) is the wide limit of the posterior.
+    In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
 
     Args:
-        terms: terms of the fitted guide, by :func:`~numpyro_wide.elbo.elbo_terms` or
-            :func:`~numpyro_wide.elbo.run_monitored`; of several evaluations the last is taken.
-        tolerance: number of nats per weight below which a site counts as being on its prior. A weight whose standard
-            deviation went from 1 to 0.87, or whose mean moved by 0.14 prior standard deviations, is worth 0.01.
+        terms: terms by :func:`~numpyro_wide.elbo.elbo_terms` or :func:`~numpyro_wide.elbo.run_monitored`; the last of
+            them.
+        tolerance: nats per weight below which a site is on its prior.
 
     Example:
         >>> import jax.numpy as jnp
@@ -221,9 +214,8 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     if on_prior:
         listed = ", ".join(f"{name} ({value:.2g})" for name, value in on_prior.items())
         warnings.warn(
-            f"The guide sits on its prior at {listed}, in nats per weight: it has learned almost nothing there. A wide "
-            "mean-field guide does this whatever the data; temper the KL (TemperedTraceMeanFieldELBO), or fit in "
-            "repriorised coordinates.",
+            f"The guide sits on its prior at {listed}, in nats per weight, as wide mean-field guides do; temper the KL "
+            "(TemperedTraceMeanFieldELBO), or fit in repriorised coordinates.",
             OnPriorWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Losses with quasi-KL divergences: an ELBO, and penalised maximum likelihood."""
+"""Quasi-KL losses: an ELBO, and penalised maximum likelihood."""
 
 import warnings
 from collections.abc import Callable
@@ -23,16 +23,13 @@ class TraceQKL(ELBO):
 
     .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
 
-    with the divergence of Mathematics, :eq:`qkl`. It is the loss for guides that live on points, lines or planes, such
-    as ``AutoDropout``, and equals the mean-field ELBO for guides that have a density. Site by site it uses the closed
-    forms of :func:`~numpyro_wide.quasi_kl`, and the current draw where there is none. Its gradient follows the draws,
-    so a discrete parameter such as a dropout rate needs a relaxed draw. As with any mean-field ELBO, the parents of a
-    site in the model must not depend on it in the guide.
+    For guides on points, lines or planes, such as ``AutoDropout`` (Mathematics, :eq:`qkl`). Sites use closed forms of
+    :func:`~numpyro_wide.quasi_kl`, else draws, with gradients by the draws.
 
     Args:
-        num_particles: number of draws of the guide for each evaluation.
-        vectorize_particles: whether draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of your own.
-        sum_sites: whether to add up the sites, or to return a dictionary by site.
+        num_particles: number of guide draws for each evaluation.
+        vectorize_particles: whether draws are mapped by ``jax.vmap``, or a map.
+        sum_sites: whether sites are summed, or returned by name.
 
     Example:
         >>> import numpyro, numpyro.distributions as dist
@@ -55,7 +52,7 @@ class TraceQKL(ELBO):
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
-        """Evaluate the loss; arguments and result as for any ELBO of NumPyro."""
+        """Evaluate the loss, as any ELBO of NumPyro."""
 
         def particle(key: Array) -> tuple[Any, dict | None]:
             guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
@@ -75,7 +72,7 @@ class TraceQKL(ELBO):
         return {"loss": jax.tree.map(lambda x: jnp.mean(x, 0), losses), "mutable_state": None}
 
     def _terms(self, model_trace: dict, guide_trace: dict) -> dict[str, Array]:
-        """Return the contribution of every site to the loss, by name."""
+        """Return the loss by site."""
         terms = {}
         for name, site in model_trace.items():
             if site["type"] == "sample":
@@ -88,8 +85,8 @@ class TraceQKL(ELBO):
     def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
         if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
             raise ValueError(
-                f"The prior of site {model_site['name']!r} is improper, so there is no posterior to approximate "
-                "(Hron 2018, Prop. 1); use the loss PenalizedMaximumLikelihood, or a proper prior."
+                f"The prior of site {model_site['name']!r} is improper and has no posterior (Hron 2018, Prop. 1); "
+                "use the loss PenalizedMaximumLikelihood, or a proper prior."
             )
         try:
             value = closed_quasi_kl(guide_site["fn"], model_site["fn"])
@@ -101,16 +98,14 @@ class TraceQKL(ELBO):
 class PenalizedMaximumLikelihood(TraceQKL):
     r"""Penalised maximum likelihood with the log-uniform penalty (Hron 2018, section 3.3).
 
-    The loss of variational Gaussian dropout, $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, under its own name: the
-    log-uniform prior has no posterior, so the optimum is a regularised fit and the width of the guide is no measure of
-    uncertainty. For the same reason the weight c of the penalty is free. Sites with another prior enter as in
-    :class:`TraceQKL`.
+    Minimises $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, as variational Gaussian dropout; the guide's width is no
+    uncertainty. Other priors enter as in :class:`TraceQKL`.
 
     Args:
-        num_particles: number of draws of the guide for each evaluation.
-        penalty_weight: weight c > 0 of the sites with an ``ImproperLogUniform`` prior.
-        vectorize_particles: whether draws are mapped by ``jax.vmap`` (else by ``jax.lax.map``), or a map of your own.
-        sum_sites: whether to add up the sites, or to return a dictionary by site.
+        num_particles: number of guide draws for each evaluation.
+        penalty_weight: weight c > 0 of sites with an ``ImproperLogUniform`` prior.
+        vectorize_particles: as of :class:`TraceQKL`.
+        sum_sites: as of :class:`TraceQKL`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist

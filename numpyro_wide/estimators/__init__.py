@@ -1,9 +1,4 @@
-"""Estimators with scikit-learn's interface: from arrays to predictions with their uncertainty in three lines.
-
-Leave-one-out log densities decide which posterior predicts: the closed form of the infinitely wide network, weighted
-draws of its prior, or chains. ``report_`` gives the numbers behind each decision. scikit-learn is imported with this
-package, and no earlier.
-"""
+"""Estimators with scikit-learn's interface, chosen by leave-one-out log densities, with a report."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What both estimators share: parameters, standardised inputs, the report, the clock."""
+"""Parameters, standardised inputs, report and clock of both estimators."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ _logger = logging.getLogger("numpyro_wide.estimators")
 
 @dataclass
 class Report:
-    """A page of text, lines under headings; each line is logged when it is added."""
+    """Page of text under headings, logged line by line."""
 
     title: str
     sections: dict[str, list[str]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Report:
         self.sections.setdefault(heading, []).extend(part for line in lines for part in line.split("\n"))
 
     def announce(self, line: str) -> None:
-        """Append a line to the plan and log it as a warning: a long run should surprise nobody."""
+        """Append a line to the plan, logged as a warning."""
         _logger.warning(line)
         self.sections.setdefault("Plan", []).append(line)
 
@@ -51,7 +51,7 @@ class Report:
 
 
 class Clock:
-    """Wall-clock seconds of a fit, compilation included, from when this is made; with a progress bar or without."""
+    """Wall-clock seconds of a fit, compilation included, with an optional progress bar."""
 
     def __init__(self, budget: float, progress_bar: bool = False):
         self.budget, self.progress_bar, self._start = budget, progress_bar, time.perf_counter()
@@ -65,11 +65,11 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds left of the budget, 0 at least."""
+        """Seconds left of the budget, at least 0."""
         return max(0.0, self.budget - self.seconds)
 
     def begin(self, stage: str) -> None:
-        """Show the stage that begins now."""
+        """Show the next stage."""
         self._bar.n = min(self.seconds, self.budget)
         self._bar.set_description_str(stage)
 
@@ -81,16 +81,16 @@ class Clock:
         self._bar.close()
 
 
-SECONDS = 600.0  # where no budget is given
-WIDTH = 50  # hidden units where nothing else is said: on the benchmark's tables wider ones gain little
+SECONDS = 600.0
+WIDTH = 50  # hidden units by default; wider networks gain little
 
 
 class WideBNN(BaseEstimator):
-    """Base of the estimators: their parameters, and what every fit leaves behind."""
+    """Base of the estimators: parameters and results of a fit."""
 
     _methods: tuple[str, ...] = ()
-    _columns: np.ndarray  # indices of the input columns that vary
-    _moments: tuple[np.ndarray, np.ndarray]  # means and standard deviations of all input columns
+    _columns: np.ndarray  # indices of varying input columns
+    _moments: tuple[np.ndarray, np.ndarray]  # of all input columns
     _posterior: Any
     model_: Any
     model_args_: Any
@@ -114,12 +114,12 @@ class WideBNN(BaseEstimator):
 
     @property
     def predictive_(self) -> Any:
-        """The predictive of the draws, of standardised numbers; None for the limit."""
+        """Predictive of the draws, in standardised units; None for the limit."""
         check_is_fitted(self)
         return getattr(self._posterior, "predictive", None)
 
     def to_arviz(self) -> Any:
-        """Convert the chains to ArviZ: draws of the unwrapped network, and log likelihoods by row."""
+        """Convert the chains to ArviZ: draws of the network, log likelihoods by row."""
         from numpyro_wide.diagnostics._to_arviz import to_arviz
 
         check_is_fitted(self)
@@ -128,11 +128,11 @@ class WideBNN(BaseEstimator):
                 f'there are no chains to convert: the fit ended with "{self.method_}"; fit with method="chains".'
             )
         draw = next(iter(self.mcmc_.get_samples().values()))
-        with precision(draw.dtype == np.float64):  # that the chains ran in
+        with precision(draw.dtype == np.float64):  # of the chains
             return to_arviz(self.mcmc_, self.model_, *jax.tree.map(jnp.asarray, self.model_args_))
 
     def _checked_parameters(self) -> tuple[int | None, int | None, float, np.random.RandomState]:
-        """Return depth and width, both None where they are to be chosen, the budget in seconds, and a generator."""
+        """Return depth and width (None to be chosen), budget in seconds, and generator."""
         check_one_of("method", self.method, self._methods)
         whole_number("num_chains", self.num_chains)
         depth, width = _architecture(self.hidden)
@@ -145,7 +145,7 @@ class WideBNN(BaseEstimator):
         return depth, width, float(budget), check_random_state(self.random_state)
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
-        """Return inputs (n, d) standardised by their own moments, constant columns left out."""
+        """Standardise inputs (n, d), without constant columns."""
         self._moments = moments(inputs)
         self._columns = np.flatnonzero(self._moments[1])
         if len(self._columns) < inputs.shape[1]:
@@ -155,7 +155,7 @@ class WideBNN(BaseEstimator):
     def _keep(
         self, report: Report, clock: Clock, method: str, fit: Any, posterior: Any, mcmc: Any, num_steps: int
     ) -> None:
-        """Set what a fit leaves behind; the limit's posterior has no model and no draws."""
+        """Set the results of a fit; the limit has no model and no draws."""
         report.add("Decision", f'predictions are those of "{method}"')
         report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included")
         self.method_, self.fit_, self.mcmc_, self.n_iter_, self.report_ = method, fit, mcmc, num_steps, report
@@ -165,7 +165,7 @@ class WideBNN(BaseEstimator):
         )
 
     def _rows(self, X: ArrayLike) -> np.ndarray:
-        """Return inputs to predict for, checked and standardised."""
+        """Check and standardise new inputs."""
         check_is_fitted(self)
         return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
 
@@ -177,16 +177,16 @@ class WideBNN(BaseEstimator):
 
 
 def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation by column of (n, ...); a deviation of 0 where rounding is all that varies."""
+    """Return mean and deviation by column of (n, ...); 0 for a deviation by rounding."""
     size = np.max(np.abs(values), axis=0)
     size = np.where(size > 0, size, 1.0)
-    shares = values / size  # squares of values such as 1e200 are out of range
+    shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
 
 
 def _architecture(hidden: Any) -> tuple[int | None, int | None]:
-    """Return the number of hidden layers and their width, both None where they are to be chosen."""
+    """Return the number of hidden layers and their width; None to be chosen."""
     if isinstance(hidden, str) and hidden == "auto":
         return None, None
     if not isinstance(hidden, tuple | list) or not hidden:

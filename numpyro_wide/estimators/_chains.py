@@ -14,19 +14,19 @@ from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
 
-BIAS_TOLERANCE = 0.15  # of the unadjusted kernel, in root mean square over the directions
-MOST_CHECKED = 200  # rows at which the chains' predictions are compared
-_NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps where the budget allows them
-_NUM_SAMPLES = 3000  # steps before the chains are first looked at
-_NUM_KEPT = 200  # draws of a chain that predict
-_FEWEST_STEPS = 200  # of warmup, below which no chains are begun; and of samples
-GRADIENTS_A_STEP = 2.6  # cost of a step of the kernel in gradients: two of them, and what is around them
-_WARMUP_SHARE = 0.4  # of the seconds that are left
-_SAMPLES_SHARE = 0.85  # of those after it: predictions at the rows of the fit follow
-_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units, about
+BIAS_TOLERANCE = 0.15  # root mean square over directions
+MOST_CHECKED = 200  # rows of the comparison of chains
+_NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps at most
+_NUM_SAMPLES = 3000  # steps before the first look
+_NUM_KEPT = 200  # predictive draws by chain
+_FEWEST_STEPS = 200  # of warmup, and of samples
+GRADIENTS_A_STEP = 2.6  # cost of a kernel step
+_WARMUP_SHARE = 0.4  # of the seconds left
+_SAMPLES_SHARE = 0.85  # of those after it: predictions follow
+_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units
 _COMPILING = 10.0  # seconds of Adam's that may be compilation
 
-Judgement = tuple[bool, list[str]]  # whether more draws would tell nothing new, and lines for the report
+Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
 
 
 def run_chains(
@@ -35,14 +35,14 @@ def run_chains(
     num_chains: int,
     *,
     gradient_seconds: float,  # of one chain, about
-    hold: str | None,  # "scales" if Adam leaves scales and noise at their medians; None if there are none
+    hold: str | None,  # "scales" if Adam holds scales and noise at their medians
     judge: Callable[[dict[str, Any]], Judgement],
     are_asked_for: bool,
     clock: Clock,
     key: Any,
     report: Report,
 ) -> tuple[MCMC, int] | None:
-    """Run unadjusted microcanonical chains until they have settled or the budget is spent; None if it allows none."""
+    """Run microcanonical chains until settled, or to the budget's end; None for too small a budget."""
     gradients = num_chains * gradient_seconds
     affordable = _num_warmup(clock, gradients)
     if affordable >= _FEWEST_STEPS:
@@ -51,7 +51,7 @@ def run_chains(
         num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-        # Adam's seconds tell of a slow machine where they are more than its compilation may have taken.
+        # Adam's seconds beyond compilation show a slow machine.
         measured = (clock.seconds - before - _COMPILING) / num_adam
         affordable = _num_warmup(clock, np.clip(measured, gradients, 10 * gradients))
     if affordable < _FEWEST_STEPS:
@@ -66,14 +66,14 @@ def run_chains(
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "jit_model_args": True}
-    # Warmup and all lengths of sampling are one program, which keeps as many draws of each.
+    # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=_NUM_KEPT, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
     mcmc.warmup(run_key, *args, init_params=start, **fields)
     jax.block_until_ready(mcmc.last_state)
 
     def go_on(num_samples: int) -> float:
-        """Run so many steps further, and return the seconds of one."""
+        """Run further steps, and return the seconds of one."""
         before = clock.seconds
         mcmc.num_samples, mcmc.thinning = num_samples, num_samples // _NUM_KEPT
         mcmc.post_warmup_state = mcmc.last_state
@@ -81,7 +81,7 @@ def run_chains(
         jax.block_until_ready(mcmc.last_state)
         return (clock.seconds - before) / num_samples
 
-    # A short run tells what a step costs, since the warmup's seconds were those of compilation, too.
+    # A short run without compilation shows the cost of a step.
     step = go_on(_NUM_KEPT)
     num_steps = num_warmup + _NUM_KEPT
     num_samples = min(_affordable(clock, step), _NUM_SAMPLES)
@@ -107,7 +107,7 @@ def run_chains(
 
 
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
-    """Judge chains by predictions of y (rows, k): means and variances of observations, (chains · draws, rows, k)."""
+    """Judge chains by predictive moments (chains · draws, rows, k) for y (rows, k)."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     lines = [effective_draws("predictions", by_chain[0])]
     if num_chains == 1:
@@ -121,28 +121,28 @@ ONE_CHAIN = "R-hat is unknown for a single chain; run more of them"
 
 
 def effective_draws(name: str, by_chain: np.ndarray) -> str:
-    """Return a line on the effective number of draws of quantities, (chains, draws, ...)."""
+    """Return a line on effective draws of quantities (chains, draws, ...)."""
     sizes = _arviz.effective_sample_size(by_chain)
     return f"effective draws of {name}: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"
 
 
 def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
-    """Estimate the seconds of a gradient: a row's go with the width, and with its square between layers."""
+    """Estimate the seconds of a gradient."""
     share = width / 50
     return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
 
 
 def _num_warmup(clock: Clock, gradients: float) -> int:
-    """Return the number of warmup steps that the seconds left allow, where a gradient of all chains takes so many."""
+    """Return the affordable warmup steps, from the seconds of a gradient of all chains."""
     return int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * gradients))
 
 
 def _affordable(clock: Clock, step: float) -> int:
-    """Return the number of steps that the seconds left allow, and at least the fewest."""
+    """Return the affordable steps, or the fewest."""
     return max(int(_SAMPLES_SHARE * clock.left / max(step, 1e-7)), _FEWEST_STEPS)
 
 
 def _rounded(number: int) -> int:
-    """Round down to a number of few different ones, so that programs on disk are found again."""
+    """Round down to few different numbers, to reuse compiled programs."""
     step = 10 ** max(1, len(str(number)) - 2)
     return number // step * step

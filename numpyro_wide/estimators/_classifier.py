@@ -1,4 +1,4 @@
-"""Classification with wide Bayesian neural networks, with scikit-learn's interface."""
+"""Classification with wide Bayesian neural networks, for scikit-learn."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,17 +35,17 @@ from numpyro_wide.readout._repriorise import Surrogate, repriorise
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-_COMPARED = 300  # rows to which architectures and scales are fitted
-_MOST_KNOWN = 1500  # rows that the infinitely wide network predicts from: the surrogate's fit takes n³
+_COMPARED = 300  # rows of the comparison
+_MOST_KNOWN = 1500  # rows of the limit: its surrogate takes n³
 _ARCHITECTURES = (("erf", 1), ("relu", 1), ("gelu", 2))
 _FEWEST = 50  # rows, however small the budget
-_SECONDS = 100.0  # that comparison and fit take at most
+_SECONDS = 100.0  # of comparison and fit at most
 
 
 def choose(
     x: np.ndarray, labels: np.ndarray, num_classes: int, depth: int | None, clock: Clock, random: Any, report: Report
 ) -> WideLimitFit:
-    """Choose architecture and scales on some rows, x (n, d) and labels (n,), and predict from as many as affordable."""
+    """Choose architecture and scales on some rows, x (n, d) and labels (n,); predict from affordable ones."""
     clock.begin("scales of the infinitely wide network")
     rows = random.permutation(len(x))
     affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
@@ -72,14 +72,14 @@ def choose(
 
 
 def _of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
-    """Return the first of the rows, and of every class that is not among them the first."""
+    """Return the first rows, and one of every other class."""
     some = rows[:most]
     missing = np.setdiff1d(labels, labels[some])
     return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
 
 
 def run_network(limit: WideLimitFit, width: int, x: Array, labels: Array | None = None) -> None:
-    """Run the model of a finite network of the limit's scales: weights N(0, 1), logits linear in the readout."""
+    """Run a finite network of the limit's scales: N(0, 1) weights, logits linear in the readout."""
     num_logits = () if limit.likelihood == "bernoulli" else (int(limit.parameters["num_classes"]),)
     module = FCN(limit.depth, width, limit.activation, **limit.scales)
     features = numpyro.deterministic("features", random_network("hidden", module, x)(x))
@@ -91,23 +91,23 @@ def run_network(limit: WideLimitFit, width: int, x: Array, labels: Array | None 
 
 
 class DrawnClasses(DrawnModel):
-    """Draws of the sites of a finite network of classes, with the readout repriorised by the limit's surrogate."""
+    """Draws of a finite network of classes, with a repriorised readout."""
 
     def __init__(self, model: Any, draws: Mapping[str, Any], limit: WideLimitFit):
         super().__init__(model, draws, (limit.inputs, limit.targets.astype(int)))
 
     def by_draw(self, x: np.ndarray) -> np.ndarray:
-        """Return probabilities of the classes at standardised x (m, d) by draw, (draws, m, classes)."""
+        """Return class probabilities at x (m, d) by draw, (draws, m, classes)."""
         probs = self.predictions(x)["probs"]
         return probs if probs.ndim == 3 else np.stack([1 - probs, probs], axis=-1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return probabilities of the classes at standardised x (m, d), averaged over the draws, (m, classes)."""
+        """Return class probabilities at x (m, d), averaged over draws, (m, classes)."""
         found = np.concatenate([self.by_draw(x[block]).mean(axis=0) for block in blocks(len(x))])
         return found / found.sum(axis=1, keepdims=True)
 
     def own(self) -> np.ndarray:
-        """Return the probabilities of the fit's labels by draw, (draws, n)."""
+        """Return probabilities of the fit's labels by draw, (draws, n)."""
         x, labels = self.known
         return self.by_draw(x)[:, np.arange(len(labels)), labels]
 
@@ -116,7 +116,7 @@ _LARGEST_RHAT = 1.05  # of chains that have settled
 
 
 def convergence(own: np.ndarray, num_chains: int) -> Judgement:
-    """Judge chains by the probabilities of labels of the fit, (chains · draws, rows)."""
+    """Judge chains by probabilities of known labels, (chains · draws, rows)."""
     moves = own.std(axis=0) > 0
     lines = [] if moves.all() else [f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat"]
     by_chain = own[:, moves].reshape(num_chains, -1, np.sum(moves))
@@ -129,29 +129,26 @@ def convergence(own: np.ndarray, num_chains: int) -> Judgement:
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
-    r"""Classification with a wide Bayesian neural network: fit, predict probabilities, read what was decided.
+    """Classification with a wide Bayesian neural network, fitted to at most 1500 rows.
 
-    Inputs are standardised, constant columns left out. Scales are those of :func:`~numpyro_wide.wide_limit.fit` for
-    classes; activation, depth and the readout's scale are chosen by the log probability of labels left out, in folds.
-    The infinitely wide network predicts, by probabilities averaged over its logits ("limit", and "auto"); or
-    microcanonical chains of a finite network do ("chains"), with the readout repriorised by the limit's surrogate. At
-    most 1500 rows are fitted to: the surrogate's fit takes the cube of their number.
+    Scales are those of :func:`~numpyro_wide.wide_limit.fit`. The infinitely wide network predicts ("limit"), or chains
+    of a finite one ("chains"), repriorised by the limit's surrogate.
 
     Args:
-        hidden: widths of the hidden layers, all the same, such as (50,); or "auto".
-        method: "limit" or "chains"; "auto" is the limit.
-        time_budget: as for :class:`WideBNNRegressor`, as are the following.
+        hidden: equal widths of the hidden layers, such as (50,); or "auto".
+        method: "limit", "chains", or "auto" for "limit".
+        time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``.
-        progress_bar: whether to show the seconds so far and the stage of the fit.
+        progress_bar: whether seconds and stage are shown.
 
     Attributes:
         classes_: labels, in the order of the probabilities.
-        report_: decisions, and the numbers behind them; ``str(report_)`` is a page of text.
-        method_: what predicts: "limit" or "chains".
-        fit_: the infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
+        report_: decisions with their numbers, as text by ``str``.
+        method_: "limit" or "chains".
+        fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: repriorised model, ``model_(x, labels)``; None for the limit.
-        model_args_: as for :class:`WideBNNRegressor`, as are ``mcmc_``, ``draws_`` and ``n_iter_``.
+        model_args_: as of :class:`WideBNNRegressor`, like ``mcmc_``, ``draws_`` and ``n_iter_``.
 
     Example:
         >>> import numpy as np
@@ -170,12 +167,6 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         Args:
             X: inputs, (n, d).
             y: labels, (n,), numbers or words.
-
-        Returns:
-            Itself.
-
-        Raises:
-            ValueError: for parameters out of their range, data that scikit-learn refuses, or a single class.
         """
         depth, width, budget, random = self._checked_parameters()
         inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
@@ -186,20 +177,20 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report = Report("Bayesian neural network, classification")
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
         report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
-        # Several threads on few cores wait for each other far longer than they work.
+        # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             rows = self._learn_columns(inputs, report)
             limit = choose(rows, labels, len(self.classes_), depth, clock, random, report)
             run = self._run_chains(limit, width or WIDTH, clock, random, report) if self.method == "chains" else None
             if run is None:
                 clock.begin("surrogate of the likelihood")
-                limit.predict(limit.inputs[:1])  # finds the surrogate, which the first prediction would wait for
+                limit.predict(limit.inputs[:1])  # finds the surrogate
                 run = limit, None, 1
         self._keep(report, clock, "limit" if run[0] is limit else "chains", limit, *run)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Predict probabilities of the classes, averaged over draws.
+        """Predict class probabilities, averaged over draws.
 
         Args:
             X: inputs, (m, d).
@@ -212,18 +203,18 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Predict the most probable class for inputs (m, d): labels, (m,)."""
+        """Predict the most probable label for inputs (m, d): (m,)."""
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
-        """Predict logarithms of the probabilities of the classes for inputs (m, d): (m, classes)."""
+        """Predict log probabilities of the classes for inputs (m, d): (m, classes)."""
         return np.log(self.predict_proba(X))
 
     def _run_chains(
         self, limit: WideLimitFit, width: int, clock: Clock, random: np.random.RandomState, report: Report
     ) -> tuple[Any, ...] | None:
-        """Run chains of a finite network: posterior, chains, number of steps; None if the budget allows none."""
+        """Run chains of a finite network: posterior, chains, steps; None for too small a budget."""
         key = jax.random.key(random.randint(2**31 - 1))
         clock.begin("surrogate of the likelihood")
         own: Any = None

@@ -1,4 +1,4 @@
-"""The regressor's policy, in the order of its decisions: rows, scales, noise, network, precision, posterior."""
+"""Regressor's decisions, in order: rows, scales, noise, network, precision, posterior."""
 
 import warnings
 from dataclasses import replace
@@ -50,7 +50,7 @@ def decide(
     random: np.random.RandomState,
     report: Report,
 ) -> tuple[str, WideLimitFit, Any, MCMC | None, int]:
-    """Fit x (n, d), y (n,) or (n, k); return what predicts: method, the limit's fit, posterior, chains, their steps."""
+    """Fit x (n, d), y (n,) or (n, k); return method, the limit's fit, posterior, chains and their steps."""
     # Rows, without copies.
     num_outputs = 1 if y.ndim == 1 else y.shape[1]
     report.add("Data", f"rows: {len(x)}, columns: {x.shape[1]}, targets: {num_outputs}")
@@ -63,7 +63,7 @@ def decide(
         some = "all rows" if allows_all else f"{MOST_KNOWN} rows, as the budget allows"
         report.announce(f"a finite network of {units} units is fitted to {some}, in at most {clock.budget:g} seconds")
 
-    # Scales: those of the largest evidence of the infinitely wide network. At these it predicts itself, "limit".
+    # Scales: those of the infinitely wide network's largest evidence.
     clock.begin("scales of the infinitely wide network")
     fit, num_fitted = fit_scales(x, y, depth, clock, random, report)
     clock.begin("leave-one-out log densities of the limit")
@@ -78,10 +78,10 @@ def decide(
     if not varies:
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
 
-    # Noise: by row where the user says so, or where the limit's residuals do.
+    # Noise: by row if asked for, or by the limit's residuals.
     is_by_row = noise == "by_row" and varies
     if noise == "auto" and varies and has_steps(fit.targets, fit.noise_scale):
-        # A network can predict such a value exactly, where the density has no bound.
+        # Exact predictions of such a value have an unbounded density.
         report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
     elif noise == "auto" and varies:
         residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
@@ -94,8 +94,8 @@ def decide(
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
 
     def draw(x: np.ndarray, y: np.ndarray) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
-        """Return draws of a finite network with their scores, chains and steps; None if the budget is too small."""
-        # Network: the limit's architecture with a finite width, scales and noise latent around the fitted ones.
+        """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
+        # Network: finite width, scales and noise latent around the fitted ones.
         network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
         kind = f"{fit.depth} x {units} {fit.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
         report.add("Finite network", f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales")
@@ -112,7 +112,7 @@ def decide(
             clock.begin("weighted draws")
             num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
             with double_precision(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="the Pareto shape")  # the report gives it
+                warnings.filterwarnings("ignore", message="the Pareto shape")
                 draws = wide_limit_draws(key, model, num_draws, *jax.tree.map(jnp.asarray, known), weighted=True)
             shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
             line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
@@ -122,21 +122,21 @@ def decide(
                 return posterior, loo.of_regression(posterior.function(inputs), targets), None, 1
             report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
 
-        # Posterior, of many rows or where few draws have the weight: chains, in the precision that the noise needs.
+        # Posterior of many rows, or with few weighty draws: chains.
         is_double, reason = needs_double(fit.noise_scale, np.mean(np.diagonal(gram)), len(x))
         report.add("Chains", f"precision: {reason}")
         function: Any = None
 
         def judge(draws: dict[str, Any]) -> Judgement:
             nonlocal function
-            function = DrawnPosterior(network, draws, known).function(inputs)  # which scores the draws, too
+            function = DrawnPosterior(network, draws, known).function(inputs)
             some = slice(None, None, -(-len(rows) // MOST_CHECKED))
             mean, variance, noise_variance = (part[:, some] for part in function)
             return convergence(mean, variance + noise_variance, targets[some], num_chains)
 
         with precision(is_double):
             args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-            seconds = (1 + is_double) * gradient  # in double precision everything takes twice as long
+            seconds = (1 + is_double) * gradient  # double precision takes twice as long
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
             form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": method == "chains"}
             run = run_chains(model, args, num_chains, **form)
@@ -149,15 +149,14 @@ def decide(
     if method != "limit" and varies:
         try:
             found = draw(x, y)
-        except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or draws that are not finite
+        except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
             if method != "auto":
                 raise
             line = f"the finite network was given up, and the limit predicts: {error}"
             report.add("Decision", line)
             warnings.warn(line, UserWarning, stacklevel=2)
 
-    # Choice: the draws, unless the limit is clearly better. Its scales were fitted to these rows, which costs one nat
-    # for each, as in Akaike's criterion.
+    # Choice: the draws, unless the limit is clearly better, less one nat for each fitted scale (Akaike's criterion).
     if found is not None:
         posterior, by_draws, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
@@ -177,14 +176,14 @@ def decide(
     return "limit", fit, limit, None, 1
 
 
-# Rows ---------------------------------------------------------------------------------------------
-_MANY = 10_000  # rows, above which the plan is announced
-_MOST_SCORED = 1000  # rows whose log densities are compared
-_ENOUGH_STEPS = 1000  # of chains, below which they run on fewer rows
+# Rows
+_MANY = 10_000  # rows, above which a plan is announced
+_MOST_SCORED = 1000  # rows of compared log densities
+_ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, d) and y (n,) or (n, k) with equal rows (x, y) once: copies look like measurements without noise."""
+    """Return x (n, d) and y (n,) or (n, k) without repeated rows, which feign zero noise."""
     targets = y.reshape(len(y), -1)
     _, first, counts = np.unique(np.column_stack([x, targets]), axis=0, return_index=True, return_counts=True)
     num_inputs, num_targets = (len(np.unique(part, axis=0)) for part in (x, targets))
@@ -200,33 +199,32 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
 
 
 def scored_rows(num_rows: int, num_columns: int) -> np.ndarray:
-    """Return indices of evenly spaced rows, enough for scores and for the test of the noise."""
+    """Return indices of evenly spaced rows for scores and the noise test."""
     most = max(_MOST_SCORED, fewest_rows(num_columns))
     return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most)).astype(int))
 
 
 def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, clock: Clock) -> bool:
-    """Tell whether the budget allows for enough steps of chains of all rows; weighted draws cost as much."""
+    """Tell whether the budget allows enough steps on all rows."""
     step = GRADIENTS_A_STEP * num_chains * gradient_seconds(num_rows, depth, width)
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
-# Scales -------------------------------------------------------------------------------------------
-MOST_FITTED = 1000  # rows that scales are fitted to
-MOST_KNOWN = 3000  # rows that the infinitely wide network predicts from
-_COMPARED = 200  # rows on which architectures are compared
+# Scales
+MOST_FITTED = 1000  # rows of the fit
+MOST_KNOWN = 3000  # rows of the limit
+_COMPARED = 200  # rows of the comparison
 _ACTIVATIONS = ("erf", "relu")
-_DEEP = 3  # hidden layers, where more than one is compared
-_FEW = 50  # rows, below which only one layer and one scale for all columns are tried
-# Seconds that the fit to a thousand rows takes, about, which go with the cube of their number; and its share of the
-# budget.
+_DEEP = 3  # hidden layers compared with one
+_FEW = 50  # rows; below, one layer and one scale
+# Seconds of a fit to a thousand rows, cubic in their number; and the fit's share of the budget.
 _SECONDS, _SHARE = 30.0, 0.3
 
 
 def fit_scales(
     x: np.ndarray, y: np.ndarray, depth: int | None, clock: Clock, random: np.random.RandomState, report: Report
 ) -> tuple[WideLimitFit, int]:
-    """Choose an architecture on few rows, fit its scales to more, predict from more still; fit and number fitted to."""
+    """Choose an architecture on few rows and fit scales to more; return the fit and the number fitted to."""
     rows = random.permutation(len(x))
     affordable = int(MOST_FITTED * (_SHARE * clock.budget / _SECONDS) ** (1 / 3))
     some = rows[: min(_COMPARED, max(affordable, _FEW))]
@@ -247,7 +245,7 @@ def fit_scales(
 
 
 def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
-    """Choose the activation, then the depth, then scales of the columns, by the evidence of some rows."""
+    """Choose activation, depth and column scales by the evidence of some rows."""
     kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x)}
     best = fit(x, y, activation=_ACTIVATIONS, depth=depth or 1, input_scale=False, **kinds)
     table = list(best.table)
@@ -255,7 +253,7 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, repor
     if len(x) >= _FEW and depth is None:
         others.append({"activation": best.activation, "depth": _DEEP, "input_scale": False})
     if len(x) >= _FEW and x.shape[1] > 1:
-        # Both again: with a scale for each column the order of the activations is often another.
+        # Both again: column scales often change their order.
         others.append({"activation": _ACTIVATIONS, "depth": best.depth, "input_scale": True})
     for kind in others:
         other = fit(x, y, **kind, **kinds)
@@ -271,21 +269,17 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, repor
     return best
 
 
-# Noise --------------------------------------------------------------------------------------------
-LARGEST_P = 1e-3  # below which the noise is taken to depend on the inputs
-_ROWS_A_COLUMN = 10  # at least: with fewer the test's statistic has another distribution
+# Noise
+LARGEST_P = 1e-3  # below which the noise is by row
+_ROWS_A_COLUMN = 10  # at least, for the test's distribution
 
 
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
-    r"""Return the p-value of Koenker's test of constant noise, by standardised residuals (n,); None for too few rows.
-
-    Squares are regressed on inputs (n, d) and predictions (n,): $n R^2$ is $\chi^2$, whatever the kurtosis (Koenker
-    1981, A note on studentizing a test for heteroscedasticity).
-    """
+    """Return the p-value of a test of constant noise by residuals (n,) (Koenker 1981); None for few rows."""
     if len(x) < fewest_rows(x.shape[1]):
         return None
     regressors = np.column_stack([x, mean, mean**2])
-    # Logarithms of squares, which no single far row decides.
+    # Logarithms are robust against single rows.
     squares = np.log(np.maximum(standardised**2, 1e-8))
     squares = squares - squares.mean()
     regressors = regressors - regressors.mean(axis=0)
@@ -295,25 +289,24 @@ def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> 
 
 
 def fewest_rows(num_columns: int) -> int:
-    """Return the number of rows that the test of the noise needs."""
+    """Return the fewest rows of the noise test."""
     return _ROWS_A_COLUMN * (num_columns + 2)  # columns, and two powers of the prediction
 
 
 def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
-    """Tell whether targets, (n,) or (n, k), take few values that are further apart than the noise, such as ratings."""
+    """Tell whether targets take few values further apart than the noise."""
     by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
     return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)
 
 
-# Precision ----------------------------------------------------------------------------------------
-_LEAST_NOISE = 0.15  # standard deviations of the targets, below which chains in float32 lose the noise
-# Features' squares are summed over rows; so many times the sum's rounding must be below the noise's variance at the
-# scales of the fit, from which chains stray.
+# Precision
+_LEAST_NOISE = 0.15  # in targets' deviations; smaller ones need float64
+# Least ratio of the noise's variance to the rounding of features' squares, summed over rows.
 _ROUNDINGS = 20
 
 
 def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tuple[bool, str]:
-    """Tell whether chains need float64, and why; from noise and outputs' prior variance, the targets' being 1."""
+    """Tell whether chains need float64, and why, for targets of variance 1."""
     rounding = _ROUNDINGS * np.finfo(np.float32).eps * prior_variance * num_rows
     if noise_scale < _LEAST_NOISE:
         return True, f"float64 (noise {noise_scale:.3g} is below {_LEAST_NOISE})"
@@ -323,7 +316,7 @@ def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tu
     return False, f"float32 (noise {noise_scale:.3g} is large enough)"
 
 
-# Posterior ----------------------------------------------------------------------------------------
+# Posterior
 _NUM_WEIGHTED, _LEAST_WEIGHTED = 500, 50  # weighted draws, at most and at least
-_GRADIENTS_A_DRAW = 30  # cost of one, chosen from ten in double precision, with its score: measured
-_MOST_WEIGHTED = 100  # rows, above which few draws of the prior carry the weight
+_GRADIENTS_A_DRAW = 30  # cost of one in float64, with its score: measured
+_MOST_WEIGHTED = 100  # rows, above which few draws carry the weight

@@ -1,4 +1,4 @@
-"""Posteriors of regression: the limit's Gaussian, or a mixture of Gaussians over draws, of standardised targets."""
+"""Posteriors of regression, of standardised targets: the limit's, or mixtures over draws."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-SPREAD = 0.5  # prior standard deviation of the logarithms of scales and noise
+SPREAD = 0.5  # prior deviation of log scales and noise
 BLOCK = 4096  # rows predicted at a time
 
 
 class Mixture(NamedTuple):
-    """Equal-weight mixtures of Gaussians, noise included: means and variances by draw, (draws, m, k) each."""
+    """Equal-weight mixtures of Gaussians with noise: moments by draw, (draws, m, k)."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -51,32 +51,32 @@ class Mixture(NamedTuple):
         return _mixture.component_log_density(y, self.mean, self.variance).sum(axis=-1)
 
     def sample(self, random: np.random.RandomState, places: np.ndarray) -> np.ndarray:
-        """Draw observations, (samples, m, k), a draw for all rows of each sample: the one at its place in [0, 1)."""
+        """Draw observations, (samples, m, k), each of one draw, at its place in [0, 1)."""
         chosen = (places * len(self.mean)).astype(int)
         noise = random.standard_normal((len(places), *self.mean.shape[1:]))
         return self.mean[chosen] + np.sqrt(self.variance[chosen]) * noise
 
 
 class LimitPosterior:
-    """The posterior of the infinitely wide network at fixed scales, a Gaussian process."""
+    """Posterior of the infinitely wide network at fixed scales."""
 
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance of the function at x (m, d), and the noise's variance, (1, m, k) each."""
+        """Return mean and variance at x (m, d), and the noise's variance, (1, m, k) each."""
         mean, variance = self.fit.predict(x)
         mean = mean.reshape(1, len(x), -1)
         return mean, np.broadcast_to(variance[:, None], mean.shape), np.full(mean.shape, self.fit.noise_scale**2)
 
     def kernel(self, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
-        """Return the prior covariance of the function between x1 (n1, d) and x2 (n2, d), x1 by default."""
+        """Return the prior covariance between x1 (n1, d) and x2 (n2, d), x1 by default."""
         fit = self.fit
         with double_precision():
             return np.array(fcn_kernel(fit.depth, fit.activation, **fit.scales)(x1, x2)[0])
 
     def left_out(self, gram: np.ndarray) -> Mixture:
-        """Return predictions of each row of the fit by all others (Rasmussen 2006, p. 117), from the rows' kernel."""
+        """Return leave-one-out predictions from the kernel (Rasmussen 2006, p. 117)."""
         targets = self.fit.targets.reshape(len(gram), -1)
         inverse = cho_solve(self._factor(gram), np.eye(len(gram)))
         variance = 1 / np.diagonal(inverse)[:, None]
@@ -84,7 +84,7 @@ class LimitPosterior:
         return Mixture(mean[None], np.broadcast_to(variance, mean.shape)[None])
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return the covariance of the function between rows of x (m, d), which all outputs share, (m, m, k)."""
+        """Return the covariance between rows of x (m, d), (m, m, k)."""
         inputs, targets = self.fit.inputs, self.fit.targets
         cross = self.kernel(x, inputs)
         found = self.kernel(x) - cross @ cho_solve(self._factor(self.kernel(inputs)), cross.T)
@@ -96,35 +96,35 @@ class LimitPosterior:
 
 
 class Network(NamedTuple):
-    """A finite network but for its scales."""
+    """Finite network without its scales."""
 
     depth: int  # number of hidden layers
     width: int  # units in each
     activation: str | Callable[[Array], Array]
-    num_outputs: int | None  # None for targets that are a vector
-    by_row: bool  # whether the noise depends on the inputs
+    num_outputs: int | None  # None for vector targets
+    by_row: bool  # whether noise depends on inputs
 
 
 def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
-    """Run the model of a network: latent scales and noise, log-normal around medians (by name, and "noise")."""
+    """Run a network with latent scales and noise, log-normal around medians by name."""
     scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
     noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
     if "input_scale" in medians:
-        scales["w_std"] = medians["w_std"]  # the columns' own scales are the first layer's
+        scales["w_std"] = medians["w_std"]  # the first layer's are by column
     with warnings.catch_warnings():
-        # The data chose the scales, and the report tells how large the outputs are.
+        # The report tells the outputs' size.
         warnings.filterwarnings("ignore", message="the prior variance of the network's output")
         bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
 
 
 @cache
 def collapsed(network: Network) -> Any:
-    """Return the model ``(medians, x, y)`` of a network with the readout integrated out."""
+    """Return the collapsed model ``(medians, x, y)`` of a network."""
     return collapse_readout(partial(run_network, network), readout="readout", features="features", observed="y")
 
 
 class DrawnModel:
-    """Draws of a wrapped model's sites, with the arguments ``known`` of its fit. Predicts in float64."""
+    """Draws of a wrapped model with its arguments ``known``, for predictions in float64."""
 
     def __init__(self, model: Any, draws: Mapping[str, Any], known: tuple):
         self.model = model
@@ -137,16 +137,16 @@ class DrawnModel:
 
     @property
     def predictive(self) -> ReadoutPredictive:
-        """The predictive of the model, to be called in double precision."""
+        """Predictive of the model, for double precision."""
         if self._predictive is None:
             with double_precision():
                 self._predictive = ReadoutPredictive(self.model, *jax.tree.map(jnp.asarray, (self.draws, self.known)))
         return self._predictive
 
     def predictions(self, *args: Any) -> dict[str, np.ndarray]:
-        """Return predictions at arguments of which the last is x (m, d), (draws, m, ...) each."""
+        """Return predictions, (draws, m, ...) each; x (m, d) is the last argument."""
         *before, x = args
-        # Filled up to a power of two, so that few programs are compiled.
+        # Filled up to a power of two, for few programs.
         filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
         with double_precision():
             found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (*before, filled)))
@@ -154,21 +154,21 @@ class DrawnModel:
 
 
 class DrawnPosterior(DrawnModel):
-    """Draws of a collapsed network's sites, fitted with medians, x and y."""
+    """Draws of a collapsed network, with medians, x and y of its fit."""
 
     def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
         super().__init__(collapsed(network), draws, jax.tree.map(lambda leaf: np.asarray(leaf, float), known))
         self.network = network
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance of the function at x (m, d), and the noise's variance, (draws, m, k) each."""
+        """Return mean and variance at x (m, d), and the noise's variance, (draws, m, k) each."""
         found = self.predictions(self.known[0], x)
         arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
         mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
         return mean, variance, noise_scale**2
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return the covariance of the function between rows of x, (m, m, k): averaged, plus that of the means."""
+        """Return the covariance between rows of x, (m, m, k), over draws."""
         network, model = self.network, partial(run_network, self.network)
 
         def given_draws(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
@@ -194,6 +194,6 @@ class DrawnPosterior(DrawnModel):
 
 
 def blocks(num_rows: int) -> Iterator[slice]:
-    """Yield slices of at most ``BLOCK`` rows each."""
+    """Yield slices of at most ``BLOCK`` rows."""
     for start in range(0, num_rows, BLOCK):
         yield slice(start, min(start + BLOCK, num_rows))

@@ -1,4 +1,4 @@
-"""Regression with wide Bayesian neural networks, with scikit-learn's interface."""
+"""Regression with wide Bayesian neural networks, for scikit-learn."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,41 +17,31 @@ from numpyro_wide.machine import set_blas_threads
 
 
 class WideBNNRegressor(RegressorMixin, WideBNN):
-    r"""Regression with a wide Bayesian neural network: fit, predict with uncertainty, read what was decided.
+    """Regression with a wide Bayesian neural network, in the units of the targets.
 
-    Inputs and targets are standardised; constant columns and copies of rows are left out. The evidence of the
-    infinitely wide network chooses activation, depth, and whether columns have scales of their own, and fits scales and
-    noise (:func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`). Then the closed form of the infinitely wide network
-    predicts ("limit"), or draws of a finite network with latent scales and noise: of its prior, chosen by their
-    evidence ("weighted", :func:`~numpyro_wide.wide_limit_draws`), or of microcanonical chains of the collapsed model
-    ("chains"). "auto" weighs draws where rows are few, runs chains where they are many or the weights are bad, and
-    keeps the draws unless the limit has clearly more leave-one-out log density.
-
-    All predictions are mixtures of Gaussians over draws, noise included, in the units of the targets, and computed in
-    double precision whatever JAX is set to.
+    The evidence of the infinitely wide network chooses architecture and scales (:func:`wide_limit.fit
+    <numpyro_wide.wide_limit.fit>`). It predicts itself ("limit"), or draws of a finite network do: weighted draws of
+    the prior ("weighted", :func:`~numpyro_wide.wide_limit_draws`), or microcanonical chains ("chains"). "auto" takes
+    draws, unless the limit has clearly more leave-one-out log density.
 
     Args:
-        hidden: widths of the hidden layers, all the same, such as (50,); or "auto": depth by the evidence, 50 units.
-        noise: "constant"; "by_row", for a standard deviation that is a function of the inputs
-            (:class:`~numpyro_wide.nn.NoiseNetwork`), which the limit does not have; or "auto", by a test of the limit's
-            leave-one-out residuals.
+        hidden: equal widths of the hidden layers, such as (50,); or "auto": depth by the evidence, 50 units.
+        noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
         method: "auto", "limit", "weighted" or "chains".
-        time_budget: number of seconds that the fit may take, compilation included; None for at most ten minutes. Chains
-            end earlier if they have settled.
+        time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
-        random_state: seed, an int or a ``numpy.random.RandomState``, of chains and choices of rows. The number of steps
-            depends on the clock: a fit with chains does not repeat exactly.
-        progress_bar: whether to show the seconds so far and the stage of the fit.
+        random_state: seed, an int or a ``numpy.random.RandomState``; chains also depend on the clock.
+        progress_bar: whether seconds and stage are shown.
 
     Attributes:
-        report_: decisions, and the numbers behind them; ``str(report_)`` is a page of text.
-        method_: what predicts: "limit", "weighted" or "chains".
-        fit_: result of :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`, for standardised inputs and targets.
+        report_: decisions with their numbers, as text by ``str``.
+        method_: "limit", "weighted" or "chains".
+        fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data.
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
-        model_args_: arguments that it was fitted with; None for the limit.
+        model_args_: arguments of the model's fit; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
-        draws_: draws that predict, by site; None for the limit.
-        n_iter_: number of steps of each chain, warmup included; 1 without chains.
+        draws_: draws by site; None for the limit.
+        n_iter_: steps by chain, warmup included; 1 without chains.
 
     Example:
         >>> import numpy as np
@@ -91,13 +81,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Args:
             X: inputs, (n, d).
-            y: targets, (n,), or (n, k) for outputs that share scales and noise.
-
-        Returns:
-            Itself.
-
-        Raises:
-            ValueError: for parameters out of their range, or data that scikit-learn refuses.
+            y: targets, (n,), or (n, k) for outputs of equal scales and noise.
         """
         depth, width, budget, random = self._checked_parameters()
         check_one_of("noise", self.noise, NOISES)
@@ -116,7 +100,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 "leave them out."
             )
         self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
-        # Several threads on few cores wait for each other far longer than they work.
+        # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             method, *found = decide(
                 self._learn_columns(inputs, report),
@@ -141,15 +125,12 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
         Args:
             X: inputs, (m, d).
-            return_std: whether to return standard deviations of observations, too.
-            return_cov: whether to return covariances of observations between rows, too, noise on their diagonal.
+            return_std: whether standard deviations are returned too.
+            return_cov: whether covariances between rows are returned too.
 
         Returns:
             Means, (m,) or (m, k); with ``return_std`` also standard deviations of that shape, with ``return_cov`` also
             covariances, (m, m) or (m, m, k).
-
-        Raises:
-            ValueError: if both are asked for, or covariances are out of range.
         """
         if return_std and return_cov:
             raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")
@@ -186,7 +167,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return np.stack([self._out(values) for values in by_level], axis=-1)
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> np.ndarray:
-        """Predict central intervals that hold an observation with a given probability.
+        """Predict central intervals of observations.
 
         Args:
             X: inputs, (m, d).
@@ -201,14 +182,14 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Compute the log predictive density of observations by row, in the units of the targets.
+        """Compute log predictive densities of observations by row.
 
         Args:
             X: inputs, (m, d).
             y: observations, (m,) or (m, k).
 
         Returns:
-            Log densities, (m,); for several outputs that of a row's outputs together.
+            Log densities, (m,), joint over outputs.
         """
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
@@ -221,14 +202,12 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return found[0] - np.sum(np.log(self._target_scale))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draw observations from the predictive distribution of each row.
-
-        Rows of a sample share the draw of scales, noise and hidden weights, and are independent given that.
+        """Draw observations, independent over rows given a sample's weights.
 
         Args:
             X: inputs, (m, d).
             n_samples: number of samples.
-            random_state: seed, or generator.
+            random_state: seed or generator.
 
         Returns:
             Samples, (m, n_samples) or (m, k, n_samples).
@@ -246,7 +225,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return tags
 
     def _by_blocks(self, rows: np.ndarray, find: Callable[[Mixture, slice], np.ndarray]) -> np.ndarray:
-        """Concatenate results, (s, m, ...), for the mixtures of blocks of rows."""
+        """Concatenate results, (s, m, ...), of blocks of rows."""
         parts = []
         for block in blocks(len(rows)):
             mean, variance, noise_variance = self._posterior.function(rows[block])
@@ -254,7 +233,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return np.concatenate(parts, axis=1)
 
     def _out(self, values: np.ndarray, deviation: bool = False) -> np.ndarray:
-        """Return (m, k) in the units and of the shape of the targets."""
+        """Return (m, k) in the units and shape of the targets."""
         values = values * self._target_scale.reshape(1, -1)
         if not deviation:
             values = values + self._target_loc.reshape(1, -1)

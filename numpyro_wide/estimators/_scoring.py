@@ -1,4 +1,4 @@
-"""Leave-one-out log densities of rows that a model was fitted to."""
+"""Leave-one-out log densities of known rows."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from scipy.special import logsumexp
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture
 
-LARGEST_SHAPE = 0.7  # Pareto shape of weights, above which an estimate is unreliable (Vehtari et al. 2017)
+LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
 
 
 class LeaveOneOut(NamedTuple):
-    """Log densities of rows, each given all others."""
+    """Leave-one-out log densities by row."""
 
     by_row: np.ndarray  # (rows,)
-    share_unsure: float = 0.0  # share of the rows whose Pareto shape is above 0.7
+    share_unsure: float = 0.0  # share of rows with a larger Pareto shape
 
     def __str__(self) -> str:
         error = np.std(self.by_row) / np.sqrt(len(self.by_row))
@@ -23,29 +23,26 @@ class LeaveOneOut(NamedTuple):
 
     @property
     def reliability(self) -> str:
-        """A clause for the report."""
+        """Clause for the report."""
         return f"unreliable for {self.share_unsure:.1%} of the rows (Pareto shape above {LARGEST_SHAPE})"
 
 
 def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> tuple:
-    r"""Return mean and variance of the function at each row given all other rows, from those given all, (..., rows, k).
-
-    A row's own observation adds $1/s^2$ to the precision $1/v$ (Rasmussen 2006, eq. 3.56 and p. 117).
-    """
-    # The posterior is narrower than the noise; rounding may make it as wide.
+    """Return leave-one-out mean and variance of the function, (..., rows, k) (Rasmussen 2006, eq. 3.56, p. 117)."""
+    # Rounding may make the posterior as wide as the noise.
     share = np.maximum(1 - variance / noise_variance, 1e-10)
     return y - (y - mean) / share, variance / share
 
 
 def of_regression(function: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray) -> LeaveOneOut:
-    """Estimate leave-one-out log densities of y (rows, k) from a posterior's ``function`` at the rows."""
+    """Estimate leave-one-out log densities of y (rows, k) from the posterior at the rows."""
     mean, variance, noise_variance = function
     others, spread = cavity(mean, variance, y, noise_variance)
     return averaged(Mixture(others, spread + noise_variance).by_draw(y))
 
 
 def averaged(by_draw: np.ndarray) -> LeaveOneOut:
-    """Average leave-one-out log densities, (draws, rows), over draws that know the rows (PSIS; Vehtari et al. 2017)."""
+    """Average leave-one-out log densities, (draws, rows), over draws (PSIS; Vehtari et al. 2017)."""
     if len(by_draw) == 1:
         return LeaveOneOut(by_draw[0])
     rows, num_unsure = [], 0
@@ -57,7 +54,7 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
 
 
 def is_better(one: LeaveOneOut, other: LeaveOneOut) -> tuple[bool, str]:
-    """Tell whether one model is better by more than two standard errors, or the other has no finite density."""
+    """Tell whether one model is better by two standard errors, or the other not finite."""
     gain = one.by_row - other.by_row
     error = np.std(gain) / np.sqrt(len(gain))
     is_better = not np.isfinite(other.by_row).all() or gain.mean() > 2 * error

@@ -1,4 +1,4 @@
-"""The evidence of a linear Gaussian problem, its moments and its rounding error."""
+"""Evidence of a linear Gaussian problem, its moments and rounding error."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,17 +14,17 @@ from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
 
 def above_rounding(variance: Array, squared_norm: Array) -> Array:
-    r"""Return the noise variance, or NaN below a tenth of $\epsilon \|\Psi\|_F^2$."""
+    r"""Return the noise variance, NaN below a tenth of $\epsilon \|\Psi\|_F^2$."""
     return jnp.where(variance < least_variance(squared_norm), jnp.nan, variance)
 
 
 def least_variance(squared_norm: Array) -> Array:
-    r"""Return the least noise variance that is not refused, for features of this $\|\Psi\|_F^2$."""
+    r"""Return the least accepted noise variance for $\|\Psi\|_F^2$."""
     return 0.1 * jnp.finfo(squared_norm.dtype).eps * squared_norm
 
 
 def evidence_rounding(features: Array, targets: Array, variance: Array, variant: str) -> Array:
-    r"""Return an estimate of the rounding error of the log evidence, in nats; infinite where that is NaN."""
+    """Estimate the rounding error of the log evidence in nats; infinite where that is NaN."""
     eps = jnp.finfo(features.dtype).eps
     num_rows, num_outputs = targets.shape
     rows = features.T if variant == "feature" else features
@@ -41,13 +41,13 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
         alpha = inverse @ targets
         moved = jnp.sum(alpha**2)
 
-    # log det(K / σ²) is the same of both Gram matrices.
+    # Both Gram matrices have this log det(K / σ²).
     log_det = 2 * jnp.log(diagonal(factor) / jnp.sqrt(variance)).sum()
     log_normaliser = num_outputs * (log_det + num_rows * jnp.log(2 * jnp.pi * variance))
     size = 0.5 * (jnp.abs(jnp.sum(targets * alpha)) + jnp.abs(log_normaliser))
     by_output = jnp.sqrt(jnp.sum(alpha**2, axis=0) * jnp.sum(targets**2, axis=0)).sum()
     if variant == "data":
-        # Eigenvalues err by the rounding of the largest of them.
+        # Eigenvalues err by the largest one's rounding.
         of_log_det = 2 * num_outputs * squared_norm * jnp.sqrt(jnp.sum(inverse**2))
     else:
         of_log_det = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
@@ -59,18 +59,17 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     return jnp.where(is_lost, jnp.inf, total)
 
 
-# (features (n, d), targets (n, k), regulariser (), *columns (d, k) or (n, k)) -> arrays with a trailing axis for the
-# outputs, and anything that is the same for all outputs.
+# (features (n, d), targets (n, k), regulariser (), *columns (d or n, k)) -> arrays (..., k), and common results
 Core: TypeAlias = Callable[..., tuple[Any, Any]]
 
 
 class Standardised(NamedTuple):
-    """A readout with a standard normal prior, and noise that is the same in every row."""
+    """Readout with a standard normal prior and equal noise in every row."""
 
-    features: Array  # (n, d), or (k, n, d) where each output has its own
+    features: Array  # (n, d), or (k, n, d) by output
     targets: Array  # (n, k)
-    regulariser: Array  # scalar, or (k,) where each output has its own
-    log_scale: Array  # sum over the targets' entries of the log of each one's divisor, scalar
+    regulariser: Array  # scalar, or (k,) by output
+    log_scale: Array  # sum of the log divisors of all targets, scalar
 
     @classmethod
     def of(
@@ -81,7 +80,7 @@ class Standardised(NamedTuple):
         prior_loc: Array | np.ndarray,
         prior_scale: Array | np.ndarray,
     ) -> "Standardised":
-        """Move the prior's loc and scale, and noise that varies over rows (:eq:`rows`), into features and targets."""
+        """Absorb the prior, and noise by row (:eq:`rows`), in features and targets."""
         is_vector = targets.ndim == 1
         targets = as_matrix(targets)
         num_outputs = targets.shape[1]
@@ -111,20 +110,20 @@ class Standardised(NamedTuple):
 
     @property
     def squared_norm(self) -> Array:
-        r"""Squared Frobenius norm $\|\Psi\|_F^2$, scalar, or (k,) where each output has its own features."""
+        r"""$\|\Psi\|_F^2$, scalar, or (k,) for features by output."""
         return jnp.sum(self.features**2, axis=(-2, -1))
 
     def resolved(self) -> "Standardised":
-        """Return the same with NaN for a noise variance that is lost in the rounding of the Gram matrix."""
+        """Return NaN for a noise variance below the Gram matrix's rounding."""
         return self._replace(regulariser=above_rounding(self.regulariser, self.squared_norm))
 
     def representable(self) -> "Standardised":
-        """Return the same with a regulariser above the rounding of the Gram matrix."""
+        """Raise the regulariser to the Gram matrix's rounding."""
         floor = jnp.finfo(self.features.dtype).eps * self.squared_norm
         return self._replace(regulariser=jnp.maximum(self.regulariser, floor))
 
     def for_each_output(self, core: Core, *columns: Array) -> tuple[Any, Any]:
-        """Run ``core`` once for all outputs, or by output; the second result gets a leading axis, 1 or k."""
+        """Run ``core`` once or by output; the second result has a leading axis, 1 or k."""
         if self.is_shared:
             by_output, common = core(self.features, self.targets, self.regulariser, *columns)
             return by_output, jax.tree.map(lambda x: x[None], common)
@@ -135,12 +134,12 @@ class Standardised(NamedTuple):
 
 
 def as_matrix(x: Array) -> Array:
-    """Return a vector as a single column, and a matrix as it is."""
+    """Return a vector as a single column."""
     return x[:, None] if x.ndim == 1 else x
 
 
 def broadcastable_matrix(value: Array | np.ndarray, is_vector: bool) -> Array:
-    """Return numbers that broadcast against (m,) or (m, k) as a matrix, (1 or m, 1 or k)."""
+    """Return numbers that broadcast against (m,) or (m, k) as (1 or m, 1 or k)."""
     value = jnp.asarray(value)
     return value.reshape(-1, 1) if is_vector else value.reshape((1,) * (2 - value.ndim) + value.shape)
 
@@ -150,7 +149,7 @@ def _is_known_zero(value: Array | np.ndarray) -> bool:
 
 
 def evidence(standard: Standardised, variant: str) -> Array:
-    """Return the log evidence of a standardised readout whose regulariser is σ², a scalar."""
+    """Return the log evidence at a scalar σ²."""
 
     def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
         return (), _log_evidence(features, targets, variance, variant)
@@ -185,14 +184,14 @@ def _log_evidence_jvp(
 
 
 def _factorised(features: Array, variance: Array, variant: str) -> tuple[Root, Array]:
-    """Return the root, and the noise variance, NaN where rounding hides it."""
+    """Return the root and the noise variance, NaN below rounding."""
     root = ROOTS[variant].of(features, variance)
     # The root's trace costs less than the features' norm.
     return root, above_rounding(variance, root.trace())
 
 
 class _Terms(NamedTuple):
-    """The terms of value and gradient."""
+    """Terms of value and gradient."""
 
     mean: Array  # posterior mean μ, (d, k)
     alpha: Array  # (Y − Ψμ)/σ² = K⁻¹Y, (n, k)
@@ -213,7 +212,7 @@ def _value(targets: Array, variance: Array, terms: _Terms) -> Array:
 
 
 def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple[Array, Array]:
-    """Return mean, (d, k), and covariance, (d, d), of the posterior at a scalar noise variance."""
+    """Return posterior mean (d, k) and covariance (d, d) at a scalar noise variance."""
     num_rows, num_features = features.shape
     eye = jnp.eye(num_features, dtype=features.dtype)
     if num_features <= num_rows:
@@ -229,7 +228,7 @@ def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple
 def function_moments(
     test: Array, features: Array, targets: Array, variance: Array, scale: Array, phi: Array, residuals: Array
 ) -> tuple[tuple[Array, Array], Array]:
-    """Return the function's mean and a draw's deviation at test rows (m, d), (m, k) each, and its variance, (m,)."""
+    """Return mean and a draw's deviation at test rows, (m, k) each, and the variance, (m,)."""
     weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
     spread = row_sums_of_squares(remainder) + variance * row_sums_of_squares(weights)
     deviation = remainder @ phi - jnp.sqrt(variance) * weights @ residuals
@@ -239,13 +238,13 @@ def function_moments(
 def joint_function_moments(
     test: Array, features: Array, targets: Array, variance: Array, scale: Array
 ) -> tuple[Array, Array]:
-    """Return the function's mean at test rows, (m, k), and each output's covariance over them, (m, m)."""
+    """Return the mean at test rows, (m, k), and an output's covariance, (m, m)."""
     weights, remainder = _conditioning_weights(features, variance, test * scale[:, :1].T)
     return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
 
 
 def _conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
-    r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d), of each test row $\psi$."""
+    r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d)."""
     if features.shape[1] <= features.shape[0]:
         inverse = inverse_lower(cholesky(features.T @ features, variance))
         solved = (test @ inverse.T) @ inverse  # ψᵀ (σ²I + ΨᵀΨ)⁻¹

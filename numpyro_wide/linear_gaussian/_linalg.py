@@ -1,4 +1,4 @@
-"""Factors and solves of Gram matrices, in the forms whose derivatives XLA computes fastest."""
+"""Factors and solves of Gram matrices, in forms with fast derivatives."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ _FEW = 4
 
 @jax.custom_jvp
 def gram_factor(rows: Array, regulariser: Array) -> Array:
-    r"""Return the lower Cholesky factor $L$ of $R R^\top + \lambda I$ for rows $R$ (m, p)."""
+    r"""Return the lower Cholesky factor of $R R^\top + \lambda I$ for rows $R$ (m, p)."""
     return cholesky(_lower_gram(rows, _leaf_size(len(rows), 128, 4)), regulariser)
 
 
@@ -35,18 +35,18 @@ def relative_factor_tangent(inverse: Array, half_gram_dot: Array, regulariser_do
 
 
 def cholesky(gram: Array, regulariser: Array) -> Array:
-    """Return the lower Cholesky factor of the Gram matrix plus the regulariser on its diagonal."""
+    """Return the lower Cholesky factor of the regularised Gram matrix."""
     # A Gram matrix computed by one product is symmetric already.
     return lax_cholesky(add_diagonal(gram, regulariser), symmetrize_input=False)
 
 
 def inverse_lower(factor: Array) -> Array:
-    """Return the inverse of a lower triangular matrix; products with it beat triangular solves of many columns."""
+    """Invert a lower triangular matrix; products with it beat many triangular solves."""
     return _inverse_by_halves(factor, _leaf_size(len(factor), 32, 8))
 
 
 def square_of_lower(lower: Array) -> Array:
-    r"""Return $M^\top M$ for a lower triangular $M$: by halves, without the products with its zeros."""
+    r"""Return $M^\top M$ for a lower triangular $M$, by halves."""
     return _square_by_halves(lower, _leaf_size(len(lower), 128, 4))
 
 
@@ -71,7 +71,7 @@ def _square_by_halves(lower: Array, leaf: int) -> Array:
 
 
 def _lower_gram(rows: Array, leaf: int) -> Array:
-    r"""Return $R R^\top$ with zeros in blocks above the diagonal, which a factorisation does not read."""
+    r"""Return $R R^\top$ with zeros in blocks above the diagonal."""
     if len(rows) <= leaf:
         return rows @ rows.T
     upper, lower = rows[: len(rows) // 2], rows[len(rows) // 2 :]
@@ -84,22 +84,22 @@ def _lower_block(upper_left: Array, lower_left: Array, lower_right: Array) -> Ar
 
 
 def _leaf_size(size: int, least: int, most_leaves: int) -> int:
-    """Return the size at which halving ends: many small pieces gain nothing, and take long to compile."""
+    """Return the size at which halving ends, for compile time."""
     return max(least, -(-size // most_leaves))
 
 
 def add_diagonal(matrix: Array, value: Array) -> Array:
-    """Return the matrix plus a multiple of the identity."""
+    """Add a multiple of the identity."""
     return matrix + value * jnp.eye(matrix.shape[0], dtype=matrix.dtype)
 
 
 def diagonal(matrix: Array) -> Array:
-    """Return the diagonal, by a masked sum: its derivative is a product, where that of a gather is a scatter."""
+    """Return the diagonal by a masked sum, which has a cheap derivative."""
     return jnp.sum(jnp.where(jnp.eye(matrix.shape[0], dtype=bool), matrix, 0), axis=1)
 
 
 def times_transposed(matrix: Array, num_columns: int) -> Callable[[Array], Array]:
-    r"""Return the function $V \mapsto M^\top V$ for matrices $V$ with this number of columns."""
+    r"""Return $V \mapsto M^\top V$ for $V$ with this number of columns."""
     if num_columns <= _FEW:
         return lambda columns: jnp.stack([_row_times(column, matrix) for column in columns.T], axis=1)
     transposed = transpose(matrix)
@@ -122,7 +122,7 @@ def _row_times_once(row: Array, matrix: Array) -> Array:
     size, width = matrix.shape
     if size % 2:
         return jnp.sum(row[:, None] * matrix, axis=0)
-    # In two halves: XLA would draw whatever made the matrix into a product with one vector, and go along its columns.
+    # In halves: XLA would fuse a product with one vector, and go along columns.
     return jnp.einsum("bn,bnd->bd", row.reshape(2, -1), matrix.reshape(2, -1, width)).sum(axis=0)
 
 
@@ -133,12 +133,12 @@ def _row_times_batch(axis_size: int, in_batched: list[bool], row: Array, matrix:
 
 
 def row_sums_of_squares(matrix: Array) -> Array:
-    """Return the sum of squares of each row; as a product, which XLA vectorises on the CPU where it would not a sum."""
+    """Return row sums of squares as a product, which XLA vectorises."""
     return jnp.matmul(matrix**2, jnp.ones(matrix.shape[-1], matrix.dtype), precision="highest")
 
 
 def transpose(matrix: Array) -> Array:
-    """Return a transposed copy: XLA multiplies a few columns by it three times faster than along the leading axis."""
+    """Return a transposed copy, for faster products with a few columns."""
     return optimization_barrier(matrix.T)
 
 
@@ -148,7 +148,7 @@ def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array
 
 
 def solve_gram(factor: Array, columns: Array, inverse: Array | None = None) -> Array:
-    """Solve with the matrix whose lower Cholesky factor is given; by products, if the factor's inverse is known."""
+    """Solve with a lower Cholesky factor, or with its inverse where known."""
     if inverse is not None:
         return inverse.T @ (inverse @ columns)
     return solve_lower(factor, solve_lower(factor, columns), transpose=True)

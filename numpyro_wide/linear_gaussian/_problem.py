@@ -1,4 +1,4 @@
-"""The linear Gaussian problem of a readout, and its array functions."""
+"""Linear Gaussian problem of a readout, and its array functions."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from numpyro_wide.linear_gaussian._evidence import (
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
-STATIC = {"static": True}  # metadata of a field that is no array of a tree
+STATIC = {"static": True}  # metadata of a field outside the tree
 
 
 def check_variant(variant: str) -> None:
@@ -32,20 +32,20 @@ def check_variant(variant: str) -> None:
 
 
 def check_data(features: Any, targets: Array) -> None:
-    """Refuse features and targets whose shapes do not go together."""
+    """Refuse features and targets of unfit shapes."""
     if features.ndim != 2:
         raise ValueError(
             f"features must have shape (n, d), but got {features.shape}; flatten trailing axes, or use vmap."
         )
     if targets.ndim not in (1, 2) or targets.shape[0] != features.shape[0]:
         raise ValueError(
-            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), one row for each row of the "
+            f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), like the "
             f"features {features.shape}, but got {targets.shape}."
         )
 
 
 def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
-    """Return positive numbers that broadcast against a shape; others are refused where known, and NaN under jit."""
+    """Return positive numbers of a broadcastable shape; others are refused, or NaN under jit."""
     check_positive(name, value)
     array = as_number(name, value, shape, dtype, hint)
     # Squared, a negative one would pass for its mirror image.
@@ -53,8 +53,8 @@ def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hi
 
 
 def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
-    """Return numbers that broadcast against a shape, NumPy's where they are known; ``hint`` explains the shape."""
-    # What is known stays NumPy's: under jit JAX would trace it, and nobody could tell a prior mean of zero.
+    """Return numbers of a broadcastable shape; known ones stay NumPy's."""
+    # Known numbers stay NumPy's: under jit a prior mean of zero must be known.
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
     try:
@@ -67,7 +67,7 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
 
 
 def as_test_features(test_features: ArrayLike, features: Array) -> Array:
-    """Return new rows of features, (m, d), in the type of the problem's."""
+    """Return new rows of features, (m, d), in the problem's type."""
     (test_features,) = as_floats(jnp.asarray(test_features), dtype=features.dtype, names=("test_features",))
     if test_features.ndim != 2 or test_features.shape[1] != features.shape[1]:
         raise ValueError(
@@ -78,7 +78,7 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
 
 
 def as_residuals(residuals: ArrayLike | None, targets: Array) -> Array:
-    """Return standard normal numbers of the targets' shape and type, zeros where none are given."""
+    """Return standard normal numbers of the targets' shape and type; zeros for None."""
     if residuals is None:
         return jnp.zeros_like(targets)
     if np.shape(residuals) != targets.shape:
@@ -87,7 +87,7 @@ def as_residuals(residuals: ArrayLike | None, targets: Array) -> Array:
 
 
 class ReadoutShapes:
-    """Shapes of a problem's arrays, and the checks of others against them."""
+    """Shapes of a problem's arrays, and checks against them."""
 
     features: Any
     targets: Array
@@ -98,7 +98,7 @@ class ReadoutShapes:
         return (self.features.shape[1], *self.targets.shape[1:])
 
     def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a readout of another shape than :attr:`readout_shape`; ``name`` is for the message."""
+        """Refuse a readout of another shape than :attr:`readout_shape`."""
         if tuple(shape) == self.readout_shape:
             return
         is_one_column = len(shape) == 1 and self.targets.shape[1:] == (1,)
@@ -112,11 +112,7 @@ class ReadoutShapes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReadoutProblem(ReadoutShapes):
-    """A readout with its features, likelihood and prior: cast to one floating-point type, and checked.
-
-    Make it with :meth:`of`, whose arguments are its fields. It is a tree of arrays, so that it can be passed through
-    ``jax.jit``, ``jax.grad`` and ``jax.vmap``. Each function of :mod:`numpyro_wide.linear_gaussian` makes one and
-    calls one of its methods.
+    """Readout problem: features, likelihood and prior, of one floating-point type; a tree of arrays for JAX.
 
     Example:
         >>> import jax.numpy as jnp
@@ -153,18 +149,14 @@ class ReadoutProblem(ReadoutShapes):
         Args:
             features: $\Psi$, (n, d).
             targets: $Y$, (n,) or (n, k).
-            noise_scale: $\sigma$, positive; broadcasts against the targets.
-            regulariser: $\lambda$, positive; broadcasts against the targets. None is $\sigma^2$.
-            variant: "feature" (Cholesky factor of a (d, d) matrix; :eq:`feature`), "data-cholesky" (of an (n, n) one;
-                :eq:`data-cholesky`), "data" (eigenvectors of an (n, n) one, first derivatives only; :eq:`data`), or
-                "auto": "feature" if d ≤ n, else "data-cholesky". They differ by a rotation of $\phi$.
-            prior_loc: mean of the readout's prior; broadcasts against the readout, (d,) or (d, k).
-            prior_scale: standard deviation of the readout's prior, positive; broadcasts against the readout.
-            same_type: further arrays whose digits the common floating-point type must hold.
-
-        Raises:
-            TypeError: for what is not an array of real numbers.
-            ValueError: if shapes do not fit, a scale is not positive, or the variant is unknown.
+            noise_scale: $\sigma$, positive; broadcast against the targets.
+            regulariser: $\lambda$, positive; broadcast against the targets; None for $\sigma^2$.
+            variant: "feature" (Cholesky factor, (d, d); :eq:`feature`), "data-cholesky" (Cholesky factor, (n, n);
+                :eq:`data-cholesky`), "data" (eigenvectors, (n, n), first derivatives only; :eq:`data`), or "auto" for
+                "feature" if d ≤ n, else "data-cholesky".
+            prior_loc: prior mean, broadcast against (d,) or (d, k).
+            prior_scale: prior standard deviation, positive, broadcast likewise.
+            same_type: further arrays of the common type.
         """
         check_variant(variant)
         features, targets, *_ = as_floats(features, targets, *same_type, names=("features", "targets"))
@@ -185,15 +177,15 @@ class ReadoutProblem(ReadoutShapes):
         )
 
     def with_targets(self, targets: Array) -> "ReadoutProblem":
-        """Return the same problem for other targets, of the same shape."""
+        """Return the problem for other targets of the same shape."""
         return replace(self, targets=targets.astype(self.targets.dtype))
 
     def exact(self) -> "ReadoutProblem":
-        """Return the same problem at λ = σ², where the map gives draws of the posterior."""
+        """Return the problem at λ = σ²."""
         return replace(self, regulariser=None)
 
     def evidence_error(self) -> Array:
-        """Return an estimate of the rounding error of :meth:`log_evidence`, in nats; infinite where that is NaN."""
+        """Estimate the rounding error of :meth:`log_evidence` in nats; infinite where that is NaN."""
 
         def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
             return (), evidence_rounding(features, targets, variance, self.variant)
@@ -202,11 +194,11 @@ class ReadoutProblem(ReadoutShapes):
         return by_output.sum()
 
     def map(self, phi: ArrayLike) -> tuple[Array, Array]:
-        r"""Return the readout of $\phi$ and $\log|\det \partial W / \partial \phi|$; see :func:`readout_map`."""
+        r"""Return the readout of $\phi$ and the log-determinant; see :func:`readout_map`."""
         return self._mapped(self._standardised().representable(), self._as_readout("phi", phi))
 
     def inverse_map(self, readout: ArrayLike) -> Array:
-        r"""Return the repriorised readout $\phi$ of a readout $W$; see :func:`readout_inverse_map`."""
+        r"""Return the repriorised readout $\phi$ of a readout; see :func:`readout_inverse_map`."""
         readout = self._as_readout("readout", readout)
 
         def core(features: Array, targets: Array, regulariser: Array, readout: Array) -> tuple[Array, tuple[()]]:
@@ -217,47 +209,37 @@ class ReadoutProblem(ReadoutShapes):
         return phi.reshape(readout.shape)
 
     def draw(self, phi: ArrayLike) -> Array:
-        r"""Return a draw of the readout from its posterior given the features, for $\phi \sim N(0, I)$, (d,) or (d, k).
-
-        :meth:`map` at $\lambda = \sigma^2$, without its lower limit on $\lambda$: where the noise is below what the
-        current precision can resolve, the draw is NaN rather than one from a model with more noise.
-        """
+        r"""Return a posterior draw for $\phi \sim N(0, I)$, (d,) or (d, k); NaN for noise below rounding."""
         return self._mapped(self.exact()._standardised().resolved(), self._as_readout("phi", phi))[0]
 
     def posterior(self) -> tuple[Array, Array]:
-        """Return mean and covariance of the readout's posterior; see :func:`readout_posterior`."""
+        """Return the readout's posterior mean and covariance; see :func:`readout_posterior`."""
         standard = self.exact()._standardised()
         mean, covariance = standard.for_each_output(posterior_moments)
         scale = self._prior_scale()
-        # One row of scales serves all outputs where they share a covariance.
+        # Outputs with one covariance have one row of scales.
         column_scale = as_matrix(scale).T[: covariance.shape[0]]
         covariance = column_scale[:, :, None] * covariance * column_scale[:, None, :]
         mean = self._prior_loc() + scale * mean.reshape(self.readout_shape)
         return mean, covariance[0] if standard.is_shared else covariance
 
     def solved(self) -> "ReadoutProblem":
-        """Return the object that draws and predicts: the problem itself."""
+        """Return itself, which draws and predicts."""
         return self
 
     def log_evidence(self) -> Array:
-        """Return the log density of the targets with the readout integrated out; see :func:`log_evidence`."""
+        """Return the log evidence of the targets; see :func:`log_evidence`."""
         return evidence(self.exact()._standardised(), self.variant)
 
     def predict(
         self, test_features: ArrayLike, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
     ) -> tuple[Array, Array, Array]:
-        r"""Return the function's moments at new rows, and a draw of it at no further factorisation.
-
-        Given the weights $c = K^{-1} \Psi \psi$ that the mean and the variance are made of, the function of
-        $\phi \sim N(0, I)$, conditioned on the targets with residuals $\sigma \varepsilon$, is
-        $\psi^\top \phi + c^\top (Y - \Psi \phi - \sigma \varepsilon)$: its covariance over rows is the posterior's
-        (Matheron's rule). The variance of a row $\psi$ is $\|\psi - \Psi^\top c\|^2 + \sigma^2 \|c\|^2$
-        (Mathematics, :eq:`predictive`): a sum of squares, which cannot turn negative by rounding.
+        r"""Return the function's moments at new rows, and a draw by Matheron's rule (Mathematics, :eq:`predictive`).
 
         Args:
             test_features: $\Psi_*$, (m, d).
             phi: standard normal numbers of the readout's shape; zeros by default.
-            residuals: $\varepsilon$, standard normal numbers of the targets' shape; zeros by default.
+            residuals: standard normal numbers of the targets' shape; zeros by default.
 
         Returns:
             Mean, variance and draw of the noise-free function, (m,) or (m, k) each.
@@ -271,15 +253,12 @@ class ReadoutProblem(ReadoutShapes):
         (mean, deviation), spread = self.exact()._standardised().resolved().for_each_output(core, *columns)
         shape = (test_features.shape[0], *self.targets.shape[1:])
         mean = mean.reshape(shape) + test_features @ self._prior_loc()
-        # One row of variances serves all outputs where they share a covariance.
+        # Outputs with one covariance have one row of variances.
         variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
         return mean, variance, mean + deviation.reshape(shape)
 
     def predict_jointly(self, test_features: ArrayLike) -> tuple[Array, Array]:
-        """Return the function's mean at new rows (m, d), (m, k), and its covariance over them.
-
-        That is (1, m, m) where outputs share it, else (k, m, m): a sum of two Gram matrices.
-        """
+        """Return the function's mean at new rows, (m, k), and covariance, (1 or k, m, m)."""
         test_features = as_test_features(test_features, self.features)
 
         core = partial(joint_function_moments, test_features)
@@ -325,16 +304,13 @@ def readout_map(
     r"""Map a repriorised readout to readout weights.
 
     $W = \text{loc} + \text{scale} \circ (\mu + A \phi)$ with $A A^\top = \Sigma = (I + \lambda^{-1} \Psi^\top
-    \Psi)^{-1}$ and $\mu = \lambda^{-1} \Sigma \Psi^\top Y$ (Hron 2022, eqs. 2 and 3; Mathematics, :eq:`map`). With
-    $\lambda = \sigma^2$, $\phi \sim N(0, I)$ makes $W$ a draw from the readout's posterior given the features. As
-    $\lambda \to \infty$ the map tends to $\text{loc} + \text{scale} \circ \phi$, the standard parametrisation. A
-    $\lambda$ below $\epsilon \|\Psi\|_F^2$, the rounding of the Gram matrix, is raised to that: the map stays a
-    bijection with the log-determinant returned.
+    \Psi)^{-1}$ and $\mu = \lambda^{-1} \Sigma \Psi^\top Y$ (Hron 2022, eqs. 2 and 3; Mathematics, :eq:`map`). At
+    $\lambda = \sigma^2$, $\phi \sim N(0, I)$ gives a posterior draw. $\lambda$ is at least $\epsilon \|\Psi\|_F^2$.
 
-    ``phi`` is $\phi$, (d,) or (d, k); the other arguments are those of :meth:`ReadoutProblem.of`.
+    ``phi`` is $\phi$, (d,) or (d, k); other arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
-        The readout, with the shape of ``phi``, and $\log|\det \partial W / \partial \phi|$, a scalar.
+        Readout, of the shape of ``phi``, and $\log|\det \partial W / \partial \phi|$, a scalar.
 
     Example:
         >>> import jax.numpy as jnp
@@ -361,10 +337,10 @@ def readout_inverse_map(
 ) -> Array:
     r"""Map readout weights to the repriorised readout, $\phi = A^{-1} (W - \mu)$: the inverse of :func:`readout_map`.
 
-    ``readout`` is $W$, (d,) or (d, k); the other arguments are those of :meth:`ReadoutProblem.of`.
+    ``readout`` is $W$, (d,) or (d, k); other arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
-        $\phi$, with the shape of ``readout``.
+        $\phi$, of the shape of ``readout``.
     """
     prior = {"prior_loc": prior_loc, "prior_scale": prior_scale}
     problem = ReadoutProblem.of(features, targets, noise_scale, regulariser, variant, **prior, same_type=(readout,))
@@ -380,21 +356,15 @@ def log_evidence(
     prior_loc: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
 ) -> Array:
-    r"""Return the log density of the targets with the readout integrated out.
+    r"""Return the log density of the targets with the readout integrated out, summed over outputs.
 
-    $\log N(Y; \Psi\,\text{loc}, \Psi \operatorname{diag}(\text{scale}^2) \Psi^\top + \sigma^2 I)$, summed over the
-    columns of $Y$ (Hron 2022, eq. 5, whose exponent lacks its minus sign; Mathematics, :eq:`evidence`). The derivative
-    is in closed form (:eq:`gradient`), from the same factor, in forward and reverse mode.
-
-    The quadratic form is evaluated as $\|Y - \Psi \mu\|^2 / \sigma^2 + \|\mu\|^2$ at the posterior mean $\mu$, its
-    minimum, where errors of $\mu$ enter squared, after one step of refinement. Below the rounding of the Gram matrix,
-    $\sigma^2 < \epsilon \|\Psi\|_F^2$, float64 is needed: digits are lost, and from a tenth of that on the result is
-    NaN. :meth:`ReadoutProblem.evidence_error` estimates how many nats rounding costs.
-
-    The arguments are those of :meth:`ReadoutProblem.of`.
+    $\log N(Y; \Psi\,\text{loc}, \Psi \operatorname{diag}(\text{scale}^2) \Psi^\top + \sigma^2 I)$ (Hron 2022, eq. 5;
+    Mathematics, :eq:`evidence`), with its derivative in closed form (:eq:`gradient`). Arguments are those of
+    :meth:`ReadoutProblem.of`.
 
     Returns:
-        The log evidence, a scalar; NaN under ``jit`` where the noise is not positive.
+        Log evidence, a scalar; NaN for noise below rounding, $\sigma^2 < 0.1\, \epsilon \|\Psi\|_F^2$, which needs
+            float64.
 
     Example:
         >>> import jax.numpy as jnp
@@ -416,15 +386,14 @@ def readout_posterior(
     prior_loc: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
-    r"""Return mean and covariance of the readout given the features and targets.
+    r"""Return mean and covariance of the readout given features and targets.
 
     $\Sigma = (I + \sigma^{-2} \Psi^\top \Psi)^{-1}$ and $\mu = \sigma^{-2} \Sigma \Psi^\top Y$ (Hron 2022, eq. 2;
-    Mathematics, :eq:`posterior`) for a standard normal prior. The arguments are those of :meth:`ReadoutProblem.of`.
+    Mathematics, :eq:`posterior`) for a standard normal prior. Arguments are those of :meth:`ReadoutProblem.of`.
 
     Returns:
-        The mean, (d,) or (d, k), and the covariance of one output's weights, (d, d); or (k, d, d) where noise or
-        prior scale vary over outputs. With d > n its error is that of the prior's variance times the rounding, 1e-7
-        in float32: where smaller variances matter, use float64.
+        Mean, (d,) or (d, k), and covariance of an output's weights, (d, d); (k, d, d) where noise or prior scale vary
+        over outputs.
 
     Example:
         >>> import jax.numpy as jnp

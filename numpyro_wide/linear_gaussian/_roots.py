@@ -24,7 +24,7 @@ from numpyro_wide.linear_gaussian._linalg import (
 
 @jax.custom_jvp
 def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Array, Array, Array]:
-    r"""Return the functions of $K$ (n, n) that the symmetric root needs; first derivatives only."""
+    """Return functions of $K$ (n, n) for the symmetric root; first derivatives only."""
     return _evaluate(*_roots(gram, regulariser))
 
 
@@ -55,7 +55,7 @@ def _posterior_root_functions_jvp(
 
 def _roots(gram: Array, regulariser: Array) -> tuple[Array, Array, Array]:
     values, vectors = jnp.linalg.eigh(gram, symmetrize_input=False)
-    # No eigenvalue of K is below the regulariser; rounding can put one there, or below zero.
+    # Rounding can put eigenvalues below the regulariser, or zero.
     return vectors, jnp.sqrt(jnp.maximum(values, regulariser)), jnp.sqrt(regulariser)
 
 
@@ -67,20 +67,20 @@ def _evaluate(vectors: Array, a: Array, s: Array) -> tuple[Array, Array, Array, 
 
 
 class Root(Protocol):
-    r"""Results of one factorisation, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
+    r"""One factorisation's results, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "Root":
-        r"""Return the root for features (n, d) and a scalar $\lambda$."""
+        r"""Factorise for features (n, d) and a scalar $\lambda$."""
 
     def fit(self, targets: Array) -> tuple[Array, Array]:
-        r"""Return the posterior mean $\mu = \Psi^\top K^{-1} Y$, (d, k), and $Y - \Psi \mu$, (n, k), refined once."""
+        r"""Return the mean $\mu = \Psi^\top K^{-1} Y$, (d, k), and $Y - \Psi \mu$, (n, k), refined once."""
 
     def log_det(self) -> Array:
         r"""Return $\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
 
     def trace(self) -> Array:
-        r"""Return the trace of the factorised matrix, $\|\Psi\|_F^2$ plus that of the regulariser."""
+        """Return the trace of the factorised matrix."""
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
@@ -89,14 +89,14 @@ class Root(Protocol):
         r"""Return the repriorised readout $\phi = A^{-1} (W - \mu)$."""
 
     def inverted(self) -> "Root":
-        """Return the same root with its factor's inverse, which :meth:`fit` and :meth:`solve_features` share."""
+        """Return the root with its factor's inverse."""
 
     def solve_features(self) -> Array:
-        r"""Return $K^{-1} \Psi = \Psi (\lambda I + \Psi^\top \Psi)^{-1}$, by products, which beat triangular solves."""
+        r"""Return $K^{-1} \Psi$, by products."""
 
 
 class FeatureRoot(NamedTuple):
-    r"""Cholesky factor of $\lambda I + \Psi^\top \Psi = L L^\top$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
+    r"""Cholesky root of $\lambda I + \Psi^\top \Psi$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
 
     features: Array
     regulariser: Array
@@ -142,11 +142,7 @@ class FeatureRoot(NamedTuple):
 
 
 class DataCholeskyRoot(NamedTuple):
-    r"""Cholesky factor of $K = \Psi \Psi^\top + \lambda I = L L^\top$: O(n²d + n³).
-
-    The root is that of Andrews (1968), $A = I - \Psi^\top L^{-\top} (L + \sqrt\lambda I)^{-1} \Psi$
-    (:eq:`data-cholesky`), with inverse $I + \lambda^{-1/2} \Psi^\top (L^\top + \sqrt\lambda I)^{-1} \Psi$.
-    """
+    r"""Cholesky root of $\Psi \Psi^\top + \lambda I$ (Andrews 1968; :eq:`data-cholesky`): O(n²d + n³)."""
 
     features: Array
     regulariser: Array
@@ -172,7 +168,7 @@ class DataCholeskyRoot(NamedTuple):
         return row_sums_of_squares(self.factor).sum()
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        # With a derivative of its own, in which that of the factor has no part.
+        # The derivative is its own, without the factor's.
         return andrews_map(self.features, self.regulariser, stop_gradient(self.factor), targets, phi)
 
     def inverse(self, targets: Array, readout: Array) -> Array:
@@ -190,7 +186,7 @@ class DataCholeskyRoot(NamedTuple):
 
 
 class DataRoot(NamedTuple):
-    r"""Symmetric root through the eigenvectors of $K = \Psi \Psi^\top + \lambda I$ (Hron 2022; :eq:`data`)."""
+    """Symmetric root by eigenvectors of $K$ (Hron 2022; :eq:`data`)."""
 
     features: Array
     regulariser: Array
@@ -234,11 +230,11 @@ class DataRoot(NamedTuple):
 
 
 def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
-    r"""Return mean and residual after a step of iterative refinement whose length minimises the quadratic form."""
+    """Return mean and residual after one step of refinement, of the best length."""
     moved = features @ step
     slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
     curvature = _by_output(moved**2) + regulariser * _by_output(step**2)
-    # The step is zero but for rounding: only it moves the derivatives, not its length.
+    # Derivatives are those of the step alone, zero but for rounding.
     length = stop_gradient(slope / jnp.where(curvature > 0, curvature, 1))
     return mean + length * step, residual - length * moved
 
@@ -252,7 +248,7 @@ ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-
 
 @jax.custom_jvp
 def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Array, phi: Array) -> tuple[Array, Array]:
-    r"""Return the data-cholesky map and its log-determinant, with a derivative that never forms $\mathrm{d}L$."""
+    r"""Return the data-cholesky map and log-determinant; the derivative forms no $\mathrm{d}L$."""
     scale = jnp.sqrt(regulariser)
     inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)
     weights = solve_lower(factor, inner, transpose=True)
@@ -273,8 +269,7 @@ def _andrews_map_jvp(
     inner = mean_part - noise_part
     weights, features_transposed = inverse.T @ inner, transpose(features)
 
-    # dL = L F, so that L⁻¹ dL = F and tr(L⁻¹ dL) = tr F; all other products with F have k columns. The order of the
-    # factors in the products with features is that whose transpose, the reverse mode, runs along rows.
+    # dL = L F: other products with F have k columns. Products with features run along rows in reverse mode.
     F = relative_factor_tangent(inverse, features_dot @ features.T, regulariser_dot)
     signal_dot = features_dot @ phi + (phi_dot.T @ features_transposed).T
     mean_dot = inverse @ targets_dot - F @ mean_part

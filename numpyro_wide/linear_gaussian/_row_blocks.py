@@ -1,4 +1,4 @@
-"""Linear Gaussian problems of many rows, by blocks of them."""
+"""Linear Gaussian problems by blocks of rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, Readou
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowFeatures:
-    r"""Features $\Psi$ as a function of blocks of inputs; all that it reads from outside are arrays."""
+    r"""Features $\Psi$ as a function of blocks of inputs and constants."""
 
     inputs: Array  # (n, ...)
-    constants: tuple[Array, ...]  # arrays that the function reads besides, such as the network's weights
+    constants: tuple[Array, ...]  # such as the network's weights
     program: Callable = field(metadata=STATIC)  # (constants, inputs (b, ...)) -> features (b, d)
     block_size: int = field(metadata=STATIC)  # b, at most n
     shape: tuple[int, int] = field(metadata=STATIC)  # (n, d)
@@ -35,7 +35,7 @@ class RowFeatures:
 
     @classmethod
     def of(cls, network: Callable[[Array], Array], inputs: Array, block_size: int) -> "RowFeatures":
-        """Trace a network, inputs (b, ...) to features (b, d), each row from its own, for blocks of rows."""
+        """Trace a network, inputs (b, ...) to features (b, d), row by row, for blocks."""
         num_rows = inputs.shape[0]
         block_size = min(block_size, num_rows)
         block = jax.ShapeDtypeStruct((block_size, *inputs.shape[1:]), inputs.dtype)
@@ -57,11 +57,11 @@ class RowFeatures:
         return self.shape[0] * self.shape[1]
 
     def rows(self, start: Array | int) -> Array:
-        """Return the features of the block of rows that begins at ``start``, (b, d)."""
+        """Return features of the block that begins at row ``start``, (b, d)."""
         return self.program(self.constants, take_rows(self.inputs, start, self.block_size))
 
     def map(self, function: Callable[[Array], Any]) -> Any:
-        """Return a function's value of features (b, d), row by row, for all rows."""
+        """Return a function's value of features (b, d), for all rows."""
         return in_row_blocks(lambda start, _: function(self.rows(start)), self.shape[0], self.block_size)
 
     def dense(self) -> Array:
@@ -69,18 +69,17 @@ class RowFeatures:
         return self.map(lambda rows: rows)
 
     def astype(self, dtype: Any) -> "RowFeatures":
-        """Return the same features in another floating-point type."""
+        """Return the features in another type."""
         if dtype == self.dtype:
             return self
         program = self.program
         return replace(self, program=lambda constants, rows: program(constants, rows).astype(dtype), dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python, NumPy and JAX ask of every object
+        if name.startswith("__"):  # asked of every object
             raise AttributeError(name)
         raise AttributeError(
-            f"features that are computed by blocks of rows have no {name!r}; use them as features @ readout alone, or "
-            "leave the site of by_row_blocks, or block_size, out."
+            f"features that are computed by blocks of rows have no {name!r}; use them as features @ readout alone."
         )
 
     def __matmul__(self, readout: Array) -> Array:
@@ -92,32 +91,32 @@ class RowFeatures:
 
 
 def as_features(features: Any) -> Array | RowFeatures:
-    """Return features by blocks of rows as they are, and others as an array."""
+    """Return features by blocks unchanged, others as an array."""
     return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
 def first_block(features: Array | RowFeatures) -> Array:
-    """Return the first block of rows, (b, d): all rows of an array."""
+    """Return the first block of rows, (b, d), or the array."""
     return features.rows(0) if isinstance(features, RowFeatures) else features
 
 
 def map_rows(function: Callable[[Array], Any], features: Array | RowFeatures) -> Any:
-    """Return a function's value of features (b, d), row by row, for all rows: by blocks if the features are."""
+    """Return a function's value of features, by blocks if they are."""
     return features.map(function) if isinstance(features, RowFeatures) else function(features)
 
 
 class StandardisedRows(NamedTuple):
-    """A readout with a standard normal prior once its features are scaled, whose rows come by blocks."""
+    """Readout with a standard normal prior, by blocks of rows."""
 
     features: RowFeatures
     targets: Array  # (n, k)
-    noise_scale: Array | None  # divides each row's features and targets, (n, 1); None for nothing
+    noise_scale: Array | None  # divisor by row, (n, 1), or None
     prior_scale: Array  # (d,)
     variance: Array  # of the noise, (1,) or (k,)
 
     @property
     def num_sharing(self) -> int:
-        """Number of outputs that share a factor."""
+        """Number of outputs for each factor."""
         return self.targets.shape[1] // len(self.variance)
 
     @property
@@ -126,15 +125,15 @@ class StandardisedRows(NamedTuple):
         return jnp.arange(-(-len(self.targets) // self.features.block_size))
 
     def common(self) -> tuple[tuple[Array, ...], Array]:
-        """Return the arrays that all blocks share."""
+        """Return the blocks' common arrays."""
         return self.features.constants, self.prior_scale
 
     def by_row(self) -> tuple[Array, Array, Array | None]:
-        """Return the arrays with one row for each row of the data."""
+        """Return the arrays by row."""
         return self.features.inputs, self.targets, self.noise_scale
 
     def place(self, index: Array) -> tuple[Array, Array]:
-        """Return the first row of a block, and which of its rows no block before holds, (b, 1)."""
+        """Return a block's first row, and a mask of rows new in it, (b, 1)."""
         block_size = self.features.block_size
         first = index * block_size
         start = jnp.minimum(first, len(self.targets) - block_size)
@@ -145,20 +144,20 @@ class StandardisedRows(NamedTuple):
         return jax.tree.map(lambda array: take_rows(array, start, self.features.block_size), by_row)
 
     def block(self, common: tuple, by_row: tuple) -> tuple[Array, Array]:
-        """Return a block's features and targets, standardised."""
+        """Return a block's standardised features and targets."""
         (constants, prior_scale), (inputs, targets, noise_scale) = common, by_row
         features = self.features.program(constants, inputs).astype(targets.dtype) * prior_scale[None]
         return (features, targets) if noise_scale is None else (features / noise_scale, targets / noise_scale)
 
     def masked_block(self, index: Array) -> tuple[Array, Array]:
-        """Return a block's features and targets, standardised, with zeros for rows of the block before."""
+        """Return a block's standardised features and targets, zero for repeated rows."""
         start, is_new = self.place(index)
         features, targets = self.block(self.common(), self.read(self.by_row(), start))
         return jnp.where(is_new, features, 0), jnp.where(is_new, targets, 0)
 
 
 class Sums(NamedTuple):
-    """Sums over rows, and their solutions; q is 1 where outputs share a factor, else k."""
+    """Sums over rows and their solutions; q is 1 for a common factor, else k."""
 
     gram: Array  # ΨᵀΨ, (d, d)
     factor: Array  # lower Cholesky factor L of ΨᵀΨ + σ²I, (q, d, d)
@@ -174,7 +173,7 @@ class Sums(NamedTuple):
 
 @jax.custom_vjp
 def log_evidence_by_blocks(problem: StandardisedRows) -> Array:
-    r"""Return the log evidence of standardised rows, a scalar; reverse-mode derivatives alone."""
+    """Return the log evidence of standardised rows; reverse mode only."""
     return value_of_sums(problem, sums_by_blocks(problem))
 
 
@@ -219,7 +218,7 @@ log_evidence_by_blocks.defvjp(_forward, _backward)
 
 
 def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Array:
-    r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums alone."""
+    r"""Return $\tfrac12 (\|\alpha\|^2 - k \operatorname{tr} K^{-1})$, (q,), from the sums."""
     num_rows, num_features = problem.features.shape
     squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)
     trace = (num_rows - num_features) / problem.variance + jnp.trace(precision, axis1=1, axis2=2)
@@ -229,17 +228,17 @@ def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Arr
 
 
 def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
-    """Return the log evidence of standardised rows from their sums; NaN where the noise is lost in rounding."""
+    """Return the log evidence from sums; NaN for noise below rounding."""
     variance = problem.variance
     of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
     log_normaliser = problem.num_sharing * (sums.log_det(variance) + of_noise)
     found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
-    # Beyond this the factor tells nothing of the small eigenvalues.
+    # Beyond this small eigenvalues are lost.
     return jnp.where((sums.lost > 1).any(), jnp.nan, found)
 
 
 def sums_by_blocks(problem: StandardisedRows) -> Sums:
-    """Return the sums of two passes over the rows."""
+    """Return sums of two passes over the rows."""
     variance = problem.variance
 
     def products(index: Array) -> tuple[Array, Array]:
@@ -271,14 +270,14 @@ def sums_by_blocks(problem: StandardisedRows) -> Sums:
 
 
 def _solve(inverse: Array, columns: Array) -> Array:
-    """Solve for columns (d, k) with the matrices whose factors' inverses are given, (1 or k, d, d)."""
+    """Solve for columns (d, k) by the factors' inverses, (1 or k, d, d)."""
     if len(inverse) == 1:
         return inverse[0].T @ (inverse[0] @ columns)
     return jnp.einsum("qij,qi->jq", inverse, jnp.einsum("qij,jq->qi", inverse, columns))
 
 
 def compensated_sum(terms: Callable[[Array], Any], indices: Array) -> Any:
-    """Return the sum over blocks, with what each addition loses carried along (Knuth's two-sum)."""
+    """Sum over blocks with compensation (Knuth's two-sum)."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(terms, indices[0]))
 
     def add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:
@@ -295,7 +294,7 @@ def compensated_sum(terms: Callable[[Array], Any], indices: Array) -> Any:
 
 
 def pairwise_sum(rows: Array) -> Array:
-    """Return the sum over rows by halves, whose rounding grows with the logarithm of their number."""
+    """Sum over rows by halves, for small rounding."""
     while len(rows) > 1:
         half = len(rows) // 2
         rest = rows[2 * half :]
@@ -309,19 +308,19 @@ def _add_rows(array: Array, part: Array, start: Array) -> Array:
 
 
 def _floats(tree: Any) -> Any:
-    """Return a tree with None for the leaves that have no derivative, such as whole numbers."""
+    """Return a tree with None for leaves without a derivative."""
     return jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, tree)
 
 
 def _filled(floats: Any, tree: Any) -> Any:
-    """Return a tree with other floating-point leaves."""
+    """Fill a tree's floating-point leaves."""
     return jax.tree.map(
         lambda leaf, other: other if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None
     )
 
 
 def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
-    r"""Return an estimate of the rounding of :func:`log_evidence_by_blocks` in nats, infinite where that is NaN."""
+    """Estimate the rounding of :func:`log_evidence_by_blocks` in nats; infinite where that is NaN."""
     sums, num_rows = sums_by_blocks(problem), len(problem.targets)
     largest = sums.quadratic.sum()
     largest += problem.num_sharing * num_rows * jnp.abs(jnp.log(2 * jnp.pi * problem.variance)).sum()
@@ -333,20 +332,20 @@ def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockedPosterior:
-    r"""Gaussian posterior of a readout, and the evidence of the rows that gave it (Mathematics, :eq:`posterior`)."""
+    """Gaussian posterior of a readout, and its evidence (Mathematics, :eq:`posterior`)."""
 
     mean: Array  # (d,) or (d, k)
-    root: Array  # R with the covariance RᵀR of each output's readout, (1, d, d), or (k, d, d) if noise is by output
-    log_evidence: Array  # log density of the targets with the readout integrated out, a scalar
+    root: Array  # R with the readout's covariance RᵀR, (1, d, d), or (k, d, d) for noise by output
+    log_evidence: Array  # scalar
 
     def draw(self, phi: ArrayLike) -> Array:
-        r"""Return the draw of the readout that a standard normal $\phi$, (d,) or (d, k), gives."""
+        r"""Return the readout's draw for standard normal $\phi$, (d,) or (d, k)."""
         return self.mean + self._deviation(phi).reshape(self.mean.shape)
 
     def predict(
         self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: None = None
     ) -> tuple[Array, Array, Array]:
-        """Return the function's mean, variance and draw at new rows, (m,) or (m, k), by blocks of them."""
+        """Return mean, variance and draw at new rows, (m,) or (m, k), by blocks."""
         center = as_matrix(self.mean)
         deviation = jnp.zeros_like(center) if phi is None else self._deviation(phi)
 
@@ -361,7 +360,7 @@ class BlockedPosterior:
         return mean, spread, draw
 
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
-        """Return the function's mean at new rows, (m, k), and its covariance over them, (1 or k, m, m)."""
+        """Return the mean at new rows, (m, k), and covariance, (1 or k, m, m)."""
         test = jnp.asarray(test_features).astype(self.mean.dtype)
         roots = jnp.einsum("md,qid->qmi", test, self.root)
         return test @ as_matrix(self.mean), jnp.einsum("qmi,qni->qmn", roots, roots)
@@ -376,7 +375,7 @@ class BlockedPosterior:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockedProblem(ReadoutShapes):
-    """A readout of mean zero whose features are never held all at once; see :class:`ReadoutProblem`."""
+    """Readout problem by blocks of rows; see :class:`ReadoutProblem`."""
 
     features: RowFeatures
     targets: Array
@@ -399,30 +398,30 @@ class BlockedProblem(ReadoutShapes):
         if by_row > 1 and by_output > 1:
             raise ValueError(
                 f"with features by blocks of rows, noise_scale may vary over rows or over outputs, but has shape "
-                f"{jnp.shape(noise_scale)}, which is both; give (n, 1) or (k,), or leave block_size out."
+                f"{jnp.shape(noise_scale)}; give (n, 1) or (k,)."
             )
         if broadcastable_matrix(prior_scale, is_vector).shape[1] > 1:
             raise ValueError(
                 f"with features by blocks of rows, outputs share the readout's prior scale, but prior_scale has shape "
-                f"{jnp.shape(prior_scale)}; give (d, 1) or a number, or leave block_size out."
+                f"{jnp.shape(prior_scale)}; give (d, 1) or a number."
             )
         return cls(features.astype(dtype), targets, noise_scale, prior_scale)
 
     def with_targets(self, targets: Array) -> "BlockedProblem":
-        """Return the same problem for other targets, of the same shape."""
+        """Return the problem for other targets of the same shape."""
         return replace(self, targets=targets.astype(self.targets.dtype))
 
     def log_evidence(self) -> Array:
-        """Return the log density of the targets with the readout integrated out, a scalar."""
+        """Return the log evidence of the targets, a scalar."""
         standard = self._standardised()
         return log_evidence_by_blocks(standard) - self._log_units(standard)
 
     def evidence_error(self) -> Array:
-        """Return an estimate of the rounding error of :meth:`log_evidence`, in nats; infinite where that is NaN."""
+        """Estimate the rounding error of :meth:`log_evidence` in nats; infinite where that is NaN."""
         return evidence_error_by_blocks(self._standardised())
 
     def posterior(self) -> BlockedPosterior:
-        """Return the readout's posterior by sums over all rows: NaN where the noise is lost in rounding."""
+        """Return the readout's posterior; NaN for noise below rounding."""
         standard = self._standardised()
         sums, scale, variance = sums_by_blocks(standard), standard.prior_scale, standard.variance
         mean = jnp.where((sums.lost > 1).any(), jnp.nan, sums.mean)
@@ -433,11 +432,11 @@ class BlockedProblem(ReadoutShapes):
         )
 
     def solved(self) -> BlockedPosterior:
-        """Return the object that draws and predicts: the posterior, for which all rows are summed over once."""
+        """Return the posterior, which draws and predicts."""
         return self.posterior()
 
     def _log_units(self, standard: StandardisedRows) -> Array:
-        """Return the sum over the targets' entries of the log of the noise by row that divides them."""
+        """Return the summed log of the noise by row, over all targets."""
         if standard.noise_scale is None:
             return jnp.zeros((), self.targets.dtype)
         return standard.targets.shape[1] * pairwise_sum(jnp.log(standard.noise_scale))[0]
@@ -459,7 +458,7 @@ def readout_problem(
     variant: str = "auto",
     prior_scale: ArrayLike = 1.0,
 ) -> Any:
-    """Return the problem of a readout of mean zero: by blocks of rows if its features are, dense otherwise."""
+    """Return a readout problem of mean zero: blocked if its features are, else dense."""
     if isinstance(features, RowFeatures):
         return BlockedProblem.of(features, targets, noise_scale, prior_scale)
     return ReadoutProblem.of(features, targets, noise_scale, variant=variant, prior_scale=prior_scale)

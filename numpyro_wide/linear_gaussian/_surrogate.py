@@ -1,4 +1,4 @@
-"""Gaussian likelihood that stands in for another one, by which a readout is repriorised."""
+"""Gaussian stand-in for another likelihood."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,11 @@ from jax import Array
 
 
 class Surrogate(NamedTuple):
-    """Targets and noise scale of the Gaussian likelihood that stands in for another one.
+    """Targets and noise scale of a Gaussian stand-in for another likelihood.
 
     Attributes:
-        targets: values that the Gaussian takes for observed, (n,) or (n, k).
-        noise_scale: standard deviation of the Gaussian: a scalar, of the shape of ``targets``, or (n, 1) where a row's
-            outputs share it.
+        targets: pseudo-targets, (n,) or (n, k).
+        noise_scale: standard deviation: a scalar, (n, 1), or of the shape of ``targets``.
     """
 
     targets: Array

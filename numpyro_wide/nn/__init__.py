@@ -1,11 +1,6 @@
-r"""Networks in the NTK parametrisation, as flax modules whose parameters are all N(0, 1), and models made of them.
+"""Flax networks in the NTK parametrisation (Hron 2022, §1.1), with N(0, 1) parameters, and models of them.
 
-A layer with m inputs h computes $\sigma_w / \sqrt{m}\, W h + \sigma_b b$ (Hron 2022, §1.1): every parameter has the
-same standard normal prior, and the scales belong to the network. Networks end with the scaled features that the
-readout multiplies; the readout itself stays in the NumPyro model, where the handlers find it.
-
-The modules are of ``flax.linen``; ``flax.nnx.bridge.ToNNX`` makes NNX modules of them. :func:`random_network` and
-:func:`bnn` take modules of both kinds, these and any others.
+Networks end with the scaled features of the readout, which belongs to the NumPyro model.
 """
 
 from numpyro_wide.nn._layers import NTKConv as NTKConv

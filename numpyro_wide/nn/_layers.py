@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation_function(activation: Activation) -> Callable[[Array], Array]:
-    """Return the activation function of that name; a function is itself."""
+    """Return the activation of a name; a function is itself."""
     if callable(activation):
         return activation
     check_one_of("activation", activation, ACTIVATIONS, also="or a function")
@@ -38,20 +38,20 @@ def activation_function(activation: Activation) -> Callable[[Array], Array]:
 
 
 def unit_scale(activation: Activation, b_std: float = 0.0) -> float:
-    r"""Return the $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1), for an activation."""
+    r"""Return $\sigma_w$ with $\sigma_w^2 E[\varphi(u)^2] + \sigma_b^2 = 1$, u ~ N(0, 1)."""
     if not 0 <= b_std < 1:
         raise ValueError(f"b_std must be at least 0 and below 1 for units of variance one, but got {b_std}.")
-    # The trapezoidal rule: exact to rounding for smooth functions, and 1e-6 off for one with kinks.
+    # Trapezoidal rule: exact for smooth functions, 1e-6 off with kinks.
     u = np.linspace(-9, 9, 6001)
     with jax.ensure_compile_time_eval():
-        # Compiled, for a derivative of the activation's own, such as the rectifier's, would be traced under vmap.
+        # Compiled, since vmap would trace a custom derivative.
         values = np.asarray(jax.jit(activation_function(activation))(jnp.asarray(u)), float)
     second_moment = np.trapezoid(values**2 * np.exp(-(u**2) / 2), u) / np.sqrt(2 * np.pi)
     return float(np.sqrt((1 - b_std**2) / second_moment))
 
 
 def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
-    """Return the given scale of a layer's weights; in place of None, the one that keeps the variance at one."""
+    """Return a layer's scale; for None, the one of unit variance."""
     if given is not None:
         return given
     if not is_known(b_std):
@@ -63,12 +63,12 @@ def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
 
 
 def is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0, and known to be: its layer then has no bias."""
+    """Tell whether a scale is known to be the number 0."""
     return is_known(scale) and np.ndim(scale) == 0 and not np.asarray(scale).any()
 
 
 def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
-    """Refuse a scale that is a prior, no real number, negative or not finite; an array where it ``is_number``."""
+    """Refuse a scale that is a prior, no real number, negative or not finite."""
     if isinstance(value, dist.Distribution):
         raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
     check_real(name, value)
@@ -78,7 +78,7 @@ def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
 
 
 def check_real(name: str, value: Any) -> None:
-    """Refuse values that are not finite real numbers, where they are known."""
+    """Refuse known values that are not finite real numbers."""
     if not is_known(value):
         return
     numbers = np.asarray(value)
@@ -89,24 +89,22 @@ def check_real(name: str, value: Any) -> None:
 
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
-# Added to a variance that is divided by, which is zero where an image is black and there are no biases.
+# Added to the variance, zero for black images without biases.
 LAYER_NORM_EPSILON = 1e-12
 
 
 def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
-    """Draw the start of a parameter outside of a NumPyro model from its prior."""
+    """Draw an initial parameter from its prior."""
     return jax.random.normal(key, shape)
 
 
 class NTKDense(linen.Module):
-    r"""Affine layer $\sigma_w / \sqrt{m}\, h W + \sigma_b b$ for inputs h (…, m), all parameters N(0, 1).
-
-    The NTK parametrisation of Hron 2022, §1.1 (Mathematics, :eq:`layer`).
+    r"""Affine layer $\sigma_w / \sqrt{m}\, h W + \sigma_b b$ for inputs h (…, m) (Hron 2022, §1.1; :eq:`layer`).
 
     Attributes:
         features: number of outputs.
         w_std: $\sigma_w$, a number.
-        b_std: $\sigma_b$, a number; without it there is no bias parameter.
+        b_std: $\sigma_b$, a number; 0 for no bias parameter.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -137,10 +135,9 @@ class NTKConv(linen.Module):
         features: number of output channels.
         kernel_size: height and width of the filter.
         strides: steps along height and width.
-        padding: "CIRCULAR" wraps images around, so that units have the same prior variance at every pixel; "SAME" pads
-            with zeros, which lowers it along the border; "VALID" does not pad.
+        padding: "CIRCULAR" for equal variance at all pixels, "SAME" with zeros, or "VALID" without.
         w_std: $\sigma_w$, a number.
-        b_std: $\sigma_b$, a number; without it there is no bias parameter.
+        b_std: $\sigma_b$, a number; 0 for no bias parameter.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -176,7 +173,7 @@ class NTKConv(linen.Module):
 
 
 def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Array:
-    r"""Return the factors of N(0, 1) readout weights: $\sigma_w / \sqrt{d}$ times units (n, d), a column for a bias."""
+    r"""Return $\sigma_w / \sqrt{d}$ times units (n, d), and a column for a bias."""
     features = (readout_w_std / units.shape[1] ** 0.5) * units
     if is_zero(readout_b_std):
         return features
@@ -185,13 +182,13 @@ def scaled_features(units: Array, readout_w_std: Any, readout_b_std: Any) -> Arr
 
 
 def normalised(units: Array) -> Array:
-    """Bring the units (..., channels) of each pixel to mean zero and variance one, without parameters."""
+    """Standardise the units (..., channels) of each pixel."""
     centred = units - jnp.mean(units, axis=-1, keepdims=True)
     return centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
 
 
 def scaled_inputs(x: Array, input_scale: Any) -> Array:
-    """Multiply inputs (n, d) by a number, or one for each column; leave them as they are for None."""
+    """Multiply inputs (n, d) by a number, or one by column; None for 1."""
     if input_scale is None:
         return x
     check_input_scale(input_scale, x.shape[1])
@@ -199,16 +196,16 @@ def scaled_inputs(x: Array, input_scale: Any) -> Array:
 
 
 def check_images(x: Array) -> None:
-    """Refuse inputs that are not a batch of images."""
+    """Refuse inputs other than a batch of images."""
     if x.ndim != 4:
         raise ValueError(
-            f"inputs must be images (n, height, width, channels), but got shape {x.shape}; give grey images an axis "
-            "for their one channel, x[..., None]."
+            f"inputs must be images (n, height, width, channels), but got shape {x.shape}; for grey images "
+            "pass x[..., None]."
         )
 
 
 def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -> Array:
-    """Return images (n, height, width, channels) convolved with filters (height, width, channels, features)."""
+    """Convolve images (n, height, width, channels) with filters (height, width, channels, features)."""
     if jax.default_backend() != "cpu":
         layout = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layout)

@@ -35,7 +35,7 @@ from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
 
 
 def scale_site(name: str, prior: Any) -> Any:
-    r"""Return a scale; of a prior, sample it: ``name`` + "_base" is N(0, 1), and ``name`` its image, deterministic."""
+    """Return a scale; for a prior, the deterministic image ``name`` of the N(0, 1) site ``name`` + "_base"."""
     if not isinstance(prior, dist.Distribution):
         return prior
     check_prior(name, prior)
@@ -45,11 +45,11 @@ def scale_site(name: str, prior: Any) -> Any:
 
 
 def check_prior(name: str, prior: dist.Distribution) -> None:
-    """Refuse a prior of a scale that is of another kind than those in ``IMAGES``, or reaches below zero."""
+    """Refuse a scale's prior that is not in ``IMAGES``, or reaches below zero."""
     inner = unwrap(prior)
     kinds = sorted(kind.__name__ for kind in IMAGES)
     check_one_of(f"the prior of {name}", type(inner).__name__, kinds, also="(their quantiles are known in both tails)")
-    # NumPyro has checked the parameters against their constraints; that of a uniform is any interval.
+    # NumPyro checks other parameters, but allows uniforms on any interval.
     if isinstance(inner, dist.Uniform) and is_known(inner.low) and not np.all(np.asarray(inner.low) >= 0):
         raise ValueError(f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on.")
 
@@ -63,12 +63,12 @@ def _half_normal(prior: Any, z: Array) -> Array:
 
 
 def _half_cauchy(prior: Any, z: Array) -> Array:
-    z = jnp.minimum(z, 8.0)  # 1e15; beyond, the square in the derivative would leave float32
+    z = jnp.minimum(z, 8.0)  # 1e15; beyond, its square leaves float32
     return prior.scale * _by_tail(z, lambda p: jnp.tan(jnp.pi / 2 * p), lambda q: 1 / jnp.tan(jnp.pi / 2 * q))
 
 
 def _exponential(prior: Any, z: Array) -> Array:
-    # Beyond some 13 deviations the tail itself is below the least number of float32, and its logarithm is not.
+    # In the far tail only the logarithm is within float32.
     lower, upper = -jnp.log1p(-ndtr(jnp.minimum(z, 0.0))), -log_ndtr(-jnp.maximum(z, 0.0))
     return jnp.where(z < 0, lower, upper) / prior.rate
 
@@ -78,7 +78,7 @@ def _uniform(prior: Any, z: Array) -> Array:
 
 
 def _by_tail(z: Array, of_lower: Callable, of_upper: Callable) -> Array:
-    """Return a quantile from the probability below it or above it, the smaller one, which keeps its digits."""
+    """Return a quantile from the smaller tail probability, for its digits."""
     lower, upper = of_lower(ndtr(jnp.minimum(z, 0.0))), of_upper(ndtr(-jnp.clip(z, 0.0, 12.0)))
     return jnp.where(z < 0, lower, upper)
 
@@ -93,36 +93,22 @@ IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
 
 
 _LEVEL_SPREAD = 1.0  # of the level's logarithm a priori
-_B_STD = 0.5**0.5  # half of a hidden unit's variance: noise may be large at both ends of the inputs, or at one
+_B_STD = 0.5**0.5  # half of a hidden unit's variance
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseNetwork:
-    r"""Noise by row, a function of the inputs that is learnt: the ``noise`` of :func:`bnn`.
+    r"""Learnt noise by row, $\sigma_i = \ell\, e^{\tau g(x_i)}$ with a small network $g$: the ``noise`` of :func:`bnn`.
 
-    The standard deviation of row i is $\sigma_i = \ell\, e^{\tau g(x_i)}$: a level $\ell$ and an amplitude
-    $\tau \geq 0$, both latent, and a small network $g$ with hidden units of its own and a prior variance of about one
-    for standardised inputs. Given these the likelihood is Normal, so the readout of the mean's network is integrated
-    out exactly as usual (Mathematics, :eq:`rows`, :eq:`learnt-noise`). An amplitude of zero is constant noise.
-
-    In a model it is a function of the inputs, ``NoiseNetwork(0.1)(x)``, that samples "noise_level_base" and
-    "noise_amplitude_base", beside their images "noise_level" and "noise_amplitude", and the weights "noise.…" of
-    $g$, "noise.readout" the last of them, all N(0, 1) a priori. It returns the deterministic site "noise", (n,), in the
-    plate "rows". :func:`bnn` does so, and its outputs share the noise of their row.
+    The likelihood is Normal given $\sigma_i$ (Mathematics, :eq:`rows`, :eq:`learnt-noise`). Sites are "noise_level" and
+    "noise_amplitude", with their "_base" sites, "noise.…", "noise.readout", and the deterministic "noise", (n,).
 
     Attributes:
-        level: prior of $\ell$; or a number in its place, the median of a log-normal prior whose logarithm has the
-            standard deviation one, in the units of the targets, such as ``fit.noise_scale`` of
-            :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
-        amplitude: prior of $\tau$; or a number in its place, the scale of a half-normal prior. About how far the
-            logarithm of the noise may stray from its mean.
-        depth: number of hidden layers of $g$; 0 for a linear function of the inputs.
+        level: prior of $\ell$; or the median, in the units of the targets, of a log-normal prior.
+        amplitude: prior of $\tau$; or the scale of a half-normal prior.
+        depth: number of hidden layers of $g$; 0 for a linear function.
         width: number of units in each.
-        activation: as of :class:`FCN`. A bounded one keeps the noise bounded far away from the data.
-
-    Raises:
-        TypeError: if the level or the amplitude is neither a prior nor a real number.
-        ValueError: if one is not positive, or not one number; or its prior is not of a kind that :func:`bnn` takes.
+        activation: as of :class:`FCN`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -151,7 +137,7 @@ class NoiseNetwork:
         activation_function(self.activation)
 
     def __call__(self, x: Array) -> Array:
-        """Return the noise's standard deviation of each row, (n,), for inputs (n, ...)."""
+        """Return the noise's standard deviation by row, (n,), for inputs (n, ...)."""
         level, amplitude = self.level, self.amplitude
         if not isinstance(level, dist.Distribution):
             level = dist.LogNormal(jnp.log(level), _LEVEL_SPREAD)
@@ -173,14 +159,14 @@ def _check_prior_or_positive(name: str, value: Any) -> None:
         check_positive(name, value)
 
 
-# Of the output, a priori: between these, as far as scales of a few units go, nothing is said.
+# Prior variances of the output without a warning.
 LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
 def warn_of_prior_size(
     features: Array | RowFeatures, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
 ) -> None:
-    """Warn where the prior variance of the output given these hidden weights is far from one or the targets'."""
+    """Warn where the output's prior variance is far from one, or from the targets'."""
     if np.ndim(readout_scale) or is_tracing():
         return
     rows = first_block(features)
@@ -190,9 +176,8 @@ def warn_of_prior_size(
     if variance > 0 and not LEAST_VARIANCE <= variance <= LARGEST_VARIANCE:  # 0: inputs of 0
         warnings.warn(
             f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
-            "standardised targets: the posterior will be hard to sample, and may predict worse than a line. Scale "
-            "every layer by 1/sqrt(inputs), as nn.NTKDense does and flax.linen.Dense does not, and the features by "
-            "1/sqrt(width); standardise the inputs.",
+            "standardised targets: scale every layer by 1/sqrt(inputs), and the features by 1/sqrt(width); "
+            "standardise the inputs.",
             UserWarning,
             stacklevel=3,
         )
@@ -204,8 +189,7 @@ def warn_of_prior_size(
     if expected > 0 and size > LARGEST_VARIANCE * expected:
         warnings.warn(
             f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
-            "expect a priori: the posterior will be hard to sample. Standardise the targets, or give their size as "
-            "readout_scale and noise.",
+            "expect a priori. Standardise the targets, or give their size as readout_scale and noise.",
             UserWarning,
             stacklevel=3,
         )
@@ -220,46 +204,27 @@ def bnn(
     readout_scale: ArrayLike = 1.0,
     block_size: int | str | None = None,
 ) -> Callable[..., None]:
-    """Make a Bayesian neural network with Gaussian noise: ``model(x, y=None)``, ready for this package's handlers.
+    """Make a Bayesian neural network with Gaussian noise: ``model(x, y=None)``.
 
-    Its sites, in their order: "noise" and the scales that are latent, each a deterministic site beside one called
-    "noise_base" and so on, which is N(0, 1) a priori, like all other weights (of noise by row, those of
-    :class:`NoiseNetwork`); "hidden.…", one site for each parameter of ``features_net`` (:func:`random_network`), like
-    "hidden.hidden_0.kernel"; "features", (n, d); "readout", standard normal, (d, k), or (d,) without ``num_outputs``;
-    and "y" in the plate "rows". So, in full::
-
-        repriorise(model, readout="readout", features="features", targets="y", noise_scale=noise)  # latent: "noise"
-        collapse_readout(model, readout="readout", features="features", observed="y")
+    Sites: "noise" and latent scales, deterministic, beside "noise_base" and so on, N(0, 1); "hidden.…"
+    (:func:`random_network`); "features", (n, d); "readout", N(0, 1), (d,) or (d, k); and "y", in the plate "rows".
 
     Args:
-        features_net: a flax module, of linen or NNX, that gives the readout's features (n, d) for inputs, scales
-            included, such as :class:`FCN`; or a function of the inputs that does so and has sample sites of its own.
-        num_outputs: k, the number of outputs, or None for targets that are a vector (n,).
-        noise: standard deviation of the noise, a number or an array that broadcasts against the targets; or its prior,
-            log-normal, half-normal, half-Cauchy, exponential or uniform; or a :class:`NoiseNetwork`, for noise by row
-            that depends on the inputs.
-        scales: scales of ``features_net``, one of this package's networks, by name, instead of its own: "w_std",
-            "b_std", "readout_w_std", "readout_b_std" and, for an :class:`FCN`, "input_scale"; numbers or arrays, such
-            as those of :func:`~numpyro_wide.wide_limit.fit`, or their priors, of the kinds that the noise may have.
-        readout_scale: standard deviation of the readout's prior, which broadcasts against it; for features without
-            their scale, as in the standard parametrisation.
-        block_size: number of rows whose hidden units are held at a time, "auto", or None for all, for modules: see
-            :func:`by_row_blocks`. With :func:`~numpyro_wide.collapse_readout` no more than a block of features is held.
+        features_net: flax module of the readout's features (n, d), such as :class:`FCN`; or a function with sample
+            sites.
+        num_outputs: number of outputs k; None for targets (n,).
+        noise: standard deviation, broadcast against the targets; its prior, log-normal, half-normal, half-Cauchy,
+            exponential or uniform; or a :class:`NoiseNetwork`.
+        scales: scales of a network of this package by name, such as "w_std": numbers, arrays, or priors as for the
+            noise.
+        readout_scale: prior standard deviation of the readout, broadcast against it.
+        block_size: rows at a time, or "auto", as of :func:`by_row_blocks`; None for all.
 
     Returns:
-        The model; without ``y`` it predicts, or simulates from the prior.
-
-    Raises:
-        TypeError: if ``features_net`` is neither a module nor a function, or a scale or the noise neither a prior nor
-            real numbers.
-        ValueError: for noise or ``readout_scale`` that are not positive, priors of numbers that may be negative, or
-            scales that the module does not have; when the model runs, if ``x`` or ``y`` is not finite, or its shape or
-            the noise's does not go with the outputs'.
+        Model; without ``y`` it predicts, or simulates from the prior.
 
     Warns:
-        UserWarning: when the model runs on numbers, if the variance of its output under the prior of the readout is
-            below 1e-4 or above 1e3, as with layers without their 1/√inputs; or if the mean square of ``y`` is above 1e3
-            times that and the noise's, where no scale is latent. Within jit nothing is said.
+        UserWarning: outside of jit, if the output's prior variance is far from one, or from the targets'.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -283,7 +248,7 @@ def bnn(
         _check_prior_or_positive("noise", noise)
     if block_size is not None and not is_module(features_net):
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
-    by_row_blocks(features_net, block_size)  # refuses a wrong size now
+    by_row_blocks(features_net, block_size)  # checks the size
     scales = _checked_scales(features_net, scales)
     return partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
 
@@ -298,7 +263,7 @@ def _bnn(
     x: Array,
     y: Array | None = None,
 ) -> None:
-    """Run the model that :func:`bnn` gives."""
+    """Run the model of :func:`bnn`."""
     refuse_frames((), {"x": x, "y": y})
     for name, value in (("x", x), ("y", y)):
         if value is not None:
@@ -315,15 +280,14 @@ def _bnn(
         features = by_row_blocks(network, block_size, site="features")(x)
     if features.shape[1] == 1 and is_module(features_net):
         warnings.warn(
-            "features_net gives a single feature, which makes a network of one unit; leave out a module's last layer, "
-            "which bnn adds as the readout.",
+            "features_net gives a single feature, a network of one unit; leave out a module's last layer.",
             UserWarning,
             stacklevel=2,
         )
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
-    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw of them tells little
+    is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
     warn_of_prior_size(features, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
@@ -341,7 +305,7 @@ def _bnn(
 
 
 def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
-    """Return the noise's standard deviation, of a shape that broadcasts against the outputs."""
+    """Return the noise's standard deviation, broadcastable against the outputs."""
     if not isinstance(noise, NoiseNetwork):
         return scale_site("noise", noise)
     by_row = noise(x)
@@ -349,7 +313,7 @@ def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
 
 
 def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
-    """Return the scales that :func:`bnn` is given as a dictionary of their own."""
+    """Return the scales of :func:`bnn` as a new dictionary."""
     scales = dict(scales or {})
     if not scales:
         return scales
@@ -376,7 +340,7 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Return whether an array of a shape broadcasts to another shape."""
+    """Tell whether a shape broadcasts to another."""
     try:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
@@ -387,7 +351,6 @@ def _matrix(features: Array, x: Array) -> Array:
     if jnp.ndim(features) != 2 or features.shape[0] != jnp.shape(x)[0]:
         raise ValueError(
             f"features_net must give a matrix (n, d) with a row for each of the {jnp.shape(x)[0]} inputs, but gave "
-            f"shape {jnp.shape(features)}; leave out a module's last layer, which bnn adds as the readout, and pass a "
-            "single input x as x[None]."
+            f"shape {jnp.shape(features)}; leave out a module's last layer."
         )
     return features

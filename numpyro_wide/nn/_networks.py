@@ -27,23 +27,20 @@ SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
 class FCN(linen.Module):
     r"""Fully connected network in the NTK parametrisation, up to the scaled features of its readout.
 
-    By default the scales keep the prior variance of all units, and of the network's outputs, at one at any depth, for
-    inputs with $\|x\|^2 = d_{in}$. The scales of Hron 2022, §4.2.1, are
-    ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``. All scales may be learnt: traced numbers, such
-    as sites of the model; :func:`bnn` makes sites of them. Without biases, the default, every function is zero at the
-    origin, and with "erf" odd: give ``b_std``, such as 0.5, where the targets are not like that.
+    Default scales keep the prior variance of units and outputs at one for $\|x\|^2 = d_{in}$. Those of Hron 2022,
+    §4.2.1, are ``w_std=2**0.5, b_std=0.1, readout_w_std=1.0, readout_b_std=0.1``. Traced scales may be learnt. Without
+    biases functions are zero at the origin.
 
     Attributes:
-        depth: number of hidden layers, 0 for a linear model.
+        depth: number of hidden layers; 0 for a linear model.
         width: number of units in each.
-        activation: "erf", "gelu" (the exact one), "identity", "relu", "tanh", or a function of arrays.
-        w_std: $\sigma_w$ of the hidden layers, a number or one for each; None for those that keep the variance at one.
-        b_std: $\sigma_b$ of the hidden layers, a number or one for each; 0 is for no biases.
-        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
-        readout_b_std: $\sigma_b$ of the readout, a number; 0 is for no bias.
-        input_scale: factor of the inputs, a number or one for each column (automatic relevance determination); None
-            for one.
-        layer_norm: whether units are brought to mean zero and variance one before each activation, without parameters.
+        activation: "erf", "gelu", "identity", "relu", "tanh", or a function of arrays.
+        w_std: $\sigma_w$ of hidden layers, a number or one by layer; None for unit variance.
+        b_std: $\sigma_b$ of hidden layers, a number or one by layer; 0 for none.
+        readout_w_std: $\sigma_w$ of the readout; None for unit variance.
+        readout_b_std: $\sigma_b$ of the readout; 0 for none.
+        input_scale: factor of the inputs, a number or one by column; None for one.
+        layer_norm: whether units are standardised before each activation, without parameters.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -66,7 +63,7 @@ class FCN(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """Return scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …), flattened."""
+        """Return scaled features (n, width), or (n, width + 1) with a bias, for inputs (n, …)."""
         whole_number("depth", self.depth, 0)
         whole_number("width", self.width)
         activate = activation_function(self.activation)
@@ -81,7 +78,7 @@ class FCN(linen.Module):
         return scaled_features(hidden, scales["readout_w_std"], self.readout_b_std)
 
     def scales(self) -> dict[str, Any]:
-        """Return the five scales by name, None resolved: keywords of :func:`~numpyro_wide.wide_limit.fcn_kernel`.
+        """Return the scales by name, None resolved, as keywords of :func:`~numpyro_wide.wide_limit.fcn_kernel`.
 
         Example:
             >>> from numpyro_wide.nn import FCN
@@ -114,7 +111,7 @@ class FCN(linen.Module):
 
 
 def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
-    """Return a scale for each layer, (depth,): NumPy's where it is known, so that no bias of scale zero is made."""
+    """Return a scale by layer, (depth,): NumPy's where known, to omit biases of scale zero."""
     shape = np.shape(scale)
     if shape not in ((), (depth,)):
         raise ValueError(f"{name} must be a number or have shape ({depth},), but got {shape}.")
@@ -124,7 +121,7 @@ def _by_layer(name: str, scale: Any, depth: int, is_data: bool = False) -> Any:
 
 
 def _number(scale: Any) -> Any:
-    """Return a NumPy number as Python's, which leaves the units their type."""
+    """Return a NumPy number as Python's, for the units' type."""
     return scale if isinstance(scale, Array) else float(scale)
 
 
@@ -132,22 +129,19 @@ POOLINGS = ("flatten", "mean")
 
 
 class CNN(linen.Module):
-    r"""Convolutional network in the NTK parametrisation, up to the scaled features of its readout.
-
-    Hidden layers of 3 × 3 filters, all at the images' resolution. Scales may be learnt, as those of :class:`FCN`.
+    r"""Convolutional network in the NTK parametrisation, of 3 × 3 filters, up to the scaled features of its readout.
 
     Attributes:
         depth: number of hidden layers.
         width: number of channels in each.
         activation: as of :class:`FCN`.
-        w_std: $\sigma_w$ of the hidden layers; None for those that keep the variance at one.
-        b_std: $\sigma_b$ of the hidden layers.
-        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
+        w_std: $\sigma_w$ of hidden layers; None for unit variance.
+        b_std: $\sigma_b$ of hidden layers.
+        readout_w_std: $\sigma_w$ of the readout; None for unit variance.
         readout_b_std: $\sigma_b$ of the readout.
         padding: as of :class:`NTKConv`.
-        pooling: "flatten" gives the readout the units of all pixels, whose mean square is one under the default scales;
-            "mean" averages over pixels first, which lowers the variance by as much as pixels are not correlated.
-        layer_norm: whether the channels of a pixel are brought to mean zero and variance one before each activation.
+        pooling: "flatten" for units of all pixels, or "mean" over pixels, of lower variance.
+        layer_norm: whether a pixel's channels are standardised before each activation.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -171,7 +165,7 @@ class CNN(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
         check_network(self, x)
         activate = activation_function(self.activation)
         (hidden,) = as_floats(x, names=("x",))
@@ -186,28 +180,24 @@ class CNN(linen.Module):
 
 
 class WideResNet(linen.Module):
-    r"""The wide residual network without normalisers of Hron 2022, §4.2.2, up to the scaled features of its readout.
+    r"""Wide residual network without normalisers (Hron 2022, §4.2.2), up to the scaled features of its readout.
 
-    6n + 2 layers: a convolution, three groups of n residual blocks with ``width``, 2 ``width`` and 4 ``width``
-    channels, the second and third of half the resolution, and the readout, which is left to the model. A block
-    is activation, convolution, activation, convolution. In place of normalisers, the k-th residual sum over the whole
-    network is
+    A convolution, then three groups of residual blocks (Zagoruyko 2016), of 1, 2 and 4 times ``width`` channels, at
+    full, half and quarter resolution. The k-th residual sum is (Shao 2020)
 
     $$\sqrt{(k - 1 + c) / (k + c)}\, f_k^{skip}(x) + \sqrt{1 / (k + c)}\, f_k^{resid}(x)$$
 
-    (Shao 2020). Where a block changes the shape, its skip is a 1 × 1 convolution of the block's activated input
-    (Zagoruyko 2016). By default the scales keep the variance of all units at one; those of the paper are
-    ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``, with ``width=128`` and 20 layers.
+    The paper's scales are ``w_std=2.2**0.5, readout_w_std=1.0, readout_b_std=0.1``.
 
     Attributes:
-        num_blocks: n, the number of residual blocks in each group: 3 for 20 layers.
+        num_blocks: number n of residual blocks by group, for 6n + 2 layers.
         width: number of channels in the first group.
         activation: as of :class:`FCN`.
-        w_std: $\sigma_w$ of all convolutions, a number; None for those that keep the variance at one.
+        w_std: $\sigma_w$ of all convolutions; None for unit variance.
         b_std: $\sigma_b$ of all convolutions.
-        readout_w_std: $\sigma_w$ of the readout; None for the one that keeps the variance at one.
+        readout_w_std: $\sigma_w$ of the readout; None for unit variance.
         readout_b_std: $\sigma_b$ of the readout.
-        c: constant c of the residual sums, at least 0.
+        c: constant of the residual sums, at least 0.
         padding: as of :class:`NTKConv`.
         pooling: as of :class:`CNN`.
 
@@ -233,7 +223,7 @@ class WideResNet(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """Return scaled features (n, d), a column for the readout's bias included, for images (n, h, w, channels)."""
+        """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
         check_network(self, x)
         activate = activation_function(self.activation)
         first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
@@ -273,7 +263,7 @@ class WideResNet(linen.Module):
 
 
 def check_network(network: CNN | WideResNet, x: Array) -> None:
-    """Refuse a network whose attributes are out of range, and inputs that are not images."""
+    """Refuse attributes out of range, and inputs other than images."""
     if isinstance(network, CNN):
         whole_number("depth", network.depth)
     else:
@@ -288,7 +278,7 @@ def check_network(network: CNN | WideResNet, x: Array) -> None:
 
 
 def _pooled_features(network: CNN | WideResNet, units: Array) -> Array:
-    """Return the readout's features, for activated units (n, h, w, channels)."""
+    """Return the readout's features for units (n, h, w, channels)."""
     pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
     readout_w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
     return scaled_features(pooled, readout_w_std, network.readout_b_std)

@@ -18,23 +18,18 @@ from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
 
 
 def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
-    """Make a network with a standard normal prior over all its parameters, each of which is a site.
+    """Make a network with a standard normal prior over all parameters, one site each.
 
-    A parameter's site is called ``name`` and its path in the module, joined by "." (ArviZ 1.x refuses "/"), and has its
-    shape: diagnostics read layer by layer, and :class:`~numpyro_wide.mcmc.SplitHMC` shares scales within a layer. Get
-    the module's parameters back from draws with :func:`network_parameters`.
+    A site is called ``name`` and the parameter's path, joined by ".", and has the parameter's shape.
+    :func:`network_parameters` is the way back.
 
     Args:
-        name: beginning of the names of the sites.
-        module: module of ``flax.linen``, or of ``flax.nnx``, whose parameters' values are not used.
-        *args: example inputs for a linen module, which takes its parameters' shapes from them; a batch will do.
+        name: beginning of the sites' names.
+        module: module of ``flax.linen`` or ``flax.nnx``, without state such as batch normalisation's.
+        *args: example inputs for a linen module.
 
     Returns:
-        A function of the module's inputs.
-
-    Raises:
-        TypeError: if ``module`` is not a flax module.
-        ValueError: if it has state besides its parameters, such as the averages of batch normalisation.
+        Function of the module's inputs.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -58,18 +53,16 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
 
 
 def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args: Any) -> Any:
-    """Return the parameters of a module, from draws of the sites that :func:`random_network` gives it.
+    """Return a module's parameters from draws of the sites of :func:`random_network`.
 
     Args:
-        draws: draws by name of the site, with any number of leading axes, such as ``mcmc.get_samples()``; sites of
-            other names are ignored.
-        name: beginning of the sites' names that :func:`random_network` was given.
-        module: module that :func:`random_network` was given.
-        *args: example inputs that :func:`random_network` was given.
+        draws: draws by site, with any leading axes, such as ``mcmc.get_samples()``.
+        name: as of :func:`random_network`.
+        module: as of :func:`random_network`.
+        *args: as of :func:`random_network`.
 
     Returns:
-        The parameters as the module has them, with the leading axes of the draws: for a linen module a dictionary, for
-        ``module.apply({"params": ...}, x)``; for an NNX module its state.
+        Parameters in the module's structure, with the draws' leading axes: a dictionary for linen, a state for NNX.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -91,12 +84,12 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
 
 
 def is_module(candidate: Any) -> bool:
-    """Return whether an object is a flax module, of linen or NNX."""
+    """Tell whether an object is a flax module."""
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
 def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
-    """Return the parameters' shapes, in the module's own structure, and the map from parameters to a network."""
+    """Return the parameters' shapes, in the module's structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
         return _of_linen(module, args)
     if isinstance(module, nnx.Module):
@@ -105,8 +98,8 @@ def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
 
 
 def _sites(name: str, parameters: Any) -> list[str]:
-    """Return the names of the parameters' sites, in the order of the leaves."""
-    # NNX holds an array as the attribute "value" of its variable, which is no key of the module's.
+    """Return the names of the parameters' sites, in leaf order."""
+    # NNX holds an array as its variable's attribute "value".
     keys = [
         tuple(key for key in path if key != GetAttrKey("value")) for path, _ in jax.tree.leaves_with_path(parameters)
     ]
@@ -144,7 +137,7 @@ def _refuse_state(module: Any, state: list[str]) -> None:
     if state:
         raise ValueError(
             f"the module {type(module).__name__} has state besides its parameters, {', '.join(state)}, which no prior "
-            "describes; normalisers that average over batches do not fit a Bayesian network, and WideResNet needs none."
+            "describes, such as averages over batches; WideResNet needs none."
         )
 
 
@@ -155,21 +148,18 @@ AUTO_NUMBERS = 2**26
 def by_row_blocks(
     network: Callable[[Array], Array], block_size: int | str | None = "auto", *, site: str | None = None
 ) -> Callable:
-    """Make a network compute a block of rows at a time, and hold the hidden units of one block only.
+    """Compute a network by blocks of rows, with the hidden units of one block in memory at a time.
 
-    Values and gradients are those of the network, but for rounding. The gradient computes each block once more instead
-    of keeping its hidden units: a third more work, for memory that does not grow with rows · layers. Leave it out where
-    rows are sharded over devices, which block by themselves.
+    Gradients compute each block once more. Leave it out for rows sharded over devices.
 
     Args:
-        network: function of inputs (n, ...) to (n, d), each row from its own row of inputs alone.
-        block_size: number of rows at a time; "auto" for as many as keep the numbers computed on the way within 64
-            million, found from the network's own operations; None for all at once.
-        site: name of a deterministic site for the result. A collapsed model then never holds all features, nor their
-            derivative: the readout is integrated out by sums over blocks. Use them as ``features @ readout`` alone.
+        network: function of inputs (n, ...) to (n, d), row by row.
+        block_size: rows at a time; "auto" for at most 64 million numbers; None for all.
+        site: name of a deterministic site for the result; a collapsed model then sums over blocks, and uses it as
+            ``features @ readout`` alone.
 
     Returns:
-        A function of the inputs; with a ``site`` its features are computed when they are multiplied.
+        Function of the inputs.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -198,16 +188,16 @@ def by_row_blocks(
 
 
 def _recorded(site: str, features: RowFeatures) -> RowFeatures:
-    """Record features as a deterministic site: by their function where a handler asks for it, else as numbers."""
-    # Numbers nobody reads cost nothing within jit; a handler that reads the function must not have them computed.
-    # Without a name, since the site of that name is another message.
+    """Record features as a deterministic site: by function for a handler that asks, else as numbers."""
+    # A handler of the function must not compute the numbers; unread numbers are free within jit.
+    # No name: the site has it.
     asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
     numpyro.deterministic(site, features if asked["value"] else features.dense())
     return features
 
 
 def _numbers_per_row(network: Callable, x: Array) -> int:
-    """Count the numbers in the network's operations for one row: those of two rows less those of one."""
+    """Count the numbers of the network's operations for one more row."""
 
     def numbers(num_rows: int) -> int:
         rows = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype)
