@@ -106,10 +106,10 @@ class RunSummary:
         if self.function is not None:
             lines = self._function_notes(self.function)
         if self.energy_drift is not None and np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT):
-            drift = ", ".join(f"{value:.3g}" for value in self.energy_drift)
+            drift = float(np.max(np.abs(self.energy_drift)))
             lines.append(
-                f"the energy drifts, first quarter less last by chain: {drift} standard deviations: not stationary; "
-                "start closer (init_to_optimum) or run longer"
+                f"the energy drifts by {drift:.2g} standard deviations from first to last quarter: start closer "
+                "(init_to_optimum) or run longer"
             )
         errors = [error for error in (self.evidence_error, self.energy_error) if error is not None]
         if errors and max(errors) >= FELT_ERROR:

@@ -135,7 +135,7 @@ FOUND = 2.0
 class AcceptanceRule(NamedTuple):
     """Steer the mean acceptance probability to a target: a search by factors of two, then dual averaging.
 
-    The search doubles or halves until the acceptance of a step crosses the target (Hoffman & Gelman 2014, algorithm 4).
+    The search doubles or halves until the acceptance of a step crosses the target, as in NUTS.
     """
 
     target: float
