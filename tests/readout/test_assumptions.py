@@ -96,6 +96,19 @@ def test_the_mean_is_accepted_at_every_scale(mean, scale):
             assert np.isfinite(call(model, psi, Y))
 
 
+class Undeclared(dist.Distribution):
+    """A distribution with an array that it does not declare."""
+
+    support = dist.constraints.real
+
+    def __init__(self, shift):
+        self.shift = shift
+        super().__init__()
+
+    def log_prob(self, value):
+        return -0.5 * (value - self.shift) ** 2
+
+
 # What reaches something else than the mean: (features, w, y) -> a site of its own, or the observations.
 OTHERS = {
     "a second likelihood": (second_likelihood, "the distribution of site 'y2' depends on the readout 'w'"),
@@ -114,6 +127,10 @@ OTHERS = {
     "a factor beside a large constant": (
         lambda features, w, y: numpyro.factor("penalty", 1e4 - jnp.sum(w**2)),
         "the distribution of site 'penalty'",
+    ),
+    "an array that a distribution does not declare": (
+        lambda features, w, y: numpyro.sample("other", Undeclared(w.sum()), obs=0.3),
+        "the distribution of site 'other' depends",
     ),
     "a latent site": (
         lambda features, w, y: numpyro.sample("z", dist.Normal(w.sum(), 1.0)),
