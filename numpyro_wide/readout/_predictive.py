@@ -223,6 +223,10 @@ class ReadoutPredictive:
             )
         warn_if_stuck(self.draws)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Programs are compiled anew where they are wanted.
+        return {**vars(self), "_programs": {}}
+
     @property
     def is_integrated(self) -> bool:
         """Whether the readout is integrated out: the model's likelihood is Normal, and linear in it."""

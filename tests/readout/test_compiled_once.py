@@ -1,6 +1,7 @@
 """Draws and predictions compile their programs at the first call for some shapes, and not again."""
 
 import itertools
+import pickle
 import threading
 
 import jax
@@ -180,6 +181,16 @@ def test_arrays_are_copied():
     y *= 5
     draws["hidden"] *= 5
     np.testing.assert_array_equal(predictive(jax.random.key(0), X[:, :1])["mean"], before)
+
+
+def test_a_predictive_survives_pickling():
+    data = (X[:, :1], Y[:, 0])
+    predictive = ReadoutPredictive(
+        collapse_readout(scaled_network, observed="y", **SITES), {"hidden": jnp.ones((2, 1, 4))}, data
+    )
+    before = predictive(jax.random.key(0), X[:3, :1])["mean"]
+    again = pickle.loads(pickle.dumps(predictive))
+    np.testing.assert_array_equal(again(jax.random.key(0), X[:3, :1])["mean"], before)
 
 
 def test_first_predictions_from_several_threads():
