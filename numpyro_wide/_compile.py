@@ -38,7 +38,7 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     if not all(map(is_known, traced.consts)):  # arrays of a trace that continues
         return jax.jit(fn)
     whole = traced.jaxpr.replace(constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars])
-    # Equations and arguments that no result depends on would tell programs apart that compute the same.
+    # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
     jaxpr, used = dce_jaxpr(whole, [True] * len(whole.outvars))
     results = jax.tree.structure(shapes)
 
