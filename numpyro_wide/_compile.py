@@ -10,7 +10,7 @@ from jax import Array
 from jax.core import eval_jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from numpyro_wide._checks import is_known, is_tracing
+from numpyro_wide._checks import is_tracing
 
 # By their text, the oldest first.
 _SHARED: dict[str, Callable] = {}
@@ -19,7 +19,7 @@ _MOST_SHARED = 256
 
 def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
     """Run ``fn(*args)`` compiled; see :func:`program_of`."""
-    if is_tracing() or not all(map(is_known, jax.tree.leaves(args))):
+    if is_tracing() or _is_traced(args):
         return jax.jit(fn)(*args)
     return program_of(fn, *args, quick=quick)(*args)
 
@@ -35,7 +35,7 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
         quick: whether to compile without optimisation, for a program that runs a few times.
     """
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-    if not all(map(is_known, traced.consts)):  # arrays of a trace that continues
+    if _is_traced(traced.consts):  # arrays of a trace that continues
         return jax.jit(fn)
     whole = traced.jaxpr.replace(constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
@@ -53,6 +53,10 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
         _SHARED[key] = lowered.compile({"xla_backend_optimization_level": "0"} if quick else None)
     shared = _SHARED[key]
     return lambda *args: jax.tree.unflatten(results, shared(*needed(args)))
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def split(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:

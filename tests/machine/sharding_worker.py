@@ -65,7 +65,7 @@ def density_and_gradient(model, inputs, with_collectives):
 
 def step(kernel, inputs):
     """How far one step of a kernel, without adaptation, moves the hidden weights."""
-    start = kernel.init(jax.random.key(2), 0, None, inputs, {})
+    start = kernel.init(jax.random.key(3), 0, None, inputs, {})
     end = jax.jit(kernel.sample)(start, inputs, {})
     return (np.asarray(end.z["hidden.hidden_0.kernel"]) - np.asarray(start.z["hidden.hidden_0.kernel"])).tolist()
 
