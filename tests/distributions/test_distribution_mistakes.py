@@ -33,7 +33,7 @@ HEAVY, LAPLACE = dist.StudentT(3.0).expand([2]), dist.Laplace()
         (
             lambda: natural.Normal(jnp.array([1.0, -1.0]), shift=jnp.ones(3)),
             ValueError,
-            r"`shift` .*broadcast against their shape \(2,\), but has shape \(3,\)",
+            r"`shift` .*broadcast against the shape \(2,\), but has shape \(3,\)",
         ),
         (lambda: natural.domain(["Normal"]), ValueError, "takes a constructor of numpyro_wide.natural, one of"),
     ],
