@@ -126,8 +126,8 @@ def check_input_scale(scale: Any, num_columns: int) -> None:
     """Refuse a scale that is neither a number nor one by column."""
     if np.shape(scale) not in ((), (num_columns,)):
         raise ValueError(
-            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column, but got shape "
-            f"{np.shape(scale)}."
+            f"input_scale must be a number or have shape (d_in,) = {(num_columns,)}, one for each column, but got "
+            f"shape {np.shape(scale)}."
         )
 
 
