@@ -20,7 +20,7 @@ _MOST_SHARED = 256
 def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
     """Run ``fn(*args)`` compiled; see :func:`program_of`."""
     if is_tracing() or _is_traced(args):
-        return jax.jit(fn)(*args)
+        return fn(*args)
     return program_of(fn, *args, quick=quick)(*args)
 
 
@@ -36,7 +36,7 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     """
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     if _is_traced(traced.consts):  # arrays of a trace that continues
-        return jax.jit(fn)
+        return fn
     whole = traced.jaxpr.replace(constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
     jaxpr, used = dce_jaxpr(whole, [True] * len(whole.outvars))

@@ -95,7 +95,7 @@ def test_chains_start_there(kernel):
             "hold names the latent site 'noize', which the model does not have; its latent sites are 'noise', 'slopes'",
         ),
         ({"hold": "noise"}, "hold must be one of 'scales' or values by the name of the site, but got 'noise'"),
-        ({"hold": "scales"}, "the model has none; its latent sites are 'noise', 'slopes'. Give the values"),
+        ({"hold": "scales"}, "the model has none; its latent sites are 'noise', 'slopes'"),
         ({"hold": {"slopes": jnp.ones(3)}}, r"hold\['slopes'\] must be of the site's shape, \(2,\)"),
         ({"hold": {"slopes": jnp.ones(2), "noise": 1.0}}, "nothing to optimise"),
         ({"hold": {"noise": 1e-30}, "num_steps": 2}, "potential energy of chains .0. was not finite"),
