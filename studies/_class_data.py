@@ -14,8 +14,12 @@ MOST_ROWS, MOST_TESTED = 1000, 2000
 OF_SKLEARN = {"breast cancer": "load_breast_cancer", "wine": "load_wine"}
 TEST_SHARE = 1 / 3  # of those
 # Sets of measurements in a folder, and the value above which a row is of the second class: of wine quality 6 or more,
-# and of protein a distance of more than 5 ångström, half of them.
-OF_NUMBERS = {"wine quality": ("wine", 5.5), "protein": ("protein", 5.0)}
+# of protein a distance of more than 5 ångström, half of them; of the others the median, None.
+OF_NUMBERS = {
+    "wine quality": ("wine", 5.5),
+    "protein": ("protein", 5.0),
+    **{name: (name, None) for name in ("airfoil", "concrete", "kin8nm", "power")},
+}
 TABLES = ("digits", *OF_SKLEARN, *OF_NUMBERS, "fashion")
 
 
@@ -57,11 +61,12 @@ def load(name: str, folder: Path | None, most_rows: int = MOST_ROWS) -> Table:
     return Table(np.float32(x), np.asarray(labels), np.float32(x_test), np.asarray(labels_test))
 
 
-def _of_numbers(file: str, threshold: float, folder: Path, most_rows: int) -> tuple:
+def _of_numbers(file: str, threshold: float | None, folder: Path, most_rows: int) -> tuple:
     """Split a set of numbers, its copies of rows left out, by which side of a threshold the target is on."""
     parts = _data.uci(folder, file)
     rows = np.concatenate([np.column_stack(part) for part in parts])
     rows = np.unique(rows, axis=0)
+    threshold = float(np.median(rows[:, -1])) if threshold is None else threshold
     both = _data.Dataset(rows[:, :-1], (rows[:, -1] > threshold).astype(int))
     num_train = min(most_rows, len(rows) // 2)
     return _standardised(*_data.split(both, num_train, min(MOST_TESTED, len(rows) - num_train), seed=0))

@@ -1,14 +1,16 @@
-"""Are class probabilities calibrated? Finite networks, their infinitely wide limit, and what scikit-learn has.
+"""Are class probabilities calibrated? Label regression, finite networks on codes, softmax, and what scikit-learn has.
 
-Accuracy, negative log-likelihood and calibration error at test rows of several tables, with standard errors, and what
-effective draws of chains cost. Activation, depth and scales are chosen by the labels at the wide limit, by
-``wide_limit.fit``; the finite network takes them over. Probabilities are kept in classes.npz, so that a study that was
-interrupted goes on where it stopped. Tables of measurements are read from --folder, and left out without it.
+Accuracy, negative log-likelihood and calibration error at test rows of several tables, with standard errors and core
+seconds. Label regression is ``wide_limit.fit`` at its defaults, the estimator ``WideBNNClassifier``, and logits the
+variational posterior of the softmax limit; networks of logits by several ways of sampling are run if they are named.
+Probabilities are kept in classes.npz, so that a study that was interrupted goes on where it stopped. Tables of
+measurements are read from --folder, and left out without it.
 
     python studies/classes.py --folder path/to/uci
 """
 
 import time
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -24,13 +26,15 @@ import _common
 from _class_chains import Cost, Task
 from numpyro_wide import wide_limit
 from numpyro_wide.diagnostics import classification_scores
+from numpyro_wide.estimators import WideBNNClassifier
 from numpyro_wide.nn import FCN
 from numpyro_wide.plots import plot_reliability
 
-RIVALS = ("logistic regression", "MLPs", "GP")
-MODELS = (*RIVALS, "limit", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
-DEFAULT = (*RIVALS, "limit", "network, microcanonical", "network, cold")
-DRAWN = ("MLPs", "limit", "network, microcanonical", "network, cold")
+RIVALS = ("logistic regression", "MLPs", "boosting", "GP")
+LIMITS = {"label regression": "codes", "logits": "logits"}
+MODELS = (*RIVALS, *LIMITS, "estimator", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
+DEFAULT = (*RIVALS, *LIMITS, "estimator")
+DRAWN = ("MLPs", "boosting", "label regression", "estimator")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
 
 
@@ -41,43 +45,49 @@ def table_of(name, task):
 
 
 @cache
-def limit_of(name, task):
+def limit_of(name, labels, task):
     """Fit the limit once: the fit, and the seconds of a core that it took."""
     table, start = table_of(name, task), time.process_time()
     likelihood = "bernoulli" if table.num_classes == 2 else "categorical"
-    fit = wide_limit.fit(table.x, table.labels, likelihood=likelihood)
+    fit = wide_limit.fit(table.x, table.labels, likelihood=likelihood, labels=labels)
     return fit, time.process_time() - start
 
 
 def network_of(name, task):
-    """Return the limit's network, or one GELU layer with the readout's scale of the command line."""
+    """Return the network of logits of the limit, or one GELU layer with the readout's scale of the command line."""
     if task.options.readout_scale > 0:
         return _class_chains.with_readout_scale(task.options.readout_scale)
-    fit, _ = limit_of(name, task)
+    fit, _ = limit_of(name, "logits", task)
     return FCN(fit.depth, 1, fit.activation, **fit.scales)
 
 
 def predict(name, model, task):
     """Predict probabilities (n, classes) at the test rows, with the costs of chains and the seconds of a core."""
     table = table_of(name, task)
-    if model == "limit" or model.startswith("network"):
-        if model == "limit":
-            fit, seconds = limit_of(name, task)
-            start = time.process_time()
-            probs = np.asarray(fit.predict(table.x_test))
-            probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
-            return probs, NO_COST._replace(total=seconds + time.process_time() - start)
+    if model.startswith("network"):
         network = network_of(name, task)
         if model == "network, one-hot codes":
             return _class_chains.of_codes(table, network, task.options)
         way = _class_chains.WAYS[model.removeprefix("network, ")]
         return _class_chains.of_network(table, network, way, task.options)
-    start = time.process_time()
-    if model == "logistic regression":
-        probs = _class_rivals.logistic_regression(table.x, table.labels).predict_proba(table.x_test)
+    start, seconds = time.process_time(), 0.0
+    if model in LIMITS:
+        fit, seconds = limit_of(name, LIMITS[model], task)
+        start = time.process_time()
+        probs = np.asarray(fit.predict(table.x_test))
+        probs = np.stack([1 - probs, probs], axis=1) if probs.ndim == 1 else probs
+    elif model == "estimator":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # which is in the report
+            fit = WideBNNClassifier(random_state=0, time_budget=task.options.budget).fit(table.x, table.labels)
+        tqdm.write(f"{name}: {fit.method_}")
+        probs = fit.predict_proba(table.x_test)
+    elif model in ("logistic regression", "boosting"):
+        function = _class_rivals.boosting if model == "boosting" else _class_rivals.logistic_regression
+        probs = function(table.x, table.labels).predict_proba(table.x_test)
     else:
         probs = (_class_rivals.ensemble if model == "MLPs" else _class_rivals.gaussian_process)(table)
-    return probs, NO_COST._replace(total=time.process_time() - start)
+    return probs, NO_COST._replace(total=seconds + time.process_time() - start)
 
 
 def predictions(task):
@@ -150,6 +160,7 @@ if __name__ == "__main__":
             tables=several | {"default": tables, "choices": tables, "metavar": "TABLE", "help": "; ".join(tables)},
             models=several | {"default": DEFAULT, "choices": MODELS, "metavar": "MODEL", "help": "; ".join(MODELS)},
             most_rows=(_class_data.MOST_ROWS, "to learn from; twice as many of Fashion-MNIST"),
+            budget=(100.0, "seconds of the estimator"),
             width=128,
             num_warmup=(
                 500,

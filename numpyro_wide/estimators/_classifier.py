@@ -1,142 +1,136 @@
 """Classification with wide Bayesian neural networks, for scikit-learn."""
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from jax import Array
 from numpy.typing import ArrayLike
+from scipy.special import logsumexp
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from numpyro_wide import _arviz
+from numpyro_wide._arviz import pareto_smoothed
+from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
-from numpyro_wide.estimators._chains import (
-    MOST_CHECKED,
-    ONE_CHAIN,
-    Judgement,
-    effective_draws,
-    gradient_seconds,
-    run_chains,
-)
-from numpyro_wide.estimators._posteriors import DrawnModel, blocks
-from numpyro_wide.estimators._scoring import averaged
-from numpyro_wide.machine import precision, set_blas_threads
-from numpyro_wide.nn._networks import FCN
-from numpyro_wide.nn._random import random_network
-from numpyro_wide.readout._repriorise import Surrogate, repriorise
+from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._policy import needs_double, without_copies
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Mixture, Network, blocks, collapsed
+from numpyro_wide.machine import double_precision, precision, set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
+from numpyro_wide.wide_limit._label_regression import Calibration
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
-_COMPARED = 300  # rows of the comparison
-_MOST_KNOWN = 1500  # rows of the limit: its surrogate takes n³
-_ARCHITECTURES = (("erf", 1), ("relu", 1), ("gelu", 2))
+_MOST_KNOWN = 3000  # rows of limit and chains: a factorisation takes n³
 _FEWEST = 50  # rows, however small the budget
-_SECONDS = 100.0  # of comparison and fit at most
+_SECONDS = 100.0  # of the limit at most
+_FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
+_QUICK = 10.0  # seconds of a budget that pays for one architecture
+_MOST_DRAWS = 200  # that are averaged over
+_MOST_UNSURE = 0.1  # share of rows whose leave-one-out may be unreliable, for chains to be chosen
 
 
-def choose(
+def fit_limit(
     x: np.ndarray, labels: np.ndarray, num_classes: int, depth: int | None, clock: Clock, random: Any, report: Report
 ) -> WideLimitFit:
-    """Choose architecture and scales on some rows, x (n, d) and labels (n,); predict from affordable ones."""
+    """Fit the infinitely wide network to codes of labels (n,) at affordable rows of x (n, d)."""
     clock.begin("scales of the infinitely wide network")
-    rows = random.permutation(len(x))
     affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
-    some = _of_every_class(labels, rows, max(_FEWEST, int(affordable * _COMPARED)))
+    rows = random.permutation(len(x))[: max(_FEWEST, int(affordable * _MOST_KNOWN))]
+    missing = np.setdiff1d(labels, labels[rows])
+    rows = np.concatenate([rows, *[np.flatnonzero(labels == label)[:1] for label in missing]])
     kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": num_classes}
     if num_classes == 2:
         kind = {"likelihood": "bernoulli"}
-    fits = [
-        fit(x[some], labels[some], activation=name, depth=depth or layers, num_restarts=1, num_rows=len(some), **kind)
-        for name, layers in _ARCHITECTURES
-    ]
-    fits.sort(key=lambda found: -found.table[0]["held_out"])
-    best = replace(fits[0], table=[row for found in fits for row in found.table])
-    known = _of_every_class(labels, rows, max(_FEWEST, int(affordable * _MOST_KNOWN)))
-    scales = ", ".join(f"{name} {np.round(value, 3)}" for name, value in best.scales.items())
+    if clock.budget < _QUICK:
+        kind |= {"activation": "erf", "input_scale": False, "depth": 1}
+    if depth is not None:
+        kind["depth"] = depth
+    found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), **kind)
+    scales = ", ".join(f"{name} {np.round(value, 3)}" for name, value in found.scales.items())
     report.add(
         "Infinitely wide network",
-        "held out: mean log probability of a label left out, in three folds; the largest is chosen",
-        str(best),
+        "held out: mean log probability of a label given all others; the largest is chosen",
+        str(found),
         f"scales {scales}",
-        f"architecture chosen on {len(some)} rows; predictions from {len(known)} of {len(x)}",
+        f"predictions from {len(rows)} of {len(x)} rows: {loo.LeaveOneOut(np.asarray(found.held_out))}",
     )
-    return replace(best, inputs=x[known], targets=labels[known])
+    return found
 
 
-def _of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
-    """Return the first rows, and one of every other class."""
-    some = rows[:most]
-    missing = np.setdiff1d(labels, labels[some])
-    return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
+class DrawnClasses(DrawnPosterior):
+    """Draws of a collapsed network of codes, and the calibration of their average."""
 
+    calibration: Calibration
 
-def run_network(limit: WideLimitFit, width: int, x: Array, labels: Array | None = None) -> None:
-    """Run a finite network of the limit's scales: N(0, 1) weights, logits linear in the readout."""
-    num_logits = () if limit.likelihood == "bernoulli" else (int(limit.parameters["num_classes"]),)
-    module = FCN(limit.depth, width, limit.activation, **limit.scales)
-    features = numpyro.deterministic("features", random_network("hidden", module, x)(x))
-    prior = dist.Normal(0, 1).expand((features.shape[1], *num_logits))
-    logits = features @ numpyro.sample("readout", prior.to_event(1 + len(num_logits)))
-    with numpyro.plate("rows", x.shape[0]):
-        likelihood = dist.Categorical(logits=logits) if num_logits else dist.Bernoulli(logits=logits)
-        numpyro.sample("label", likelihood, obs=labels)
-
-
-class DrawnClasses(DrawnModel):
-    """Draws of a finite network of classes, with a repriorised readout."""
-
-    def __init__(self, model: Any, draws: Mapping[str, Any], limit: WideLimitFit):
-        super().__init__(model, draws, (limit.inputs, limit.targets.astype(int)))
-
-    def by_draw(self, x: np.ndarray) -> np.ndarray:
-        """Return class probabilities at x (m, d) by draw, (draws, m, classes)."""
-        probs = self.predictions(x)["probs"]
-        return probs if probs.ndim == 3 else np.stack([1 - probs, probs], axis=-1)
+    def calibrate(self, labels: np.ndarray) -> loo.LeaveOneOut:
+        """Calibrate by labels (n,), each given all others; return their log probabilities."""
+        with double_precision():
+            found = self.predictive.leave_one_out()
+        mean, variance = (np.asarray(part, float) for part in found)
+        by_draw = Mixture(mean, variance).by_draw(np.asarray(self.known[2]))
+        # Weights of the draws without a row (PSIS; Vehtari et al. 2017).
+        smoothed = [pareto_smoothed(-row) for row in by_draw.T]
+        log_weights = np.stack([weights for weights, _ in smoothed], axis=1)
+        self.calibration = Calibration.of(mean, labels, log_weights)
+        probs = self.calibration(mean)[:, np.arange(len(labels)), labels]
+        by_row = logsumexp(log_weights, b=np.maximum(probs, 1e-300), axis=0) - logsumexp(log_weights, axis=0)
+        shapes = np.array([shape for _, shape in smoothed])
+        return loo.LeaveOneOut(by_row, float(np.mean(np.isfinite(shapes) & (shapes > loo.LARGEST_SHAPE))))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return class probabilities at x (m, d), averaged over draws, (m, classes)."""
-        found = np.concatenate([self.by_draw(x[block]).mean(axis=0) for block in blocks(len(x))])
-        return found / found.sum(axis=1, keepdims=True)
-
-    def own(self) -> np.ndarray:
-        """Return probabilities of the fit's labels by draw, (draws, n)."""
-        x, labels = self.known
-        return self.by_draw(x)[:, np.arange(len(labels)), labels]
+        parts = [self.predictions(self.known[0], x[block])["mean"] for block in blocks(len(x))]
+        return np.concatenate([self.calibration(part).mean(axis=0) for part in parts])
 
 
-_LARGEST_RHAT = 1.05  # of chains that have settled
+def run_codes(
+    limit: WideLimitFit, width: int, num_chains: int, are_asked_for: bool, clock: Clock, random: Any, report: Report
+) -> tuple[DrawnClasses, loo.LeaveOneOut, Any, int] | None:
+    """Run chains of a finite network of codes: posterior, scores, chains, steps; None for too small a budget."""
+    codes, inputs = np.asarray(limit.codes), limit.inputs
+    network = Network(limit.depth, width, limit.activation, codes.shape[1], False, is_latent=False)
+    kind = f"{limit.depth} x {width} {limit.activation} units, constant noise"
+    report.add("Finite network", f"{kind}; codes of the classes are its targets")
+    known: tuple[dict[str, Any], Any, Any] = {**limit.scales, "noise": limit.noise_scale}, inputs, codes
+    size = float(np.sqrt(np.mean(codes**2)))
+    function = np.mean(np.sum(limit.scales["readout_w_std"] ** 2)) / size**2
+    is_double, reason = needs_double(limit.noise_scale / size, function, len(inputs))
+    report.add("Chains", f"precision: {reason}")
+    some = slice(None, None, -(-len(inputs) // MOST_CHECKED))
 
+    def judge(draws: dict[str, Any]) -> Judgement:
+        mean, variance, noise_variance = DrawnPosterior(network, draws, known).function(inputs[some])
+        return convergence(mean, variance + noise_variance, codes[some], num_chains)
 
-def convergence(own: np.ndarray, num_chains: int) -> Judgement:
-    """Judge chains by probabilities of known labels, (chains · draws, rows)."""
-    moves = own.std(axis=0) > 0
-    lines = [] if moves.all() else [f"{np.sum(~moves)} rows have the same probability in all draws, and no R-hat"]
-    by_chain = own[:, moves].reshape(num_chains, -1, np.sum(moves))
-    lines.append(effective_draws("probabilities", by_chain))
-    if num_chains == 1:
-        return True, [*lines, ONE_CHAIN]
-    rhats = _arviz.rhat(by_chain)
-    lines.append(f"R-hat of probabilities: median {np.nanmedian(rhats):.3f}, largest {np.nanmax(rhats):.3f}")
-    return bool(np.nanmax(rhats) <= _LARGEST_RHAT), lines
+    with precision(is_double):
+        args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
+        seconds = (1 + is_double) * gradient_seconds(len(inputs), limit.depth, width)
+        form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
+        form |= {"judge": judge, "gradient_seconds": seconds, "hold": None, "are_asked_for": are_asked_for}
+        run = run_chains(collapsed(network), args, num_chains, **form)
+    if run is None:
+        return None
+    draws: Mapping[str, Any] = run[0].get_samples()
+    kept = slice(None, None, -(-len(next(iter(draws.values()))) // _MOST_DRAWS))
+    posterior = DrawnClasses(network, {name: values[kept] for name, values in draws.items()}, known)
+    clock.begin("probabilities of labels left out")
+    return posterior, posterior.calibrate(limit.targets.astype(int)), *run
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
-    """Classification with a wide Bayesian neural network, fitted to at most 1500 rows.
+    """Classification with a wide Bayesian neural network, fitted to at most 3000 rows.
 
-    Scales are those of :func:`~numpyro_wide.wide_limit.fit`. The infinitely wide network predicts ("limit"), or chains
-    of a finite one ("chains"), repriorised by the limit's surrogate.
+    One-hot codes of the labels are regressed on, in closed form given the hidden weights, and the log probability of
+    each label given all others chooses and calibrates. The infinitely wide network of
+    :func:`~numpyro_wide.wide_limit.fit` predicts ("limit"), or chains of a finite one ("chains").
 
     Args:
         hidden: equal widths of the hidden layers, such as (50,); or "auto".
-        method: "limit", "chains", or "auto" for "limit".
+        method: "limit", "chains", or "auto": chains where they make labels left out clearly more probable.
         time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``.
@@ -147,7 +141,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report_: decisions with their numbers, as text by ``str``.
         method_: "limit" or "chains".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
-        model_: repriorised model, ``model_(x, labels)``; None for the limit.
+        model_: collapsed model, ``model_(medians, x, codes)``; None for the limit.
         model_args_: as of :class:`WideBNNRegressor`, like ``mcmc_``, ``draws_`` and ``n_iter_``.
 
     Example:
@@ -179,14 +173,14 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
         # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
-            rows = self._learn_columns(inputs, report)
-            limit = choose(rows, labels, len(self.classes_), depth, clock, random, report)
-            run = self._run_chains(limit, width or WIDTH, clock, random, report) if self.method == "chains" else None
-            if run is None:
-                clock.begin("surrogate of the likelihood")
-                limit.predict(limit.inputs[:1])  # finds the surrogate
-                run = limit, None, 1
-        self._keep(report, clock, "limit" if run[0] is limit else "chains", limit, *run)
+            self._learn_columns(inputs, report)
+            inputs, labels = without_copies(inputs, labels, report)
+            limit = self._fit_limit(inputs, labels, depth, clock, random, report)
+            chosen: tuple[str, Any, Any, int] = "limit", limit, None, 1
+            if self.method != "limit":
+                chosen = self._with_chains(limit, width or WIDTH, clock, random, report) or chosen
+        method, posterior, mcmc, num_steps = chosen
+        self._keep(report, clock, method, limit, posterior, mcmc, num_steps)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
@@ -198,9 +192,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         Returns:
             Probabilities, (m, classes), in the order of ``classes_``.
         """
-        rows = self._rows(X)
-        probs = self._posterior.predict(rows)
-        return probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
+        rows = self._rows(X)  # which checks that there is a fit
+        return self._posterior.predict(rows)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Predict the most probable label for inputs (m, d): (m,)."""
@@ -211,30 +204,48 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         """Predict log probabilities of the classes for inputs (m, d): (m, classes)."""
         return np.log(self.predict_proba(X))
 
-    def _run_chains(
+    def _fit_limit(
+        self, inputs: np.ndarray, labels: np.ndarray, depth: int | None, clock: Clock, random: Any, report: Report
+    ) -> WideLimitFit:
+        """Fit the limit to standardised columns, or to columns with one scale where those are many."""
+        seed, fits = random.randint(2**31 - 1), []
+        loc, scale = self._moments
+        of_all = np.where(scale > 0, np.sqrt(np.mean(scale[self._columns] ** 2)), 0.0) if len(self._columns) else scale
+        scalings = {"by column": scale} | ({"one for all columns": of_all} if len(self._columns) > _FEW_COLUMNS else {})
+        for name, divisors in scalings.items():
+            self._moments = loc, divisors
+            if len(scalings) > 1:
+                report.add("Infinitely wide network", f"inputs divided by their standard deviation, {name}:")
+            rows, same = self._standardised(inputs), np.random.RandomState(seed)
+            fits.append((fit_limit(rows, labels, len(self.classes_), depth, clock, same, report), self._moments))
+        limit, self._moments = max(fits, key=lambda one: float(np.mean(np.asarray(one[0].held_out))))
+        return limit
+
+    def _with_chains(
         self, limit: WideLimitFit, width: int, clock: Clock, random: np.random.RandomState, report: Report
-    ) -> tuple[Any, ...] | None:
-        """Run chains of a finite network: posterior, chains, steps; None for too small a budget."""
-        key = jax.random.key(random.randint(2**31 - 1))
-        clock.begin("surrogate of the likelihood")
-        own: Any = None
-
-        def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal own
-            own = DrawnClasses(model, draws, limit).own()
-            return convergence(own[:, :: -(-own.shape[1] // MOST_CHECKED)], self.num_chains)
-
-        with precision(False):
-            surrogate = Surrogate(*map(jnp.asarray, limit.surrogate()))
-            sites: dict[str, Any] = {"readout": "readout", "features": "features", "targets": "labels"}
-            model = repriorise(partial(run_network, limit, width), surrogate=surrogate, **sites)
-            args = jnp.asarray(limit.inputs, float), jnp.asarray(limit.targets.astype(int))
-            seconds = gradient_seconds(len(limit.inputs), limit.depth, width)
-            form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
-            form |= {"gradient_seconds": seconds, "hold": None, "are_asked_for": True}
-            run = run_chains(model, args, self.num_chains, **form)
-        if run is None:
+    ) -> tuple[str, Any, Any, int] | None:
+        """Run chains; return them where they are asked for, or clearly better."""
+        is_asked_for = self.method == "chains"
+        try:
+            found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
+        except (FloatingPointError, RuntimeError, ValueError) as error:
+            if is_asked_for:
+                raise
+            line = f"the finite network was given up, and the limit predicts: {error}"
+            report.add("Decision", line)
+            warnings.warn(line, UserWarning, stacklevel=3)
             return None
-        score = averaged(np.log(np.maximum(own, 1e-300)))
-        report.add("Chains", f"leave-one-out log probability of a label {score}; {score.reliability}")
-        return DrawnClasses(model, run[0].get_samples(), limit), *run
+        if found is None:
+            return None
+        posterior, by_chains, mcmc, num_steps = found
+        is_better, gain = loo.is_better(by_chains, loo.LeaveOneOut(np.asarray(limit.held_out)))
+        is_better &= by_chains.share_unsure < _MOST_UNSURE
+        report.add(
+            "Decision",
+            f"log probability of a label given all others, by chains: {by_chains}; {by_chains.reliability}",
+            f"chains minus limit: {gain}",
+            "chains are clearly better"
+            if is_better
+            else "chains are not better by two standard errors, or not reliably so",
+        )
+        return ("chains", posterior, mcmc, num_steps) if is_better or is_asked_for else None

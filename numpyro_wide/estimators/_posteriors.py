@@ -103,11 +103,14 @@ class Network(NamedTuple):
     activation: str | Callable[[Array], Array]
     num_outputs: int | None  # None for vector targets
     by_row: bool  # whether noise depends on inputs
+    is_latent: bool = True  # whether scales and noise are drawn
 
 
 def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Array | None = None) -> None:
-    """Run a network with latent scales and noise, log-normal around medians by name."""
-    scales: dict[str, Any] = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
+    """Run a network with latent scales and noise, log-normal around medians by name, or with the medians."""
+    scales: dict[str, Any] = dict(medians)
+    if network.is_latent:
+        scales = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
     noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
     if "input_scale" in medians:
         scales["w_std"] = medians["w_std"]  # the first layer's are by column

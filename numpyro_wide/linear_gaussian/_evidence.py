@@ -243,6 +243,19 @@ def joint_function_moments(
     return weights @ targets, remainder @ remainder.T + variance * weights @ weights.T
 
 
+def left_out_moments(features: Array, targets: Array, variance: Array) -> tuple[Array, Array]:
+    """Return mean, (n, k), and variance, (n,), of each row's targets given all others (Rasmussen 2006, eq. 5.12)."""
+    if features.shape[1] <= features.shape[0]:
+        whitened = features @ inverse_lower(cholesky(features.T @ features, variance)).T
+        residual = targets - whitened @ (whitened.T @ targets)
+        share = jnp.maximum(1 - row_sums_of_squares(whitened), jnp.finfo(features.dtype).eps)
+    else:
+        inverse = inverse_lower(cholesky(features @ features.T, variance))
+        residual = variance * (inverse.T @ (inverse @ targets))
+        share = variance * row_sums_of_squares(inverse.T)
+    return targets - residual / share[:, None], variance / share
+
+
 def _conditioning_weights(features: Array, variance: Array, test: Array) -> tuple[Array, Array]:
     r"""Return $c = K^{-1} \Psi \psi$, (m, n), and $\psi - \Psi^\top c$, (m, d)."""
     if features.shape[1] <= features.shape[0]:

@@ -14,10 +14,12 @@ from numpyro_wide._checks import as_floats, check_one_of, check_positive, is_kno
 from numpyro_wide.linear_gaussian._evidence import (
     Standardised,
     as_matrix,
+    broadcastable_matrix,
     evidence,
     evidence_rounding,
     function_moments,
     joint_function_moments,
+    left_out_moments,
     posterior_moments,
 )
 from numpyro_wide.linear_gaussian._roots import ROOTS
@@ -256,6 +258,19 @@ class ReadoutProblem(ReadoutShapes):
         # Outputs with one covariance have one row of variances.
         variance = jnp.broadcast_to(spread.T, as_matrix(mean).shape).reshape(shape)
         return mean, variance, mean + deviation.reshape(shape)
+
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """Return mean and variance of each row's targets given all other rows, noise included, in the targets' shape.
+
+        In closed form, by output (Rasmussen and Williams 2006, eq. 5.12).
+        """
+        standard = self.exact()._standardised().resolved()
+        mean, spread = standard.for_each_output(left_out_moments)
+        noise_scale = broadcastable_matrix(self.noise_scale, self.targets.ndim == 1)
+        unit = noise_scale if noise_scale.shape[0] > 1 else jnp.ones((1, 1), mean.dtype)  # of standardised rows
+        mean = as_matrix(self.targets) - unit * (standard.targets - mean)
+        variance = jnp.broadcast_to(unit**2 * spread.T, mean.shape)
+        return mean.reshape(self.targets.shape), variance.reshape(self.targets.shape)
 
     def predict_jointly(self, test_features: ArrayLike) -> tuple[Array, Array]:
         """Return the function's mean at new rows, (m, k), and covariance, (1 or k, m, m)."""

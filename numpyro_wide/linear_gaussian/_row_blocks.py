@@ -431,6 +431,13 @@ class BlockedProblem(ReadoutShapes):
             value_of_sums(standard, sums) - self._log_units(standard),
         )
 
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """Return mean and variance of each row's targets given all others; see :class:`ReadoutProblem`."""
+        mean, variance, _ = self.posterior().predict(self.features)
+        noise_variance = jnp.broadcast_to(jnp.asarray(self.noise_scale), mean.shape) ** 2
+        share = jnp.maximum(1 - variance / noise_variance, jnp.finfo(mean.dtype).eps)
+        return self.targets - (self.targets - mean) / share, noise_variance / share
+
     def solved(self) -> BlockedPosterior:
         """Return the posterior, which draws and predicts."""
         return self.posterior()

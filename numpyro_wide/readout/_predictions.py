@@ -90,6 +90,16 @@ class Integrated:
         )
         return found, jnp.isfinite(found), is_right
 
+    def left_out(self, rng_key: None, data: Data) -> Results:
+        """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
+
+        def single(runs: list[ReadoutRun], _: Any) -> tuple[Array, Array]:
+            mean, variance = runs[0].problem(self.model.variant).leave_one_out()
+            return runs[0].loc + mean, variance
+
+        found, is_right = self._map(single, data, calls=[data.fit])
+        return found, finite_draws(found), is_right
+
     def predictions(self, rng_key: Array, data: Data) -> Results:
         """Return moments and draws at the inputs of the test, (draws, m) or (draws, m, k) each."""
         fit, new = self._checked_shapes(data, is_observed=False)

@@ -312,6 +312,35 @@ class ReadoutPredictive:
             )
         return self._run("log_evidences")
 
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """Predict each row of the fit from all others, in closed form at each draw of the other sites.
+
+        Given the hidden weights the mean and variance of a row's observation given all other rows are known (Rasmussen
+        and Williams 2006, eq. 5.12). Draws are of all rows: an average over them weighs each, for a row, by the inverse
+        of its density there, smoothed as ``arviz.psislw`` does.
+
+        Returns:
+            Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
+            out, a ``ValueError``.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> from numpyro_wide import ReadoutPredictive, collapse_readout, nn, wide_limit_draws
+            >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+            >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+            >>> x = jnp.linspace(-1, 1, 5)[:, None]
+            >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
+            >>> mean, variance = ReadoutPredictive(wrapped, draws, (x, jnp.sin(x[:, 0]))).leave_one_out()
+            >>> mean.shape, variance.shape
+            ((20, 5), (20, 5))
+        """
+        if not self.is_integrated:
+            raise ValueError(
+                "the readout is not integrated out of this model, whose likelihood is not Normal: leave one out by "
+                "arviz.loo, from diagnostics.to_arviz(..., log_likelihood=True)."
+            )
+        return self._run("left_out")
+
     def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
         """Return how to predict, after shapes of the run of the fit where the readout is integrated out."""
         model, (args, kwargs) = self.model, self._fit

@@ -2,218 +2,25 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, whole_number
 from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._duals import Activation, activation_dual, activation_name
+from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
-from numpyro_wide.wide_limit._kernels import kernel
-from numpyro_wide.wide_limit._layer_kernels import LayerKernels, check_matrix, check_targets, rule_of
+from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore
+from numpyro_wide.wide_limit._layer_kernels import check_matrix, check_targets, rule_of
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from numpyro_wide.wide_limit._variational import State, VariationalFit
-
-# The problem.
-
-
-# Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
-_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
-_B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
-_TILE = 128  # rows and columns of a tile, to stay in the cache
-
-
-@dataclass(frozen=True)
-class ScaleProblem:
-    """An architecture, its data, and the priors of its scales' logarithms."""
-
-    activation: Activation
-    depth: int
-    network: Any  # without its scales; None for a fully connected one
-    inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
-    medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
-    spreads: np.ndarray  # of the logarithms
-
-    @classmethod
-    def of(
-        cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
-    ) -> "ScaleProblem":
-        """Set up a fully connected network, for function values of the standard deviation ``size``."""
-        behind = float(_unit_scale(activation))
-        medians = {
-            "w_std": np.array([1.0] + [behind] * (depth - 1)),
-            "b_std": np.array(_B_STD),
-            "readout_w_std": np.array(size * behind),
-        }
-        if has_noise:
-            medians["noise_scale"] = np.array(size * _NOISE)
-        if by_input:
-            spread = inputs.std(axis=0)
-            medians["input_scale"] = 1 / np.where(spread > 0, spread, 1.0)
-        counts = [median.size if name == "input_scale" else 1 for name, median in medians.items()]
-        return cls(activation, depth, None, inputs, medians, np.repeat([_SPREADS[name] for name in medians], counts))
-
-    @classmethod
-    def of_network(
-        cls, network: Any, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
-    ) -> "ScaleProblem":
-        """Set up a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
-        bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
-        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
-        medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
-        # A mean over pixels lowers the variance, as measured on some rows.
-        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
-        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
-        depth = getattr(network, "depth", 0)
-        return cls(network.activation, depth, bare, inputs, medians, dense.spreads)
-
-    def __getitem__(self, rows: np.ndarray) -> "ScaleProblem":
-        """Return the problem of some of the rows, with the same priors."""
-        return replace(self, inputs=self.inputs[rows])
-
-    def place(self, name: str) -> int:
-        """Return the index of a scale among the logarithms."""
-        return list(self.medians).index(name)
-
-    def split(self, vector: np.ndarray) -> dict[str, Any]:
-        """Return the numbers of a vector by name, those of the inputs last."""
-        return {n: vector[i:] if n == "input_scale" else vector[i] for i, n in enumerate(self.medians)}
-
-    def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
-        """Return scales and noise by name."""
-        return {name: self.medians[name] * multiple for name, multiple in self.split(np.exp(logarithms)).items()}
-
-    def gram(self, logarithms: np.ndarray) -> np.ndarray:
-        """Return the limit's kernel of the inputs, (n, n)."""
-        scales = self.scales(logarithms)
-        scales.pop("noise_scale", None)
-        if self.network is not None:
-            return np.array(_network_gram(self.network, scales, self.inputs))
-        products = self._products(scales)
-        tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
-        found = np.empty_like(products)
-        for rows, columns, units in tiles:  # computed together
-            values = np.asarray(units[2])[: rows.stop - rows.start, : columns.stop - columns.start]
-            found[rows, columns], found[columns, rows] = values, values.T
-        return scales["readout_w_std"] ** 2 * found
-
-    def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Return a derivative by the logarithms, from that by the symmetric kernel, (n, n)."""
-        scales = self.scales(logarithms)
-        noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
-        if self.network is not None:
-            by_scale = _network_slope(self.network, scales, self.inputs, slope)
-        else:
-            by_scale = self._slopes(scales, slope)
-        found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()} | noise
-        return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
-
-    def _products(self, scales: dict[str, Any]) -> np.ndarray:
-        """Return the mean products of the scaled inputs, (n, n)."""
-        x = self.inputs * scales.get("input_scale", 1.0)
-        return x @ x.T / x.shape[1]
-
-    def _through(self, scales: dict[str, Any], units: "_Units", is_on_diagonal: bool) -> list["_Units"]:
-        """Return a tile's units before each layer, and after the last."""
-        found = [units]
-        for w_std in scales["w_std"]:
-            found.append(_tile_layer(self.activation, found[-1], is_on_diagonal, w_std, scales["b_std"]))
-        return found
-
-    def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
-        """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
-        readout = scales["readout_w_std"]
-        parts = []
-        for rows, columns, (units, is_on_diagonal) in _tiles(self._products(scales)):
-            weights = np.zeros((_TILE, _TILE))
-            times = 1 if rows == columns else 2  # two tiles off the diagonal
-            weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
-            after: Any = (np.zeros(_TILE), np.zeros(_TILE), readout**2 * weights)
-            through = self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)
-            by_layer: list[Array] = []
-            for before, w_std in zip(through[::-1], scales["w_std"][::-1], strict=True):
-                args = before, is_on_diagonal, w_std, scales["b_std"], after
-                after, numbers = _tile_layer_slope(self.activation, *args)
-                by_layer.insert(0, numbers)
-            parts.append((rows, columns, after, by_layer))
-        by_scale = np.sum([np.asarray(by_layer) for *_, by_layer in parts], axis=0)  # (depth, 3)
-        by_w_std, by_b_std, total = by_scale.T
-        found = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
-        if "input_scale" in scales:
-            by_product = np.zeros_like(slope)
-            for rows, columns, units, _ in parts:
-                square1, square2, product = map(np.asarray, units)
-                num_rows, num_columns = rows.stop - rows.start, columns.stop - columns.start
-                by_product[rows, columns] += product[:num_rows, :num_columns]
-                by_product[rows, rows] += np.diag(square1[:num_rows])
-                by_product[columns, columns] += np.diag(square2[:num_columns])
-            each = np.sum(self.inputs * (by_product @ self.inputs), axis=0)
-            found["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
-        return found
-
-
-_Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
-
-
-def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bool]]]:
-    """Yield rows and columns of tiles on and below the diagonal, their units, and whether on it."""
-    size = len(product)
-    filled = np.arange(-(-size // _TILE) * _TILE)
-    filled[size:] = 0  # fills the last tile up
-    squares, parts = np.diagonal(product)[filled].reshape(-1, _TILE), filled.reshape(-1, _TILE)
-    slices = [slice(start, min(start + _TILE, size)) for start in range(0, size, _TILE)]
-    for i, rows in enumerate(slices):
-        for j, columns in enumerate(slices[: i + 1]):
-            yield rows, columns, ((squares[i], squares[j], product[np.ix_(parts[i], parts[j])]), i == j)
-
-
-# Compiled once for all depths and data.
-@partial(jax.jit, static_argnums=0)
-def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
-    """Return the units after a layer."""
-    square1, square2, product = map(jnp.asarray, units)
-    same = is_on_diagonal & jnp.eye(_TILE, dtype=bool)
-    zero = jnp.zeros((), product.dtype)
-    found = LayerKernels(square1, square2, product, zero, None, same, zero).dense(w_std, b_std).activate(activation)
-    return found.square1, found.square2, found.product
-
-
-@partial(jax.jit, static_argnums=0)
-def _tile_layer_slope(
-    activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
-) -> tuple[_Units, Array]:
-    """Return derivatives by the units before a layer; by both scales, and Σ slope · product."""
-    layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
-    after, pull = jax.vjp(layer, units, w_std, b_std)
-    before, *by_scale = pull(slope)
-    return before, jnp.stack([*by_scale, jnp.sum(slope[2] * after[2])])
-
-
-@partial(jax.jit, static_argnums=0)
-def _network_gram(network: Any, scales: dict[str, Any], inputs: Array) -> Array:
-    return kernel(network.clone(**scales))(inputs)[0]
-
-
-@partial(jax.jit, static_argnums=0)
-def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
-    return jax.grad(lambda scales: jnp.sum(slope * _network_gram(network, scales, inputs)))(scales)
-
-
-@partial(jax.jit, static_argnums=0)
-def _unit_scale(activation: Activation) -> Array:
-    """Return the scale of weights that keeps the variance at one."""
-    return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
-
 
 # The objectives.
 
@@ -243,7 +50,7 @@ class Evidence:
         value, slope = found
         pulled = self.problem.pull_back(logarithms, slope)
         pulled[self.problem.place("noise_scale")] += 2 * noise_variance * np.trace(slope)
-        return _with_prior(self.problem, logarithms, value, pulled)
+        return self.problem.with_prior(logarithms, value, pulled)
 
 
 class Bound:
@@ -279,17 +86,10 @@ class Bound:
                 return np.inf, np.zeros_like(logarithms)
             value += state.bound
             slope += fit.kernel_slope(state)
-        return _with_prior(self.problem, logarithms, value, self.problem.pull_back(logarithms, slope))
+        return self.problem.with_prior(logarithms, value, self.problem.pull_back(logarithms, slope))
 
 
-def _with_prior(
-    problem: ScaleProblem, logarithms: np.ndarray, value: float, slope: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """Return minus the log posterior and its gradient."""
-    spreads = problem.spreads
-    prior = 0.5 * np.sum((logarithms / spreads) ** 2)
-    return prior - value, logarithms / spreads**2 - slope
-
+Objective: TypeAlias = Evidence | Bound | LabelScore
 
 # The search for the mode.
 
@@ -302,6 +102,24 @@ def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
     """Find the mode of the scales' posterior and its curvature, from starts on some rows."""
+    problem = objective.problem
+    logarithms = _mode(objective, rows, num_restarts, random)
+    loss, log_marginal, errors = _laplace(objective, logarithms)
+    extra: dict[str, float] = {}
+    if isinstance(objective, Bound) and objective.is_of_classes:
+        logarithms, extra["held_out"] = choose_readout(objective[rows], logarithms)
+        errors[problem.place("readout_w_std")] = np.nan
+        loss = _value(objective, logarithms)[0]
+    log_evidence = float(0.5 * np.sum((logarithms / problem.spreads) ** 2) - loss)
+    fields = _fields(problem, problem.scales(logarithms), errors) | {"log_evidence": log_evidence}
+    if fields["noise_scale"] is not None:
+        extra["noise_scale"] = fields["noise_scale"]
+    row = _row(problem) | {"log_evidence": log_evidence, "log_marginal": log_marginal, **extra}
+    return fields, row, logarithms
+
+
+def _mode(objective: Objective, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
+    """Return the logarithms at the mode, from starts on some rows."""
     problem, some = objective.problem, objective[rows]
     spreads, size = problem.spreads, len(problem.spreads)
     starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
@@ -314,39 +132,39 @@ def fit_scales(
         # The curvature grows with the rows.
         share = len(rows) / len(problem.inputs)
         logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))
+    return logarithms
+
+
+def _laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray]:
+    """Return the loss at the mode, the log marginal, and standard errors of the logarithms."""
+    spreads = objective.problem.spreads
     loss = _value(objective, logarithms)[0]
-    _check_finite(problem, loss)
+    _check_finite(objective.problem, loss)
     values, vectors = _curvature(objective, logarithms)
     log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
     errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
     errors[np.abs(logarithms) > (_BOUND - 1e-6) * spreads] = np.nan
-    extra: dict[str, float] = {}
-    if isinstance(objective, Bound) and objective.is_of_classes:
-        logarithms, extra["held_out"] = choose_readout(objective[rows], logarithms)
-        errors[problem.place("readout_w_std")] = np.nan
-        loss = _value(objective, logarithms)[0]
-    scales = {name: value if np.ndim(value) else float(value) for name, value in problem.scales(logarithms).items()}
-    if (noise_scale := scales.pop("noise_scale", None)) is not None:
-        extra["noise_scale"] = noise_scale
-    log_evidence = float(0.5 * np.sum((logarithms / spreads) ** 2) - loss)
-    row = {
+    return loss, log_marginal, errors
+
+
+def _fields(problem: ScaleProblem, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
+    """Return what a fit says of its network."""
+    scales = {name: value if np.ndim(value) else float(value) for name, value in scales.items()}
+    noise_scale = scales.pop("noise_scale", None)
+    return {
         "activation": problem.activation,
         "depth": problem.depth,
-        "input_scale": "input_scale" in scales,
-        "log_evidence": log_evidence,
-        "log_marginal": log_marginal,
-        **extra,
-    }
-    fields = {
-        "activation": problem.activation,
-        "depth": problem.depth,
-        "log_evidence": log_evidence,
         "noise_scale": noise_scale,
         "scales": scales,
         "standard_errors": problem.split(errors),
         "network": None if problem.network is None else problem.network.clone(**scales),
     }
-    return fields, row, logarithms
+
+
+def _row(problem: ScaleProblem) -> dict[str, Any]:
+    """Return the columns of a table that name an architecture."""
+    by_input = "input_scale" in problem.medians
+    return {"activation": problem.activation, "depth": problem.depth, "input_scale": by_input}
 
 
 def _check_finite(problem: ScaleProblem, loss: float) -> None:
@@ -358,7 +176,7 @@ def _check_finite(problem: ScaleProblem, loss: float) -> None:
         )
 
 
-def _value(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+def _value(objective: Objective, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
     """Return an objective and its gradient, always finite."""
     value, gradient = objective(logarithms)
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
@@ -366,7 +184,7 @@ def _value(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[float, 
     return value, gradient
 
 
-def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> Any:
+def _descend(objective: Objective, start: np.ndarray, max_steps: int) -> Any:
     """Minimise within the bounds by L-BFGS-B."""
     from scipy.optimize import minimize  # loaded late
 
@@ -375,7 +193,7 @@ def _descend(objective: Evidence | Bound, start: np.ndarray, max_steps: int) -> 
     return minimize(partial(_value, objective), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
 
 
-def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
+def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """Minimise along the columns of ``directions``, in which the curvature is about one."""
     from scipy.optimize import minimize  # loaded late
 
@@ -397,7 +215,7 @@ def _descend_scaled(objective: Evidence | Bound, start: np.ndarray, directions: 
     return inside(minimize(along, zero, jac=True, method="SLSQP", constraints=[constraint], options=options).x)
 
 
-def _curvature(objective: Evidence | Bound, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
     gradient, size = _value(objective, logarithms)[1], objective.step
     moved = [_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
@@ -443,6 +261,89 @@ def left_out(gram: np.ndarray, observations: Observations) -> float:
     return float(np.mean(np.concatenate(found)))
 
 
+# Regression on codes of classes.
+
+_MOST_COMPARED = 1000  # rows
+_MOST_COLUMNS = 50  # of inputs whose scales are compared by default
+_RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
+
+
+def fit_labels(
+    problems: Sequence[ScaleProblem],
+    labels: np.ndarray,
+    num_classes: int,
+    num_rows: int,
+    num_restarts: int,
+    random: np.random.Generator,
+) -> dict[str, Any]:
+    """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
+    # All rows in their order, where they are few.
+    some = _of_every_class(labels, random.permutation(len(labels)), _MOST_COMPARED)
+    rows = _of_every_class(labels[some], np.arange(len(some)), num_rows)
+    tried = []
+    for problem in map(_with_narrow_relevance, problems):
+        score = LabelScore(problem[some], labels[some], num_classes)
+        logarithms = _mode(score, rows, num_restarts, random)
+        left_out = score.left_out(logarithms)
+        by_row = _log_probs(Calibration.of(left_out.mean, score.labels), left_out.mean, score.labels)
+        row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
+        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
+        tried.append((row, problem, score, logarithms))
+    tried.sort(key=lambda one: -one[0]["held_out"])
+    row, problem, score, logarithms = tried[0]
+    _, _, errors = _laplace(score, logarithms)
+    if len(some) < len(labels):
+        score = LabelScore(problem, labels, num_classes)
+        logarithms = _with_best_noise(score, logarithms)
+    left_out = score.left_out(logarithms)
+    # Function and noise in the size that the residuals have: probabilities do not depend on it.
+    size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
+    scales = problem.scales(logarithms)
+    scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
+    quadratic, count = np.sum(left_out.weights * score.codes) / size**2, len(score.codes)
+    log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
+    calibration = Calibration.of(left_out.mean, score.labels)
+    return _fields(problem, scales, errors) | {
+        "log_evidence": float(log_evidence),
+        "table": [row for row, *_ in tried],
+        "calibration": calibration,
+        "held_out": _log_probs(calibration, left_out.mean, labels),
+    }
+
+
+def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
+    spreads = problem.spreads.copy()
+    spreads[len(spreads) - problem.medians.get("input_scale", np.empty(0)).size :] = _RELEVANCE
+    return replace(problem, spreads=spreads)
+
+
+def _of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+    """Return the first rows, and one of every other class."""
+    some = rows[:most]
+    missing = np.setdiff1d(labels[rows], labels[some])
+    return np.sort(np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]]))
+
+
+def _log_probs(calibration: Calibration, means: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(calibration(means)[np.arange(len(labels)), labels], np.finfo(float).tiny))
+
+
+def _standard_error(by_row: np.ndarray) -> float:
+    return float(np.std(by_row) / np.sqrt(len(by_row)))
+
+
+def _with_best_noise(score: LabelScore, logarithms: np.ndarray) -> np.ndarray:
+    """Return the logarithms with the best noise for all rows, of which each value costs a factorisation."""
+    from scipy.optimize import minimize_scalar  # loaded late
+
+    place = score.problem.place("noise_scale")
+    moved = lambda move: logarithms + move * (np.arange(len(logarithms)) == place)  # noqa: E731
+    found = minimize_scalar(
+        lambda move: score.value(moved(move)), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
+    )
+    return moved(found.x)
+
+
 # The fit.
 
 
@@ -457,20 +358,26 @@ def fit(
     df: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     offset: ArrayLike = 0.0,
+    labels: str | None = None,
     network: Any = None,
-    activation: Activation | Sequence[Activation] = "erf",
-    depth: int | Sequence[int] = 1,
-    input_scale: bool | Sequence[bool] = False,
-    num_restarts: int = 4,
+    activation: Activation | Sequence[Activation] | None = None,
+    depth: int | Sequence[int] | None = None,
+    input_scale: bool | Sequence[bool] | None = None,
+    num_restarts: int | None = None,
     num_rows: int = 300,
     seed: int = 0,
 ) -> WideLimitFit:
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
     The mode of the log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus
-    log-normal priors, within four prior standard deviations; of other likelihoods, the variational bound on it
-    (Mathematics, :eq:`bound-slope`). The readout's scale of classes is chosen by the log probability of labels left out
-    in three folds, and has no standard error.
+    log-normal priors, within four prior standard deviations; of counts and heavy tails, the variational bound on it
+    (Mathematics, :eq:`bound-slope`).
+
+    Classes are regression on their one-hot codes: scales, noise and architecture are those of the largest log
+    probability of each label given all others, in closed form, and so is the softmax that turns predictions of the
+    codes into probabilities (Rifkin and Klautau 2004; Rasmussen and Williams 2006, section 6.5). With
+    ``labels="logits"`` they are logits of the network, by the variational bound; the readout's scale is then chosen by
+    the log probability of labels left out in three folds, and has no standard error.
 
     Standardise inputs and targets. The scales go into
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
@@ -486,15 +393,17 @@ def fit(
         concentration: concentration of a negative binomial.
         df: degrees of freedom of Student's t.
         scale: scale of Student's t.
-        offset: added to function values, such as a log exposure; not of a normal likelihood.
+        offset: added to function values, such as a log exposure; not of a normal likelihood, or of codes.
+        labels: "codes", the default, or "logits", of a Bernoulli or categorical likelihood.
         network: a :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
-        activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare.
-        depth: number of hidden layers, at least 1, or several to compare.
+        activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare; "erf" by
+            default, of codes ``("erf", "relu")``.
+        depth: number of hidden layers, at least 1, or several to compare; 1 by default, of codes ``(1, 3)``.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
-            ``(False, True)`` to compare.
-        num_restarts: number of starts.
+            ``(False, True)`` to compare, as by default of codes with at most 50 columns; False by default otherwise.
+        num_restarts: number of starts; 4 by default, of codes 1.
         num_rows: number of rows of the starts, and of the folds of classes.
         seed: seed of starts and rows.
 
@@ -528,6 +437,18 @@ def fit(
     is_normal = likelihood == "normal"
     given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
     parameters = {name: value for name, value in (given | {"df": df, "scale": scale}).items() if value is not None}
+    is_of_classes = likelihood in ("bernoulli", "categorical")
+    if labels is not None:
+        check_one_of("labels", labels, ("codes", "logits"))
+        if not is_of_classes:
+            raise ValueError(f"labels must not be given where the likelihood is {likelihood!r}; drop it.")
+    is_of_codes = is_of_classes and labels != "logits"
+    num_restarts = (1 if is_of_codes else 4) if num_restarts is None else num_restarts
+    activation = (("erf", "relu") if is_of_codes else "erf") if activation is None else activation
+    depth = ((1, 3) if is_of_codes else 1) if depth is None else depth
+    if input_scale is None:
+        is_compared = is_of_codes and not networks and inputs.shape[1] in range(2, _MOST_COLUMNS + 1)
+        input_scale = (False, True) if is_compared else False
     if foreign := [*parameters, *["offset"] * bool(np.any(np.asarray(offset) != 0))] if is_normal else []:
         raise ValueError(f"{listing(foreign)} must not be given where the likelihood is 'normal'; drop it.")
     if likelihood == "categorical" and "num_classes" not in parameters:
@@ -550,13 +471,23 @@ def fit(
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
     with double_precision():
         observations = None if is_normal else Observations.of(targets, likelihood, parameters, offset)
-        size = observations.size if observations else float(np.sqrt(np.mean(targets**2))) or 1.0
-        options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": is_normal}
+        if is_of_codes:
+            _check_labels(targets, offset)
+            size = 1.0
+        else:
+            size = observations.size if observations else float(np.sqrt(np.mean(targets**2))) or 1.0
+        options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": is_normal or is_of_codes}
         if networks:
             pairs = itertools.product(networks, by_column)
             problems = [ScaleProblem.of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
         else:
             problems = [ScaleProblem.of(*one[:2], by_input=one[2], **options) for one in architectures]
+        known: dict[str, Any] = {"inputs": inputs, "targets": targets}
+        known |= {"likelihood": likelihood, "parameters": parameters}
+        if is_of_codes:
+            count: Any = 2 if likelihood == "bernoulli" else parameters["num_classes"]
+            chosen = fit_labels(problems, targets.astype(int), int(count), num_rows, num_restarts, random)
+            return WideLimitFit(**chosen, **known)
         fits = []
         for problem in problems:
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
@@ -566,11 +497,8 @@ def fit(
         found = WideLimitFit(
             **fields,
             table=[row for _, row, *_ in fits],
-            inputs=inputs,
-            targets=targets,
-            likelihood=likelihood,
-            parameters=parameters,
             offset=offset,
+            **known,
         )
         if is_normal:
             columns = targets.reshape(len(targets), -1)
@@ -589,6 +517,17 @@ def _num_classes(labels: np.ndarray) -> int:
             f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class."
         )
     return len(present)
+
+
+def _check_labels(labels: np.ndarray, offset: ArrayLike) -> None:
+    """Refuse labels that have no codes."""
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels must have shape (n,) where they become codes, but have shape {labels.shape}; several outputs need "
+            "labels='logits'."
+        )
+    if np.any(np.asarray(offset) != 0):
+        raise ValueError("an offset is of logits, but labels is 'codes'; drop the offset, or pass labels='logits'.")
 
 
 def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:

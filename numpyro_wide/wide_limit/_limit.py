@@ -14,10 +14,16 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
+from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations
 
 _BLOCK = 512  # rows predicted at a time
 _BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
+_COLUMNS = {  # of the table, with their formats
+    **dict.fromkeys(("activation", "depth", "input_scale"), "{}"),
+    **dict.fromkeys(("log_evidence", "log_marginal"), "{:.2f}"),
+    **dict.fromkeys(("held_out", "held_out_se", "noise_scale"), "{:.4g}"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,19 +33,22 @@ class WideLimitFit:
     Attributes:
         activation: the best network's activation, by name or as a function.
         depth: number of its hidden layers; 0 of a network without that attribute.
-        log_evidence: log evidence, or its variational bound, at the fitted scales.
-        noise_scale: standard deviation of the noise, in the units of the targets; None without a normal likelihood.
+        log_evidence: log evidence, of classes that of their codes, or its variational bound, at the fitted scales.
+        noise_scale: standard deviation of the noise, in the units of the targets or of the codes; None of others.
         scales: other fitted scales, keywords of :func:`fcn_kernel` and ``scales`` of :func:`~numpyro_wide.nn.bnn`.
         standard_errors: standard errors of the logarithms of the fitted numbers, by name (Laplace); NaN at a bound.
         table: a dictionary for each architecture, best first: "activation", "depth", "input_scale", "log_evidence",
             "log_marginal" (scales integrated out by Laplace), and "noise_scale" of a normal likelihood; of classes
-            "held_out", the mean log probability of labels left out.
+            "held_out", the mean log probability of labels left out, and of codes its standard error, "held_out_se",
+            of the rows of the comparison, instead of evidence and marginal.
         inputs: inputs of the fit, (n, d_in) or (n, ...), a copy.
         targets: targets of the fit, (n,) or (n, k), a copy.
         network: network of the fit with the fitted scales, where one was given.
         likelihood: name of the likelihood.
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
+        calibration: function from predictions of codes, (..., classes), to probabilities; None without codes.
+        held_out: log probability of each label given all others, (n,); None without codes.
     """
 
     activation: Activation
@@ -55,6 +64,8 @@ class WideLimitFit:
     likelihood: Any = "normal"
     parameters: dict[str, Any] = field(default_factory=dict)
     offset: Any = 0.0
+    calibration: Calibration | None = None
+    held_out: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         # The caller's arrays may change in place.
@@ -62,16 +73,20 @@ class WideLimitFit:
             object.__setattr__(self, name, np.array(getattr(self, name), float))
 
     def __str__(self) -> str:
-        head = ["activation", "depth", "input scale", "log evidence", "log marginal"]
-        extra = "noise_scale" if self.likelihood == "normal" else "held_out"
-        has_extra = extra in self.table[0]
-        rows = [
-            f"{activation_name(row['activation']):>10} {row['depth']:>5} {_BY_COLUMN[row['input_scale']]:>11} "
-            f"{row['log_evidence']:>12.2f} {row['log_marginal']:>12.2f}"
-            + (f" {row[extra]:>11.4g}" if has_extra else "")
-            for row in self.table
-        ]
-        return "\n".join([" ".join([*head, *[f"{extra.replace('_', ' '):>11}"] * has_extra]), *rows])
+        columns = [name for name in _COLUMNS if name in self.table[0]]
+        lines = [" ".join(f"{name.replace('_', ' '):>12}" for name in columns)]
+        for row in self.table:
+            shown = row | {"activation": activation_name(row["activation"])}
+            shown["input_scale"] = _BY_COLUMN[row["input_scale"]]
+            lines.append(" ".join(f"{_COLUMNS[name].format(shown[name]):>12}" for name in columns))
+        return "\n".join(lines)
+
+    @property
+    def codes(self) -> np.ndarray | None:
+        """One-hot codes of the labels less their mean over classes, (n, classes); None without codes."""
+        if self.calibration is None:
+            return None
+        return codes_of(self.targets.astype(int), len(self.calibration.shift))
 
     def predict(self, x_new: ArrayLike, *, with_noise: bool = False, **known: ArrayLike) -> Any:
         """Predict the infinitely wide network, in double precision.
@@ -82,11 +97,16 @@ class WideLimitFit:
             **known: ``offset`` and parameters of the likelihood at the new rows, where they differ by row in the fit.
 
         Returns:
-            Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of a categorical
-            probabilities, (m, classes); of a Bernoulli that of 1, in the shape of the targets. Of others mean and
-            variance of an observation, each in the shape of the targets.
+            Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of classes probabilities,
+            (m, classes); of a Bernoulli with ``labels="logits"`` that of 1, in the shape of the targets. Of others mean
+            and variance of an observation, each in the shape of the targets.
         """
         x_new = self.checked_rows(x_new)
+        if self.calibration is not None:
+            if with_noise or known:
+                raise ValueError("probabilities of classes take neither with_noise nor parameters of rows; drop them.")
+            ((mean, _),) = self._moments(x_new, self._processes)
+            return self.calibration(mean)
         if self.likelihood != "normal":
             return self._expected(x_new, with_noise, known)
         if known:
@@ -104,8 +124,11 @@ class WideLimitFit:
         Returns:
             ``(targets, noise_scale)``, as of :func:`~numpyro_wide.fitted_surrogate`.
         """
-        if self.likelihood == "normal":
-            raise ValueError("a normal likelihood needs no surrogate; give repriorise the noise_scale.")
+        if self.likelihood == "normal" or self.calibration is not None:
+            raise ValueError(
+                "a normal likelihood needs no surrogate; give repriorise the noise_scale. Of logits of classes, fit "
+                "with labels='logits'."
+            )
         with double_precision():
             gram = self._gram()
         return Observations.of(self.targets, self.likelihood, self.parameters, self.offset).surrogate(gram)
@@ -142,10 +165,12 @@ class WideLimitFit:
 
     @cached_property
     def _processes(self) -> list[Conditioned]:
-        """The processes given the fitted Gaussian likelihoods."""
-        observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
+        """The processes given the codes, or the fitted Gaussian likelihoods."""
         with double_precision():
             gram = self._gram()
+            if self.codes is not None:
+                return [Conditioned(gram, self.codes, self.noise_scale**2)]
+            observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
             return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
 
     def checked_rows(self, x_new: ArrayLike) -> np.ndarray:

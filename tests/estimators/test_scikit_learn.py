@@ -15,7 +15,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor
-from numpyro_wide.estimators import _classifier as _class_limit
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(30, 2))
@@ -30,25 +29,21 @@ QUICK = (
 )
 
 
-@pytest.fixture
-def one_architecture(monkeypatch):
-    """Let a classifier choose among one: the checks ask for its manners, in some fifty fits."""
-    monkeypatch.setattr(_class_limit, "_ARCHITECTURES", (("erf", 1),))
+# Seconds that pay for one architecture: the checks ask for manners, in some fifty fits.
+SHORT = {"method": "limit", "time_budget": 9.0}
 
 
-@pytest.mark.usefixtures("one_architecture")
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
 def test_some_of_the_checks(kind, name):
-    getattr(estimator_checks, name)(kind.__name__, kind(method="limit"))
+    getattr(estimator_checks, name)(kind.__name__, kind(**SHORT))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_architecture")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [WideBNNRegressor, WideBNNClassifier])
 def test_all_checks(kind):
-    estimator_checks.check_estimator(kind(method="limit"), on_skip=None)
+    estimator_checks.check_estimator(kind(**SHORT), on_skip=None)
 
 
 def test_pipelines_searches_scores_and_clones(tmp_path):
@@ -67,9 +62,8 @@ def test_bags_of_rows_that_are_drawn_several_times():
     assert bags.score(X, Y) > 0.9
 
 
-@pytest.mark.usefixtures("one_architecture")
 def test_calibration():
-    model = CalibratedClassifierCV(WideBNNClassifier(method="limit", random_state=0), cv=2).fit(X, X[:, 0] > 0)
+    model = CalibratedClassifierCV(WideBNNClassifier(**SHORT, random_state=0), cv=2).fit(X, X[:, 0] > 0)
     assert model.score(X, X[:, 0] > 0) > 0.9
 
 

@@ -40,6 +40,17 @@ def test_value_and_gradient_of_the_dense_form(kind):
 
 
 @pytest.mark.parametrize("kind", NOISES)
+def test_leave_one_out_of_the_dense_form(kind):
+    noise, num_outputs = NOISES[kind]
+    x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))
+    with jax.enable_x64(True):
+        features = RowFeatures.of(lambda rows: network(jnp.asarray(weights), rows), jnp.asarray(x), 16)
+        found = BlockedProblem.of(features, y, noise, 0.7).leave_one_out()
+        expected = ReadoutProblem.of(network(weights, x), y, noise, prior_scale=0.7).leave_one_out()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-9), expected, found)
+
+
+@pytest.mark.parametrize("kind", NOISES)
 def test_posterior_of_the_normal_equations(kind):
     noise, num_outputs = NOISES[kind]
     x, weights, y = RNG.normal(size=(47, 3)), RNG.normal(size=(3, 10)), RNG.normal(size=(47, num_outputs))

@@ -90,6 +90,30 @@ def test_against_ratios_of_dense_densities(k, noise, noise_new, n):
     np.testing.assert_allclose(found, logsumexp(by_draw, axis=0) - np.log(5), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("n", [4, 12])
+@pytest.mark.parametrize(
+    ("k", "noise"), [(None, 0.3), (2, 0.3), (2, np.array([0.2, 0.7])), (None, "by row"), (2, "by row")]
+)
+def test_leave_one_out_is_the_dense_conditional_of_each_row(k, noise, n):
+    x, y = data(n, k)
+    if isinstance(noise, str):
+        noise = np.linspace(0.2, 0.9, n).reshape(n, *(() if k is None else (1,)))
+    mean, variance = ReadoutPredictive(make(k), {"hidden": HIDDEN}, (x, y), {"noise": noise}).leave_one_out()
+    assert mean.shape == variance.shape == (5, *y.shape)
+    columns, scales = y.reshape(n, -1).T, np.broadcast_to(noise, y.shape).reshape(n, -1).T
+    for draw, hidden in enumerate(HIDDEN):
+        for output, (column, scale) in enumerate(zip(columns, scales, strict=True)):
+            prior, covariance = dense_joint(hidden, x, scale)
+            for row in range(n):
+                others = np.arange(n) != row
+                gain = np.linalg.solve(covariance[np.ix_(others, others)], covariance[others, row])
+                expected = prior[row] + gain @ (column - prior)[others]
+                spread = covariance[row, row] - gain @ covariance[others, row]
+                place = (draw, row) if k is None else (draw, row, output)
+                np.testing.assert_allclose([mean[place], variance[place]], [expected, spread], rtol=1e-10)
+
+
 def dense_joint_log_density(x, y, x_new, y_new, noise, noise_new):
     """The density of all data together over that of the data of the fit."""
     terms = np.zeros(len(HIDDEN))

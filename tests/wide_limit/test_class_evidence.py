@@ -14,9 +14,10 @@ from sklearn.gaussian_process.kernels import DotProduct
 
 from numpyro_wide import fitted_surrogate, wide_limit
 from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._fit import Bound, ScaleProblem
+from numpyro_wide.wide_limit._fit import Bound
 from numpyro_wide.wide_limit._likelihoods import logistic_averages, softmax_averages
 from numpyro_wide.wide_limit._observations import Observations
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from numpyro_wide.wide_limit._variational import VariationalFit
 from tests.compilations import compilations
 
@@ -138,7 +139,7 @@ def test_averages_of_a_softmax(scale):
 
 @pytest.mark.parametrize(("labels", "likelihood"), [(OUTCOMES, "bernoulli"), (CLASSES, "categorical")])
 def test_probabilities_are_averages_over_the_posterior_of_the_logits(labels, likelihood):
-    fit = wide_limit.fit(X, labels, likelihood=likelihood, num_restarts=1)
+    fit = wide_limit.fit(X, labels, likelihood=likelihood, labels="logits", num_restarts=1)
     x_new = RNG.normal(size=(6, 2))
     with double_precision():
         gram = np.asarray(wide_limit.fcn_kernel(1, "erf", **fit.scales)(np.concatenate([X, x_new]))[0])
@@ -176,7 +177,7 @@ def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
     x, y = load_wine(return_X_y=True)
     rows = np.random.default_rng(0).permutation(len(x))
     x, y = ((x - x.mean(axis=0)) / x.std(axis=0))[rows], y[rows]
-    fit = wide_limit.fit(x[:100], y[:100], likelihood="categorical", activation="relu", num_restarts=1)
+    fit = wide_limit.fit(x[:100], y[:100], likelihood="categorical", labels="logits", activation="relu", num_restarts=1)
 
     def score(readout):
         probs = replace(fit, scales=fit.scales | {"readout_w_std": readout}).predict(x[100:])
@@ -188,7 +189,7 @@ def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
 
 def test_a_second_fit_of_other_rows_compiles_nothing():
     # A function of its own is an activation that no other test has compiled.
-    options = {"likelihood": "categorical", "num_restarts": 1, "activation": lambda u: jnp.sin(u)}
+    options = {"likelihood": "categorical", "labels": "logits", "num_restarts": 1, "activation": lambda u: jnp.sin(u)}
     with compilations() as first:
         wide_limit.fit(X[:24], CLASSES[:24], **options)
     with compilations() as second:
@@ -209,11 +210,12 @@ def test_a_start_from_other_scales_reaches_the_same_bound():
 
 def test_separable_labels_one_class_and_missing_classes_have_probabilities():
     separable = (X[:, 0] > 0).astype(float)
-    fit = wide_limit.fit(X, separable, likelihood="bernoulli", num_restarts=1)
+    options = {"labels": "logits", "num_restarts": 1}
+    fit = wide_limit.fit(X, separable, likelihood="bernoulli", **options)
     probs = fit.predict(np.array([[2.0, 0.0], [-2.0, 0.0]]))
     assert 0.9 < probs[0] < 1 and 0 < probs[1] < 0.1
-    assert np.all(wide_limit.fit(X, 0 * CLASSES, likelihood="bernoulli", num_restarts=1).predict(X) < 0.2)
-    probs = wide_limit.fit(X, CLASSES, likelihood="categorical", num_classes=5, num_restarts=1).predict(X)
+    assert np.all(wide_limit.fit(X, 0 * CLASSES, likelihood="bernoulli", **options).predict(X) < 0.2)
+    probs = wide_limit.fit(X, CLASSES, likelihood="categorical", num_classes=5, **options).predict(X)
     np.testing.assert_allclose(probs.sum(axis=1), 1.0, rtol=1e-9)
     assert np.all((probs[:, 3:] > 0) & (probs[:, 3:] < 0.2))
     np.testing.assert_allclose(probs[:, 3], probs[:, 4], rtol=1e-6)  # nothing tells them apart

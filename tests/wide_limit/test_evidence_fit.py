@@ -11,7 +11,8 @@ from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN, bnn
 from numpyro_wide.wide_limit import WideLimitFit, fcn_kernel, gp_log_evidence
-from numpyro_wide.wide_limit._fit import Evidence, ScaleProblem
+from numpyro_wide.wide_limit._fit import Evidence
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from tests.compilations import compilations
 
 RNG = np.random.default_rng(0)

@@ -1,0 +1,207 @@
+"""Architecture, data and priors of scales to fit, and the kernel with its derivatives by tiles."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_wide.wide_limit._duals import Activation, activation_dual
+from numpyro_wide.wide_limit._kernels import kernel
+from numpyro_wide.wide_limit._layer_kernels import LayerKernels
+
+# Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
+_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
+_B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
+_TILE = 128  # rows and columns of a tile, to stay in the cache
+
+
+@dataclass(frozen=True)
+class ScaleProblem:
+    """An architecture, its data, and the priors of its scales' logarithms."""
+
+    activation: Activation
+    depth: int
+    network: Any  # without its scales; None for a fully connected one
+    inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
+    medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
+    spreads: np.ndarray  # of the logarithms
+
+    @classmethod
+    def of(
+        cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
+    ) -> "ScaleProblem":
+        """Set up a fully connected network, for function values of the standard deviation ``size``."""
+        behind = float(_unit_scale(activation))
+        medians = {
+            "w_std": np.array([1.0] + [behind] * (depth - 1)),
+            "b_std": np.array(_B_STD),
+            "readout_w_std": np.array(size * behind),
+        }
+        if has_noise:
+            medians["noise_scale"] = np.array(size * _NOISE)
+        if by_input:
+            spread = inputs.std(axis=0)
+            medians["input_scale"] = 1 / np.where(spread > 0, spread, 1.0)
+        counts = [median.size if name == "input_scale" else 1 for name, median in medians.items()]
+        return cls(activation, depth, None, inputs, medians, np.repeat([_SPREADS[name] for name in medians], counts))
+
+    @classmethod
+    def of_network(
+        cls, network: Any, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
+    ) -> "ScaleProblem":
+        """Set up a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
+        bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
+        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
+        medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
+        # A mean over pixels lowers the variance, as measured on some rows.
+        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
+        medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
+        depth = getattr(network, "depth", 0)
+        return cls(network.activation, depth, bare, inputs, medians, dense.spreads)
+
+    def __getitem__(self, rows: np.ndarray) -> "ScaleProblem":
+        """Return the problem of some of the rows, with the same priors."""
+        return replace(self, inputs=self.inputs[rows])
+
+    def place(self, name: str) -> int:
+        """Return the index of a scale among the logarithms."""
+        return list(self.medians).index(name)
+
+    def split(self, vector: np.ndarray) -> dict[str, Any]:
+        """Return the numbers of a vector by name, those of the inputs last."""
+        return {n: vector[i:] if n == "input_scale" else vector[i] for i, n in enumerate(self.medians)}
+
+    def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
+        """Return scales and noise by name."""
+        return {name: self.medians[name] * multiple for name, multiple in self.split(np.exp(logarithms)).items()}
+
+    def gram(self, logarithms: np.ndarray) -> np.ndarray:
+        """Return the limit's kernel of the inputs, (n, n)."""
+        scales = self.scales(logarithms)
+        scales.pop("noise_scale", None)
+        if self.network is not None:
+            return np.array(_network_gram(self.network, scales, self.inputs))
+        products = self._products(scales)
+        tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
+        found = np.empty_like(products)
+        for rows, columns, units in tiles:  # computed together
+            values = np.asarray(units[2])[: rows.stop - rows.start, : columns.stop - columns.start]
+            found[rows, columns], found[columns, rows] = values, values.T
+        return scales["readout_w_std"] ** 2 * found
+
+    def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
+        """Return a derivative by the logarithms, from that by the symmetric kernel, (n, n)."""
+        scales = self.scales(logarithms)
+        noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
+        if self.network is not None:
+            by_scale = _network_slope(self.network, scales, self.inputs, slope)
+        else:
+            by_scale = self._slopes(scales, slope)
+        found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()} | noise
+        return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
+
+    def with_prior(self, logarithms: np.ndarray, value: float, slope: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return minus the log posterior and its gradient, from a log likelihood and its own."""
+        prior = 0.5 * np.sum((logarithms / self.spreads) ** 2)
+        return prior - value, logarithms / self.spreads**2 - slope
+
+    def _products(self, scales: dict[str, Any]) -> np.ndarray:
+        """Return the mean products of the scaled inputs, (n, n)."""
+        x = self.inputs * scales.get("input_scale", 1.0)
+        return x @ x.T / x.shape[1]
+
+    def _through(self, scales: dict[str, Any], units: "_Units", is_on_diagonal: bool) -> list["_Units"]:
+        """Return a tile's units before each layer, and after the last."""
+        found = [units]
+        for w_std in scales["w_std"]:
+            found.append(_tile_layer(self.activation, found[-1], is_on_diagonal, w_std, scales["b_std"]))
+        return found
+
+    def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
+        """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
+        readout = scales["readout_w_std"]
+        parts = []
+        for rows, columns, (units, is_on_diagonal) in _tiles(self._products(scales)):
+            weights = np.zeros((_TILE, _TILE))
+            times = 1 if rows == columns else 2  # two tiles off the diagonal
+            weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
+            after: Any = (np.zeros(_TILE), np.zeros(_TILE), readout**2 * weights)
+            through = self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)
+            by_layer: list[Array] = []
+            for before, w_std in zip(through[::-1], scales["w_std"][::-1], strict=True):
+                args = before, is_on_diagonal, w_std, scales["b_std"], after
+                after, numbers = _tile_layer_slope(self.activation, *args)
+                by_layer.insert(0, numbers)
+            parts.append((rows, columns, after, by_layer))
+        by_scale = np.sum([np.asarray(by_layer) for *_, by_layer in parts], axis=0)  # (depth, 3)
+        by_w_std, by_b_std, total = by_scale.T
+        found = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
+        if "input_scale" in scales:
+            by_product = np.zeros_like(slope)
+            for rows, columns, units, _ in parts:
+                square1, square2, product = map(np.asarray, units)
+                num_rows, num_columns = rows.stop - rows.start, columns.stop - columns.start
+                by_product[rows, columns] += product[:num_rows, :num_columns]
+                by_product[rows, rows] += np.diag(square1[:num_rows])
+                by_product[columns, columns] += np.diag(square2[:num_columns])
+            each = np.sum(self.inputs * (by_product @ self.inputs), axis=0)
+            found["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
+        return found
+
+
+_Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
+
+
+def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bool]]]:
+    """Yield rows and columns of tiles on and below the diagonal, their units, and whether on it."""
+    size = len(product)
+    filled = np.arange(-(-size // _TILE) * _TILE)
+    filled[size:] = 0  # fills the last tile up
+    squares, parts = np.diagonal(product)[filled].reshape(-1, _TILE), filled.reshape(-1, _TILE)
+    slices = [slice(start, min(start + _TILE, size)) for start in range(0, size, _TILE)]
+    for i, rows in enumerate(slices):
+        for j, columns in enumerate(slices[: i + 1]):
+            yield rows, columns, ((squares[i], squares[j], product[np.ix_(parts[i], parts[j])]), i == j)
+
+
+# Compiled once for all depths and data.
+@partial(jax.jit, static_argnums=0)
+def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
+    """Return the units after a layer."""
+    square1, square2, product = map(jnp.asarray, units)
+    same = is_on_diagonal & jnp.eye(_TILE, dtype=bool)
+    zero = jnp.zeros((), product.dtype)
+    found = LayerKernels(square1, square2, product, zero, None, same, zero).dense(w_std, b_std).activate(activation)
+    return found.square1, found.square2, found.product
+
+
+@partial(jax.jit, static_argnums=0)
+def _tile_layer_slope(
+    activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any, slope: _Units
+) -> tuple[_Units, Array]:
+    """Return derivatives by the units before a layer; by both scales, and Σ slope · product."""
+    layer = lambda *args: _tile_layer(activation, args[0], is_on_diagonal, *args[1:])  # noqa: E731
+    after, pull = jax.vjp(layer, units, w_std, b_std)
+    before, *by_scale = pull(slope)
+    return before, jnp.stack([*by_scale, jnp.sum(slope[2] * after[2])])
+
+
+@partial(jax.jit, static_argnums=0)
+def _network_gram(network: Any, scales: dict[str, Any], inputs: Array) -> Array:
+    return kernel(network.clone(**scales))(inputs)[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
+    return jax.grad(lambda scales: jnp.sum(slope * _network_gram(network, scales, inputs)))(scales)
+
+
+@partial(jax.jit, static_argnums=0)
+def _unit_scale(activation: Activation) -> Array:
+    """Return the scale of weights that keeps the variance at one."""
+    return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
