@@ -33,9 +33,9 @@ TINY = {
     "--num-steps 5",
     "duel.py": "--models ours 'ours, noise by row, cube roots' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "estimator.py": "--gaps 1 --time-budget 5",
-    "classes.py": "--tables wine --models boosting 'label regression' estimator 'network, microcanonical' 'network, blocks' 'network, surrogate' "
-    "'network, surrogate by class' 'network, surrogate of a pilot' 'network, one-hot codes' "
-    "--budget 5 --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
+    "classes.py": "--tables wine --models boosting 'label regression' estimator 'network, microcanonical' "
+    "'network, blocks' 'network, surrogate' 'network, surrogate by class' 'network, surrogate of a pilot' "
+    "'network, one-hot codes' --budget 5 --most-rows 40 --width 4 --num-warmup 25 --num-samples 25",
     "images.py": "--sizes 20 40 --num-test 20",
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",

@@ -278,7 +278,8 @@ def fit_labels(
 ) -> dict[str, Any]:
     """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
     # All rows in their order, where they are few.
-    some = _of_every_class(labels, random.permutation(len(labels)), _MOST_COMPARED)
+    most = _MOST_COMPARED if problems[0].network is None else num_rows  # kernels of images take long
+    some = _of_every_class(labels, random.permutation(len(labels)), most)
     rows = _of_every_class(labels[some], np.arange(len(some)), num_rows)
     tried = []
     for problem in map(_with_narrow_relevance, problems):
@@ -292,10 +293,12 @@ def fit_labels(
     tried.sort(key=lambda one: -one[0]["held_out"])
     row, problem, score, logarithms = tried[0]
     _, _, errors = _laplace(score, logarithms)
+    gram = None
     if len(some) < len(labels):
         score = LabelScore(problem, labels, num_classes)
-        logarithms = _with_best_noise(score, logarithms)
-    left_out = score.left_out(logarithms)
+        gram = problem.gram(logarithms)
+        logarithms = _with_best_noise(score, logarithms, gram)
+    left_out = score.left_out(logarithms, gram)
     # Function and noise in the size that the residuals have: probabilities do not depend on it.
     size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
     scales = problem.scales(logarithms)
@@ -332,14 +335,14 @@ def _standard_error(by_row: np.ndarray) -> float:
     return float(np.std(by_row) / np.sqrt(len(by_row)))
 
 
-def _with_best_noise(score: LabelScore, logarithms: np.ndarray) -> np.ndarray:
+def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray) -> np.ndarray:
     """Return the logarithms with the best noise for all rows, of which each value costs a factorisation."""
     from scipy.optimize import minimize_scalar  # loaded late
 
     place = score.problem.place("noise_scale")
     moved = lambda move: logarithms + move * (np.arange(len(logarithms)) == place)  # noqa: E731
     found = minimize_scalar(
-        lambda move: score.value(moved(move)), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
+        lambda move: score.value(moved(move), gram), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
     )
     return moved(found.x)
 

@@ -120,18 +120,18 @@ class LabelScore:
     def __getitem__(self, rows: np.ndarray) -> "LabelScore":
         return LabelScore(self.problem[rows], self.labels[rows], self.num_classes)
 
-    def left_out(self, logarithms: np.ndarray) -> LeftOut:
-        """Return leave-one-out predictions of the codes."""
-        covariance = self.problem.gram(logarithms)
+    def left_out(self, logarithms: np.ndarray, gram: np.ndarray | None = None) -> LeftOut:
+        """Return leave-one-out predictions of the codes, with a kernel that is known."""
+        covariance = self.problem.gram(logarithms) if gram is None else gram.copy()
         if not np.isfinite(covariance).all():
             raise np.linalg.LinAlgError("the covariance is not finite")
         covariance.flat[:: len(covariance) + 1] += self.problem.scales(logarithms)["noise_scale"] ** 2
         return LeftOut(covariance, self.codes)
 
-    def value(self, logarithms: np.ndarray) -> float:
+    def value(self, logarithms: np.ndarray, gram: np.ndarray | None = None) -> float:
         """Return the value without its gradient, which takes less."""
         try:
-            found = self.left_out(logarithms)
+            found = self.left_out(logarithms, gram)
         except np.linalg.LinAlgError:
             return np.inf
         self._parameters = calibrated(found.mean, self.labels, self._parameters)
