@@ -16,6 +16,7 @@ from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations
+from numpyro_wide.wide_limit._scale_problem import IMAGE_BLOCK
 
 _BLOCK = 512  # rows predicted at a time
 _BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
@@ -189,7 +190,7 @@ class WideLimitFit:
     def _kernel(self) -> Any:
         if self.network is None:
             return fcn_kernel(self.depth, self.activation, **self.scales)
-        return kernel(self.network)
+        return kernel(self.network, block_size=IMAGE_BLOCK)
 
     def _gram(self) -> np.ndarray:
         """Return the kernel of the fit's inputs, (n, n), in JAX's precision."""

@@ -17,6 +17,7 @@ from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 # Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
 _SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
 _B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
+IMAGE_BLOCK = 128  # images whose kernels are computed at a time
 _TILE = 128  # rows and columns of a tile, to stay in the cache
 
 
@@ -85,7 +86,8 @@ class ScaleProblem:
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
         if self.network is not None:
-            return np.array(_network_gram(self.network, scales, self.inputs))
+            bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
+            return np.array(kernel(bare, block_size=IMAGE_BLOCK)(self.inputs)[0])
         products = self._products(scales)
         tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
         found = np.empty_like(products)
@@ -192,13 +194,8 @@ def _tile_layer_slope(
 
 
 @partial(jax.jit, static_argnums=0)
-def _network_gram(network: Any, scales: dict[str, Any], inputs: Array) -> Array:
-    return kernel(network.clone(**scales))(inputs)[0]
-
-
-@partial(jax.jit, static_argnums=0)
 def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
-    return jax.grad(lambda scales: jnp.sum(slope * _network_gram(network, scales, inputs)))(scales)
+    return jax.grad(lambda scales: jnp.sum(slope * kernel(network.clone(**scales))(inputs)[0]))(scales)
 
 
 @partial(jax.jit, static_argnums=0)
