@@ -205,15 +205,26 @@ def listing(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def warn_if_stuck(draws: Mapping[str, Any], *, stacklevel: int = 3) -> None:
-    """Warn if under 2 % of 100 or more draws, (draw, ...) by site, are distinct."""
-    first = next(iter(draws.values()), None)
-    if first is None or len(first) < 100 or not is_known(first) or not first[0].size:
-        return
-    num_distinct = len(np.unique(np.asarray(first).reshape(len(first), -1)[:, 0]))
-    if num_distinct < 0.02 * len(first):
+def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool, stacklevel: int = 3) -> None:
+    """Warn of chains with at most 2 % distinct draws; draws (chain, draw, ...) by site, or (draw, ...) of one chain."""
+    is_moved: Any = False
+    for values in draws.values():
+        if not is_known(values):
+            return
+        chains = np.asarray(values) if by_chain else np.asarray(values)[None]
+        if chains.shape[1] < 50:
+            return
+        first = chains.reshape(*chains.shape[:2], -1)[..., :1]
+        is_moved = is_moved | np.any(first[:, 1:] != first[:, :-1], axis=2)
+        num_distinct = 1 + is_moved.sum(axis=1)
+        is_stuck = num_distinct <= 0.02 * chains.shape[1]
+        if not is_stuck.any():
+            return
+    if draws:
         warnings.warn(
-            f"only {num_distinct} of {len(first)} draws differ: the chain has hardly moved. Run a longer warmup.",
+            f"{is_stuck.sum()} of {len(is_stuck)} chains do not move: distinct draws by chain {num_distinct.tolist()}, "
+            f"of {chains.shape[1]}. Standardise inputs and targets, run {IN_FLOAT64}, run a longer warmup, or start "
+            "elsewhere (init_strategy).",
             RuntimeWarning,
             stacklevel=stacklevel,
         )

@@ -357,7 +357,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "linear_gaussian/test_float32.py::test_negative_scales_under_jit_are_not_their_mirror_image",
         ),
     ],
-    "readout/_repriorise.py": [
+    "readout/_transform.py": [
         (
             "repriorise: log-determinant of the map dropped",
             "self._over_leading_axes(lambda phi: self._forward(phi)[1], x)",
@@ -370,6 +370,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "return standard_normal",
             "readout/test_predictive.py::test_wide_limit_draws_do_not_depend_on_the_regulariser",
         ),
+    ],
+    "readout/_repriorise.py": [
         (
             "repriorise: noise by row taken for that of as many outputs",
             "if is_by_row and shape[0] in",
@@ -936,13 +938,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "mcmc/test_adaptation.py::test_unadjusted_samplers_survive_a_first_step_that_is_far_too_large",
         ),
     ],
-    "mcmc/_reference.py": [
+    "mcmc/_whitening.py": [
         (
             "momentum length: all the way to the measured one",
             "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
             "per_autocorrelation * draw_length * time",
             "mcmc/test_whitening.py::test_a_window_learns_the_momentum_length_once_the_scales_are_known",
         ),
+    ],
+    "mcmc/_reference.py": [
         (
             "reference Gaussian: log-determinant counted for one unit",
             "_rows(leaf).shape[1] * jnp.sum(jnp.log(scale))",
@@ -967,9 +971,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "compiled_once: data are constants of the program",
-            "return run_program(loop, state, *map",
-            "return jax.jit(loop)(state, *map",
+            "return run_program(loop, *given)",
+            "return jax.jit(loop)(*given)",
             "mcmc/test_compiled_once.py::test_other_data_and_medians_of_the_same_shape_find_the_programs",
+        ),
+        (
+            "compiled_once: a run on other arrays given the program of the one before",
+            "kernel._loop.form != form or not all(map(is_, kernel._loop.leaves, leaves))",
+            "kernel._loop.form != form",
+            "mcmc/test_compiled_once.py::test_a_run_that_goes_on_with_the_same_arrays_traces_nothing",
         ),
         (
             "blocks of `Gibbs`: values of sites taken for positions",
@@ -1374,11 +1384,11 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "diagnostics/test_summary.py::test_an_energy_that_drifts_is_told",
         ),
     ],
-    "diagnostics/_to_arviz.py": [
+    "_checks.py": [
         (
             "chains that do not move: all chains counted as one",
-            "num_distinct <= _STUCK * num_draws",
-            "num_distinct.sum() <= _STUCK * num_draws",
+            "num_distinct <= 0.02",
+            "num_distinct.sum() <= 0.02",
             "diagnostics/test_summary.py::test_chains_that_do_not_move_are_warned_of",
         ),
     ],

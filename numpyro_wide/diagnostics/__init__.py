@@ -1,13 +1,13 @@
 """Convergence of chains, summaries of runs, distance from the wide limit, scores of predictions."""
 
-from numpyro_wide.diagnostics._convergence import PoolingReport as PoolingReport
 from numpyro_wide.diagnostics._convergence import effective_sample_size as effective_sample_size
 from numpyro_wide.diagnostics._convergence import function_ess as function_ess
-from numpyro_wide.diagnostics._convergence import pooling as pooling
 from numpyro_wide.diagnostics._convergence import project as project
 from numpyro_wide.diagnostics._convergence import projected_ess as projected_ess
 from numpyro_wide.diagnostics._convergence import random_projections as random_projections
-from numpyro_wide.diagnostics._convergence import rhat_squared as rhat_squared
+from numpyro_wide.diagnostics._pooling import PoolingReport as PoolingReport
+from numpyro_wide.diagnostics._pooling import pooling as pooling
+from numpyro_wide.diagnostics._pooling import rhat_squared as rhat_squared
 from numpyro_wide.diagnostics._scores import accuracy as accuracy
 from numpyro_wide.diagnostics._scores import classification_scores as classification_scores
 from numpyro_wide.diagnostics._scores import crps as crps

@@ -1,11 +1,9 @@
-"""Convergence of chains: R-hat, effective sample sizes, pooling."""
+"""Effective sample sizes of chains: of dimensions, of projected weights, of functions."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import combinations
-from math import comb
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +14,7 @@ from scipy import fft
 
 from numpyro_wide import _arviz
 from numpyro_wide._checks import as_floats, check_key, listing, whole_number
-from numpyro_wide._mixture import log_average
-from numpyro_wide.diagnostics._scores import log_predictive_density
+from numpyro_wide.diagnostics._pooling import checked_draws
 
 _BLOCK = 2**22  # numbers transformed at once
 
@@ -46,7 +43,7 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     """
     if per_step and num_grad is not None:
         raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
-    array = _checked(draws)
+    array = checked_draws(draws)
     flat = array.reshape(*array.shape[:2], -1)
     num_chains, num_draws, num_columns = flat.shape
     if num_columns == 0:
@@ -62,36 +59,9 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     return ess.reshape(array.shape[2:])
 
 
-def rhat_squared(draws: ArrayLike) -> np.ndarray:
-    r"""Compute $\hat R^2$ of every dimension (Hron 2022, equation 6): all variance over the mean within chains.
-
-    With $M$ chains of $S$ draws and the classical $\hat R$,
-    $\hat R^2_{(6)} - 1 = \frac{M-1}{M} \frac{S}{S-1} (\hat R^2 - \frac{S-1}{S})$.
-
-    Args:
-        draws: draws of chains, (chain, draw, ...), at least two draws.
-
-    Returns:
-        The ratio, (...), 1 where chains agree; NaN where all draws are equal, inf for different constant chains.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_wide.diagnostics import rhat_squared
-        >>> chain = np.array([-1.0, 1.0, -1.0, 1.0])
-        >>> float(rhat_squared(np.stack([chain, chain + 2])))  # 1 within the chains, 1 between their means
-        2.0
-    """
-    array = _checked(draws)
-    # Against rounding of constants; NaN stays.
-    within = np.where(np.ptp(array, axis=1) == 0, 0.0, array.var(axis=1, dtype=float)).mean(axis=0)
-    between = np.where(np.ptp(array, axis=(0, 1)) == 0, 0.0, array.mean(axis=1, dtype=float).var(axis=0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(1.0 + between / within)
-
-
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
     """Estimate the autocorrelations at all lags, (draw, ...), pooled over chains (Hron 2022, above equation 7)."""
-    array = _checked(draws)
+    array = checked_draws(draws)
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]
@@ -113,17 +83,6 @@ def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
     weights = 1.0 - np.arange(1, num_draws)[:, None] / num_draws
     kept = np.cumsum(correlation < 0, axis=0) == 0
     return 1.0 + 2.0 * np.sum(np.where(kept, weights * correlation, 0.0), axis=0)
-
-
-def _checked(draws: ArrayLike) -> np.ndarray:
-    array = np.asarray(draws)
-    if array.ndim < 2 or array.shape[1] < 2 or array.shape[0] < 1:
-        raise ValueError(
-            f"draws must have shape (chain, draw, ...) with at least two draws, but got {array.shape}; "
-            "use mcmc.get_samples(group_by_chain=True)."
-        )
-    # Differences fail for booleans, and wrap for small integers.
-    return array if np.issubdtype(array.dtype, np.floating) else array.astype(float)
 
 
 def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
@@ -295,128 +254,3 @@ def _mean_and_range(projections: Array, method: str) -> dict[str, float]:
     values = np.asarray(jax.device_get(projections))
     ess = effective_sample_size(values) if method == "autocorrelation" else _arviz.effective_sample_size(values, method)
     return {"mean": float(ess.mean()), "min": float(ess.min()), "max": float(ess.max())}
-
-
-_LEVEL = 0.9  # quantile over predictions: the largest is noise
-_MOST_SUBSETS = 100  # of chains, for each size
-
-
-class PoolingReport(NamedTuple):
-    r"""Result of :func:`pooling`, to print.
-
-    Attributes:
-        within: $\hat R$ between the halves of each chain, (chains,); inf for a constant chain.
-        between: $\hat R$ between chains, the 90 % quantile over entries of y.
-        largest: largest $\hat R$ between chains of any entry.
-        by_chain: mean log predictive density of each chain, (chains,).
-        by_number: mean log predictive density of pools of 1, 2, ... chains, (chains,).
-        limit: largest $\hat R$ of chains that agree.
-    """
-
-    within: np.ndarray
-    between: float
-    largest: float
-    by_chain: np.ndarray
-    by_number: np.ndarray
-    limit: float
-
-    @property
-    def unsettled(self) -> list[int]:
-        """Chains whose halves disagree, or that do not move."""
-        return [int(chain) for chain in np.flatnonzero(~(self.within <= self.limit))]
-
-    @property
-    def advice(self) -> str:
-        """Whether the pool of all chains is a posterior or an ensemble."""
-        if self.unsettled:
-            return f"not settled: chains {self.unsettled} still move, or never did; run longer, then judge the pool"
-        if self.between <= self.limit:
-            return "one posterior: the chains agree, and their pool is one long chain"
-        return "an ensemble: every chain has settled in a mode of its own; the pool is not the posterior"
-
-    def __str__(self) -> str:
-        import pandas
-
-        chains = {"chain": range(len(self.within)), "R-hat of its halves": self.within, "log density": self.by_chain}
-        pooled = ", ".join(f"{number}: {density:.4f}" for number, density in enumerate(self.by_number, 1))
-        return "\n".join(
-            [
-                pandas.DataFrame(chains).to_string(index=False, float_format="{:.3f}".format),
-                f"log density by number of chains pooled: {pooled}",
-                f"R-hat between chains: {self.between:.3f}, the largest of a prediction {self.largest:.3f}",
-                self.advice,
-            ]
-        )
-
-
-def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
-    r"""Judge by their predictions whether chains may be pooled, for Gaussian noise.
-
-    Settled chains that disagree are an ensemble, not the posterior. Fewer than about fifty independent draws a chain
-    look unsettled by chance.
-
-    Args:
-        y: observations, (n,) or (n, k).
-        mean: predicted means, (chains, draws, *y.shape).
-        variance: predicted variances with the noise, of the shape of ``mean``.
-        rhat_limit: largest $\hat R$ of chains that agree, above 1.
-
-    Returns:
-        A :class:`PoolingReport`, to print.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_wide.diagnostics import pooling
-        >>> mean = 0.1 * np.random.default_rng(0).normal(size=(4, 100, 20))
-        >>> report = pooling(np.zeros(20), mean, np.ones((4, 100, 20)))
-        >>> report.advice.split(":")[0], report.by_number.shape
-        ('one posterior', (4,))
-    """
-    means, variances = np.asarray(mean), np.asarray(variance)
-    if means.ndim != np.ndim(y) + 2 or means.shape != variances.shape or means.shape[0] < 2 or means.shape[1] < 4:
-        raise ValueError(
-            "mean and variance must have shape (chains, draws, *y.shape), with at least 2 chains of 4 draws, but y has "
-            f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}."
-        )
-    if not rhat_limit > 1:
-        raise ValueError(f"rhat_limit must be above 1, but is {rhat_limit!r}.")
-    scores = [log_predictive_density(y, *chain, pointwise=True) for chain in zip(means, variances, strict=True)]
-    densities = np.stack([np.ravel(score) for score in scores])
-    predicted = np.stack([means, np.log(variances)], axis=-1).astype(float)
-    half = means.shape[1] // 2
-    within = []
-    for chain in predicted:
-        is_stuck = not np.ptp(chain, axis=0).any()
-        within.append(np.inf if is_stuck else _quantile(_rhats(np.stack([chain[:half], chain[-half:]]))))
-    rhats = _rhats(predicted)
-    return PoolingReport(
-        within=np.array(within),
-        between=_quantile(rhats),
-        largest=float(rhats.max()),
-        by_chain=densities.mean(axis=1),
-        by_number=np.array([_mean_of_pools(densities, number) for number in range(1, len(densities) + 1)]),
-        limit=rhat_limit,
-    )
-
-
-def _rhats(draws: np.ndarray) -> np.ndarray:
-    """Return the larger R-hat of both moments by entry of y; 1 for constant draws."""
-    num_chains, num_draws = draws.shape[:2]
-    excess = (rhat_squared(draws) - 1) * num_chains / (num_chains - 1)  # as in rhat_squared
-    squared = np.nan_to_num((num_draws - 1) / num_draws * (1 + excess), nan=1.0, posinf=np.inf)
-    return np.sqrt(squared).max(axis=-1).ravel()
-
-
-def _quantile(rhats: np.ndarray) -> float:
-    return float(np.quantile(rhats, _LEVEL, method="lower"))  # the others fail for infinities
-
-
-def _mean_of_pools(densities: np.ndarray, number: int) -> float:
-    """Return the mean log density of pools of ``number`` chains."""
-    num_chains = len(densities)
-    if comb(num_chains, number) <= _MOST_SUBSETS:
-        pools = [list(pool) for pool in combinations(range(num_chains), number)]
-    else:
-        random = np.random.default_rng(0)
-        pools = [random.choice(num_chains, number, replace=False).tolist() for _ in range(_MOST_SUBSETS)]
-    return float(np.mean([log_average(densities[pool]) for pool in pools]))

@@ -11,9 +11,9 @@ from numpyro.handlers import substitute
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
-from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels, warn_if_stuck
 from numpyro_wide._traces import abstract_sites, latent_sites, run_model
-from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws, warn_if_stuck
+from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws
 from numpyro_wide.readout._model import base_name
 from numpyro_wide.readout._predictions import moments_of
 
@@ -201,7 +201,7 @@ def summary(
         raise ValueError(
             "nothing is observed with these arguments; pass what mcmc.run got: summary(mcmc, model, x, y)."
         )
-    warn_if_stuck(run.stored)
+    warn_if_stuck(run.stored, by_chain=True)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
     fields = mcmc.get_extra_fields(group_by_chain=True)
     energy, function, error = fields.get("potential_energy"), None, None

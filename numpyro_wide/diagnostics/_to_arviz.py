@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
-from numpyro_wide._checks import IN_FLOAT64, check_key, check_names_known, kind_of, listing
+from numpyro_wide._checks import check_key, check_names_known, kind_of, listing, warn_if_stuck
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import (
     abstract_sites,
@@ -30,7 +30,7 @@ from numpyro_wide._traces import (
 from numpyro_wide.readout._assumptions import conjugate_sites, read_run
 from numpyro_wide.readout._limit import weights_of
 from numpyro_wide.readout._model import ReadoutModel, SiteNames, base_name
-from numpyro_wide.readout._repriorise import base_transforms
+from numpyro_wide.readout._transform import base_transforms
 
 Draws = dict[str, Any]
 Arguments = tuple[tuple, Mapping[str, Any]]
@@ -60,29 +60,6 @@ def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Argume
         return {name: values.reshape(*shape, *values.shape[1:]) for name, values in found.items()}
 
     return by_blocks(lambda block, _: run_with_arguments(program, arguments, block), draws)
-
-
-_FEWEST_DRAWS, _STUCK = 50, 0.02
-
-
-def warn_if_stuck(draws: Draws) -> None:
-    """Warn of a chain with fewer than 2 % distinct draws."""
-    num_chains, num_draws = np.shape(next(iter(draws.values())))[:2]
-    if num_draws < _FEWEST_DRAWS:
-        return
-    moves = np.zeros((num_chains, num_draws - 1), bool)
-    for values in draws.values():
-        first = np.asarray(values).reshape(num_chains, num_draws, -1)[..., :1]
-        moves |= np.any(first[:, 1:] != first[:, :-1], axis=2)
-    num_distinct = 1 + moves.sum(axis=1)
-    num_stuck = int(np.sum(num_distinct <= _STUCK * num_draws))
-    if num_stuck:
-        warnings.warn(
-            f"{num_stuck} of {num_chains} chains do not move: distinct draws by chain {num_distinct.tolist()}, of "
-            f"{num_draws}. Standardise inputs and targets, run {IN_FLOAT64}, or start elsewhere (init_strategy).",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 class FinishedRun:
@@ -306,7 +283,7 @@ def to_arviz(
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "to_arviz(mcmc, model, x, y, rng_key=jax.random.key(0))")
     run = FinishedRun("to_arviz", mcmc, model, model_args, model_kwargs)
-    warn_if_stuck(run.stored)
+    warn_if_stuck(run.stored, by_chain=True)
     include, drop = _names(include), _names(drop)
     dims = {name: _names(given) for name, given in (dims or {}).items()}
     for role, names in (("include", include), ("drop", drop), ("dims", dims)):

@@ -12,10 +12,10 @@ from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, kind_of, whole_number
-from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model, sample_sites
+from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
 from numpyro_wide.diagnostics._to_arviz import Arguments, run_with_arguments
 from numpyro_wide.machine import double_precision
-from numpyro_wide.readout._assumptions import conjugate_sites, read_run
+from numpyro_wide.readout._assumptions import check_at, conjugate_sites
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.surrogates import mean_kernel
@@ -269,14 +269,21 @@ def _limit_log_evidence(
     if has_latent_noise(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)
+    observed = [
+        name for name, site in sample_sites(abstract_sites(model.fn, args, kwargs)).items() if site["is_observed"]
+    ]
+
+    def latent(arguments: Arguments, key: Array) -> dict[str, Array]:
+        sites = latent_sites(run_model(model.fn, *arguments, rng_key=key))
+        return {name: site["value"] for name, site in sites.items()}
+
     runs = []
     for key in draw_keys:
-        sites = sample_sites(run_model(model.fn, args, kwargs, rng_key=key))
-        draw = {name: site["value"] for name, site in latent_sites(sites).items()}
+        draw = run_with_arguments(latent, (args, kwargs), key)
         names = conjugate_sites(model, draw, args, kwargs)
-        if names is None or any(site["is_observed"] and name != names.observed for name, site in sites.items()):
+        if names is None or observed != [names.observed]:
             return float("nan")
-        runs.append(read_run(model.fn, names, draw, args, kwargs)[0])
+        runs.append(check_at(model.fn, names, draw, args, kwargs)[1])
     one, other = runs
     if not np.array_equal(one.loc, other.loc):
         return float("nan")

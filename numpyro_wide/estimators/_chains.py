@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
-from numpyro_wide.diagnostics._convergence import pooling
+from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum

@@ -14,12 +14,12 @@ from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_wide import _mixture
 from numpyro_wide._compile import run_program
+from numpyro_wide._traces import run_model
 from numpyro_wide.linear_gaussian._problem import readout_posterior
 from numpyro_wide.machine import double_precision
 from numpyro_wide.nn._models import NoiseNetwork, bnn
 from numpyro_wide.nn._networks import FCN
 from numpyro_wide.readout._collapse import collapse_readout
-from numpyro_wide.readout._functions import site_function
 from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
@@ -178,9 +178,10 @@ class DrawnPosterior(DrawnModel):
             medians, x_known, y_known = known
 
             def add(total: Array, draw: Any) -> tuple[Array, Array]:
+                known_sites, new_sites = (run_model(model, (medians, at), {}, values=draw) for at in (x_known, new))
                 at_known, at_new, noise = (
-                    site_function(model, site, medians, at)(draw)
-                    for site, at in (("features", x_known), ("features", new), ("noise", x_known))
+                    sites[name]["value"]
+                    for sites, name in ((known_sites, "features"), (new_sites, "features"), (known_sites, "noise"))
                 )
                 noise = noise[:, None] if network.by_row and network.num_outputs is not None else noise
                 mean, spread = readout_posterior(at_known, y_known, noise)

@@ -21,7 +21,7 @@ from numpyro_wide._traces import (
     unwrap,
 )
 from numpyro_wide.readout._limit import StandardNormalBase, log_weight
-from numpyro_wide.readout._repriorise import base_transforms
+from numpyro_wide.readout._transform import base_transforms
 
 Position = dict[str, Array]
 

@@ -4,6 +4,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -19,8 +20,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
-from numpyro_wide._checks import as_floats, is_known, listing
-from numpyro_wide._compile import is_one_by_one, over_chains, run_program
+from numpyro_wide._checks import as_floats, is_known, is_tracing, listing
+from numpyro_wide._compile import is_one_by_one, over_chains, program_of, run_program
 from numpyro_wide._traces import fixed_supports
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
@@ -239,11 +240,30 @@ def run_chains(kernel: Any, run: Any, rng_key: Array, state: Any, init_params: A
         return jax.tree.map(lambda draws: jnp.swapaxes(draws, 0, 1), kept), state
 
     # Lengths are arguments: a warmup, and runs of other lengths that keep as many draws, are the same program.
-    return run_program(loop, state, *map(jnp.int32, (begin, upper, thinning)))
+    given = state, *map(jnp.int32, (begin, upper, thinning))
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    if is_tracing() or not all(isinstance(leaf, Array) and is_known(leaf) for leaf in leaves):
+        return run_program(loop, *given)  # other arguments than JAX's arrays may be changed in place
+    types = [
+        (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), leaf.sharding) for leaf in jax.tree.leaves(state)
+    ]
+    form = structure, jax.tree.structure(state), types, size, names, left_out, mcmc.postprocess_fn
+    # A run that goes on with the arguments of the one before needs no tracing, which would take longer than it does.
+    if kernel._loop is None or kernel._loop.form != form or not all(map(is_, kernel._loop.leaves, leaves)):
+        kernel._loop = _Loop(form, leaves, program_of(loop, *given))
+    return kernel._loop.program(*given)
+
+
+class _Loop(NamedTuple):
+    """Program of a kernel's latest run, with the arguments of the model that it holds."""
+
+    form: tuple
+    leaves: list[Array]
+    program: Callable
 
 
 # Made by `init` from a trace of the model, and good for it alone.
-_OF_A_TRACE = "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
+_OF_A_TRACE = "_loop", "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
 
 
 class TargetKernel(MCMCKernel):
@@ -253,6 +273,7 @@ class TargetKernel(MCMCKernel):
     _needs_gradient = True
     # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
     _supports: dict[str, Constraint] | None
+    _loop: _Loop | None
     _potential_fn_gen: Callable[..., Any] | None
     _postprocess_fn: Callable[..., Any] | None
     # MCMC looks at this name to learn whether `init` has run.
@@ -484,7 +505,7 @@ class MetropolisKernel(TargetKernel):
                     "pass init_params inside the support, or another init_strategy."
                 )
             state = jax.jit(start, out_shardings=place)(rng_key, point)
-        self._sample_fn = self._step
+        self._sample_fn, self._loop = self._step, None
         return state
 
     def sample(

@@ -23,7 +23,7 @@ from numpyro_wide.mcmc._integrators import (
     unit,
 )
 from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_tolerance
-from numpyro_wide.mcmc._reference import WHITENING_WINDOWS, Whitening
+from numpyro_wide.mcmc._whitening import WHITENING_WINDOWS, Whitening
 
 # Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
 JITTER = 0.2

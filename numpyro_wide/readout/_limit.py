@@ -10,18 +10,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
-from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, is_known, kind_of, listing, whole_number
+from numpyro_wide._checks import check_key, is_known, listing, whole_number
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
 from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.readout._repriorise import base_transforms, image_draws, weights_of_run
+from numpyro_wide.readout._transform import base_transforms, image_draws, weights_of_run
 
 # Draws of the prior for each that is asked for, where they are weighted.
 _NUM_PROPOSALS = 10
@@ -245,76 +244,6 @@ def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         jax.eval_shape(lambda: latent_sites(run_model(model, args, kwargs)).clear())
 
 
-def guide_draws(
-    rng_key: Array,
-    model: Callable,
-    guide: Callable,
-    params: dict[str, Any],
-    num_samples: int,
-    *model_args: Any,
-    **model_kwargs: Any,
-) -> Draws:
-    r"""Draw from a guide that was fitted to a wrapped model, readout included.
-
-    The guide of a repriorised model knows $\phi$, that of a collapsed one nothing of the readout.
-    ``Predictive(model, guide=guide, params=params)`` at new inputs would therefore silently draw the readout from its
-    *prior*. Predict with these draws instead, by :class:`~numpyro_wide.ReadoutPredictive` or ``Predictive``.
-
-    Args:
-        rng_key: a PRNG key.
-        model: result of :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout`, or a model that
-            uses :class:`~numpyro_wide.ReprioriseReadout`.
-        guide: an autoguide or a guide function.
-        params: the guide's fitted parameters, ``svi.run(...).params``.
-        num_samples: number of draws.
-        *model_args: arguments that the model was fitted with, targets included.
-        **model_kwargs: keyword arguments that it was fitted with.
-
-    Returns:
-        Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
-
-    Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, ``params`` not a dictionary, or ``num_samples`` not a number.
-        ValueError: if ``params`` lacks one of the guide's, ``num_samples`` is not a positive whole number, or no
-            readout is repriorised in the run, as without targets.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro
-        >>> from numpyro.infer import SVI, Predictive, Trace_ELBO
-        >>> from numpyro.infer.autoguide import AutoNormal
-        >>> from numpyro_wide import guide_draws, nn, repriorise
-        >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> y = jnp.sin(x[:, 0])
-        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
-        >>> guide = AutoNormal(wrapped)
-        >>> fit = SVI(wrapped, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
-        >>> params = fit.run(jax.random.key(0), 10, x, y, progress_bar=False).params
-        >>> draws = guide_draws(jax.random.key(1), wrapped, guide, params, 20, x, y)
-        >>> Predictive(model, draws)(jax.random.key(2), jnp.zeros((3, 1)))["y"].shape
-        (20, 3)
-    """
-    if not isinstance(params, Mapping):
-        raise TypeError(
-            f"params must be a dictionary of the guide's parameters, but is {kind_of(params)}; of what svi.run "
-            "gave, pass the .params."
-        )
-    order = "guide_draws(rng_key, model, guide, params, num_samples, x, y)"
-    check_key("rng_key", rng_key, order)
-    num_samples = whole_number("num_samples", num_samples, order=order)
-    _check_params(guide, params, model_args, model_kwargs)
-    show_numbers(model, model_args, model_kwargs)
-    guide_key, readout_key = random.split(rng_key)
-    arrays, join = split((dict(params), model_args, model_kwargs))
-
-    def from_guide(rng_key: Array, arrays: list[Array]) -> Draws:
-        params, args, kwargs = join(arrays)
-        return Predictive(guide, params=params, num_samples=num_samples)(rng_key, *args, **kwargs)
-
-    draws = run_program(from_guide, guide_key, arrays)
-    return weights_of(model, readout_key, draws, model_args, model_kwargs, params)
-
-
 def weights_of(
     model: Callable,
     rng_key: Array,
@@ -330,23 +259,3 @@ def weights_of(
     if isinstance(model, ReadoutModel) and model.readout in draws:
         return dict(draws)
     return image_draws(model, draws, args, dict(kwargs), params)
-
-
-def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse parameters that lack some of the guide's: it would silently draw from where it starts."""
-    found: list[str] = []
-
-    def run() -> None:
-        sites = run_model(guide, args, kwargs, values=params)
-        found.extend(name for name, site in sites.items() if site["type"] == "param")
-
-    if getattr(guide, "prototype_trace", run) is None:
-        run()  # an automatic guide that was never used sets itself up, which must not happen in an abstract run
-    else:
-        jax.eval_shape(run)
-    missing = [name for name in found if name not in params]
-    if missing:
-        raise ValueError(
-            f"params must hold the guide's fitted parameters, but {listing(missing)} is missing; it has "
-            f"{listing(params)}. Pass svi.run(...).params."
-        )

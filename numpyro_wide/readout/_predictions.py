@@ -30,7 +30,7 @@ from numpyro_wide.readout._model import (
     read_sites,
     refuse_other_readout,
 )
-from numpyro_wide.readout._repriorise import weights_of_run
+from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
 Results: TypeAlias = tuple[Any, Array, Array]
@@ -53,12 +53,17 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Integrated:
-    """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
+class _Way:
+    """A wrapped model, the names of its sites, and how many draws are computed at once."""
 
     model: ReadoutModel
     names: SiteNames
     batch_size: int | None
+
+
+class Integrated(_Way):
+    """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
+
     is_integrated: ClassVar[bool] = True
 
     def readouts(self, rng_key: Array, data: Data) -> Results:
@@ -196,13 +201,9 @@ class Integrated:
         return [fit, new]
 
 
-@dataclass(frozen=True)
-class ThroughWeights:
+class ThroughWeights(_Way):
     """Predictions through draws of all weights, readout included, of one observed site with any likelihood."""
 
-    model: ReadoutModel
-    names: SiteNames
-    batch_size: int | None
     is_integrated: ClassVar[bool] = False
 
     def readouts(self, rng_key: Array, data: Data) -> Results:

@@ -221,7 +221,7 @@ class ReadoutPredictive:
                 f"the observed site is called {self._way.names.observed!r}, but predictions are given under the names "
                 f"{listing(NAMES)} and that of the site; rename the site."
             )
-        warn_if_stuck(self.draws)
+        warn_if_stuck(self.draws, by_chain=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are compiled anew where they are wanted.

@@ -82,12 +82,12 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
 
 
 def test_chains_go_on_for_what_the_budget_pays_where_it_does_not_pay_for_twice_as_many(monkeypatch):
-    affordable = iter((10_000, 300, 200))
+    affordable = iter((10_000, 600, 200))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
-    monkeypatch.setattr(_chains, "_NUM_KEPT", 50)
+    monkeypatch.setattr(_chains, "_NUM_SAMPLES", 400)
     (_, num_steps), report = run(lambda *_: (False, []))
-    assert num_steps == 200 + 50 + 200 + 300
-    assert "450 warmup steps and 300 after them" in report
+    assert num_steps == 200 + 200 + 400 + 600
+    assert "800 warmup steps and 600 after them" in report
 
 
 def test_chains_that_never_settle_end_with_the_budget():

@@ -89,6 +89,35 @@ def test_warmup_and_runs_of_other_lengths_are_one_program():
     np.testing.assert_allclose(*(found[:, :6] for found in both), rtol=2e-3, atol=2e-3)
 
 
+def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
+    traced = []
+
+    def model(x, y):
+        traced.append(y)
+        numpyro.sample("y", dist.Normal(x[:, 0] * numpyro.sample("w", dist.Normal(0, 1)), NOISE).to_event(1), obs=y)
+
+    def go_on(mcmc, *arrays):
+        del traced[:]
+        mcmc.run(KEY, *arrays)
+        return mcmc.get_samples()["w"], len(traced)
+
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    mcmc = chains(model)
+    mcmc.warmup(KEY, x, y)
+    first, num_traced = go_on(mcmc, x, y)
+    assert num_traced == 0
+    other, num_traced = go_on(mcmc, x, 1 - 2 * y)
+    assert num_traced > 0
+    fresh = chains(model)
+    fresh.post_warmup_state = mcmc.post_warmup_state
+    np.testing.assert_array_equal(go_on(fresh, x, 1 - 2 * y)[0], other)
+    np.testing.assert_array_equal(go_on(fresh, x, y)[0], first)
+    changed = np.array(Y)  # an array of NumPy's may hold other numbers in the next run
+    go_on(mcmc, x, changed)
+    changed[:] = 1 - 2 * Y
+    np.testing.assert_array_equal(go_on(mcmc, x, changed)[0], other)
+
+
 def test_the_second_run_of_numpyros_loop_compiles_that_alone():
     mcmc = chains(network(jnp.float32(2.0)), once=False)
     draws(mcmc)

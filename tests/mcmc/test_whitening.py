@@ -8,7 +8,7 @@ from scipy.signal import lfilter
 
 from numpyro_wide.mcmc import MicrocanonicalLangevin, microcanonical
 from numpyro_wide.mcmc._integrators import Point
-from numpyro_wide.mcmc._reference import Whitening, autocorrelation_time
+from numpyro_wide.mcmc._whitening import Whitening, autocorrelation_time
 from tests.mcmc.cases import KERNELS, chain
 
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit, wide_limit_draws
 from numpyro_wide.diagnostics import effective_sample_size
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.readout._repriorise import image_draws
+from numpyro_wide.readout._transform import image_draws
 from tests.models import network, small_data
 
 SITES = {"readout": "w", "features": "features"}

@@ -10,7 +10,7 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
-from numpyro_wide.readout._repriorise import ReadoutTransform
+from numpyro_wide.readout._transform import ReadoutTransform
 from tests.models import network, small_data
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 
 from numpyro_wide import ReprioriseReadout, repriorise, surrogate_targets
-from numpyro_wide.readout._repriorise import ReadoutTransform
+from numpyro_wide.readout._transform import ReadoutTransform
 from numpyro_wide.surrogates import class_contrasts
 
 LIKELIHOODS = {

@@ -1,0 +1,115 @@
+"""The repriorisation map, and draws of the plain model from runs of a repriorised one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
+
+from numpyro_wide._checks import listing
+from numpyro_wide._compile import run_program, split
+from numpyro_wide._traces import Sites, latent_sites, run_model
+from numpyro_wide.linear_gaussian._problem import ReadoutProblem
+from numpyro_wide.readout._model import Draws, readout_of
+
+
+class ReadoutTransform(Transform):
+    r"""The repriorisation map as a NumPyro transform, from $\phi$ to the readout $W$ (Hron 2022, equation 3).
+
+    Args:
+        problem: the readout's features, targets, noise, regulariser and prior.
+    """
+
+    _last: tuple[Array, tuple[Array, Array]] | None = None
+
+    def __init__(self, problem: ReadoutProblem):
+        self.problem = problem
+
+    @property
+    def domain(self) -> Any:
+        """Real vectors or matrices."""
+        return constraints.independent(constraints.real, self._num_axes)
+
+    codomain = domain
+
+    @property
+    def _num_axes(self) -> int:
+        return len(self.problem.readout_shape)
+
+    def __call__(self, x: Array) -> Array:
+        """Return the readout, for a repriorised one with any leading axes."""
+        return self._over_leading_axes(lambda phi: self._forward(phi)[0], x)
+
+    def _inverse(self, y: Array) -> Array:
+        return self._over_leading_axes(lambda readout: self.problem.inverse_map(readout), y)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        r"""Return the log of $|\det \partial W / \partial \phi|$, which depends on neither."""
+        return self._over_leading_axes(lambda phi: self._forward(phi)[1], x)
+
+    def base_of_posterior_draw(self, standard_normal: Array) -> Array:
+        """Return the repriorised readout whose image is a draw from the readout's posterior given the features."""
+        if self.problem.regulariser is None:
+            return standard_normal
+        exact = ReadoutTransform(self.problem.exact())
+        return self._inverse(exact(standard_normal))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], dict[str, Any]]]:
+        """Return the problem, a tree of arrays itself."""
+        return (self.problem,), (("problem",), {})
+
+    def _forward(self, phi: Array) -> tuple[Array, Array]:
+        # NumPyro asks for the readout once as a value and once in the density of the base site, whose derivatives
+        # the compiler would not merge: the second time, hand out the first result.
+        if self._last is None or self._last[0] is not phi:
+            self._last = phi, self.problem.map(phi)
+        return self._last[1]
+
+    def _over_leading_axes(self, single: Callable[[Array], Array], x: Array) -> Array:
+        for _ in range(jnp.ndim(x) - self._num_axes):
+            single = jax.vmap(single)
+        return single(x)
+
+
+def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
+    """Return the maps of the repriorised readouts among a run's sites, by the name of the base site."""
+    found = {}  # a base site is told by its distribution, for a model may repriorise readouts inside of it
+    for name, site in sites.items():
+        for transform in getattr(site["fn"], "transforms", []) if site["type"] == "sample" else []:
+            if isinstance(transform.inv, ReadoutTransform):
+                found[name] = transform.inv
+    return found
+
+
+def weights_of_run(sites: Sites) -> Draws:
+    """Return one draw of the plain model from a run with repriorised readouts: latent sites, readouts, other images."""
+    latent = latent_sites(sites)
+    bases = base_transforms(latent)
+    if not bases:
+        raise ValueError(
+            "the model has no repriorised readout in this run; pass a model wrapped by repriorise or collapse_readout "
+            "(or one that uses ReprioriseReadout), and its targets. Its latent sites are "
+            f"{listing(latent)}."
+        )
+    # Besides readouts there may be other images of base sites, such as the latent scales of nn.bnn.
+    images = [readout_of(name) for name in latent if readout_of(name) != name]
+    found = [name for name in images if name in sites and name not in latent]
+    return {name: sites[name]["value"] for name in [*latent, *found]}
+
+
+def image_draws(
+    model: Callable, draws: Draws, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
+) -> Draws:
+    """Return draws of the plain model for draws of a repriorised one that was fitted on ``args``."""
+    arrays, join = split((draws, dict(params or {}), args, kwargs))
+
+    def images(arrays: list[Array]) -> Draws:
+        draws, params, args, kwargs = join(arrays)
+        return jax.lax.map(
+            lambda draw: weights_of_run(run_model(model, args, kwargs, values={**params, **draw})), draws
+        )
+
+    return run_program(images, arrays)
