@@ -25,6 +25,7 @@ from numpyro_wide.amortized._simulation import (
     simulate,
     site_names,
 )
+from numpyro_wide.natural import NaturalTruncatedNormal
 
 FAMILIES = ("normal", "independent", "mixture", "flow")
 # Simulations that the constants of standardisation are computed from.
@@ -63,8 +64,9 @@ class AutoAmortized:
     Args:
         model: ``model(*args, **kwargs)``, called without data, simulates every site.
         observed: name, or names, of the sites that are data.
-        family: "normal", one joint normal distribution; "independent", A the identity; "mixture" of joint normal
-            distributions; "flow", a masked autoregressive flow of splines, which needs flowjax.
+        family: "normal", one joint normal distribution; "independent", A the identity, with truncated normals on
+            intervals; "mixture" of joint normal distributions; "flow", a masked autoregressive flow of splines, which
+            needs flowjax.
         encoder: flax module from standardised data (n, ...) to features (n, k); by default
             :class:`numpyro_wide.nn.ResidualEncoder`. One observed site comes in its own shape, several as a vector.
         pool: "rows" to encode each row, along the first axis of the observed sites, and to average: a trained guide
@@ -138,7 +140,7 @@ class AutoAmortized:
         refuse_missing("simulations", latents, simulations, "latent site")
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
-            values = jax.vmap(latent.transform.inv)(jnp.asarray(simulations[name]))
+            values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
             loc, scale = _moments(np.asarray(values, float).reshape(len(values), -1))
             found["latents"][name] = {"loc": loc, "scale": scale}
         for name in self.observed:
@@ -335,6 +337,11 @@ class AutoAmortized:
             end = first + size
             of_site = factor[:, first:end]
             shift = target[:, first:end] - jnp.einsum("kij,j->ki", of_site[:, :, :first], known)
+            if self.family == "independent" and latent.bounds:
+                outputs_of_site = outputs[0, 1 + first : 1 + end], precision[0, first:end]
+                values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
+                known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
+                continue
             fn = ConditionalNormals(logits, shift, of_site[:, :, first:end], **constants[name])
             values[name] = numpyro.sample(name, latent.constrained(fn))
             own = latent.unconstrained(values[name])
@@ -364,12 +371,18 @@ class _Latent(NamedTuple):
 
     transform: Transform  # of unconstrained values
     shape: tuple[int, ...]  # unconstrained
+    bounds: tuple[Any, ...]  # of an interval
 
     @classmethod
     def of(cls, site: dict) -> "_Latent":
         """Read them off a site of the model."""
-        transform = biject_to(site["fn"].support)
-        return cls(transform, transform.inverse_shape(jnp.shape(site["value"])))
+        support = site["fn"].support
+        transform, shape = biject_to(support), jnp.shape(site["value"])
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint
+        ends = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+        bounds = () if None in ends else tuple(jnp.broadcast_to(jnp.asarray(end, float), shape) for end in ends)
+        return cls(transform, transform.inverse_shape(shape), bounds)
 
     @property
     def size(self) -> int:
@@ -381,6 +394,13 @@ class _Latent(NamedTuple):
         reshape = ReshapeTransform(self.shape, (self.size,))
         transformed = dist.TransformedDistribution(fn, [reshape, self.transform])
         return transformed.to_event(len(transformed.batch_shape))
+
+    def truncated(self, loc: Array, precision: Array) -> dist.Distribution:
+        """Return normals on the interval, of loc and 1/scale (size,) in units of its half, from its middle."""
+        low, high = self.bounds
+        half, middle = (high - low) / 2, (high + low) / 2
+        normal = dist.Normal(middle + half * loc.reshape(self.shape), half / precision.reshape(self.shape))
+        return NaturalTruncatedNormal(normal, low, high).to_event(len(self.shape))
 
     def unconstrained(self, value: Array) -> Array:
         """Return a value of the site as an unconstrained vector."""
