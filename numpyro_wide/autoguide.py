@@ -17,10 +17,12 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_positive, listing, whole_number
 from numpyro_wide._traces import unwrap
+from numpyro_wide.amortized._guide import AutoAmortized as AutoAmortized
+from numpyro_wide.amortized._guide import Typicality as Typicality
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._singular import BernoulliDropout, DegenerateNormal
 
-__all__ = ["AutoDegenerateNormal", "AutoDropout"]
+__all__ = ["AutoAmortized", "AutoDegenerateNormal", "AutoDropout"]
 
 
 class AutoDropout(AutoDelta):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import gammaln, i0e
+from jax.scipy.special import gammaln, i0e, log_ndtr
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import Transform
@@ -33,6 +33,7 @@ __all__ = [
     "MultivariateNormal",
     "Normal",
     "Poisson",
+    "TruncatedNormal",
     "VonMises",
     "domain",
     "parameters",
@@ -121,9 +122,9 @@ def _family(
     """Make the constructor of a family, and register its space and its inverse."""
 
     def constructor(
-        natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None
+        natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None, **bounds: Any
     ) -> dist.Distribution:
-        return from_natural(_shifted(natural, shift, constructor, size), validate_args=validate_args)
+        return from_natural(_shifted(natural, shift, constructor, size), validate_args=validate_args, **bounds)
 
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__doc__ = doc
@@ -235,6 +236,20 @@ class NaturalPoisson(dist.Poisson):
         """Evaluate the log probability of counts."""
         count = jnp.asarray(value, self.log_rate.dtype)
         return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
+
+
+class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
+    """Normal distribution on an interval, with a log density that holds far from its mean."""
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        """Evaluate the log density of values in the interval."""
+        low, high = ((bound - self.base_dist.loc) / self.base_dist.scale for bound in (self.low, self.high))
+        # In the lower tail, where small probabilities have small relative errors.
+        is_above = low > 0
+        below, above = jnp.where(is_above, -high, low), jnp.where(is_above, -low, high)
+        log_mass = log_ndtr(above) + jnp.log1p(-jnp.exp(log_ndtr(below) - log_ndtr(above)))
+        return self.base_dist.log_prob(value) - log_mass
 
 
 _SMALL, _LARGE = 0.5, 30.0  # limits of the two series
@@ -443,6 +458,17 @@ Poisson = _family(
     lambda q: _stack(getattr(q, "log_rate", jnp.log(q.rate))),
     (dist.Poisson,),
     r"Poisson distribution, $T(\theta) = \theta$, η the log of its rate, which may underflow.",
+)
+TruncatedNormal = _family(
+    "TruncatedNormal",
+    2,
+    boxed(constraints.real, _NEGATIVE),
+    lambda eta, low=0.0, high=1.0, **options: NaturalTruncatedNormal(
+        dist.Normal(*_loc_and_scale(eta)), low, high, **options
+    ),
+    lambda q: _of_normal(q.base_dist),
+    (dist.TwoSidedTruncatedDistribution,),
+    r"Normal distribution on the interval from ``low=0.0`` to ``high=1.0``, η as for :func:`Normal`.",
 )
 VonMises = _family(
     "VonMises",

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from numpyro_wide._checks import check_key, whole_number
 from numpyro_wide._traces import run_model
+from numpyro_wide.amortized._given import check_given, epochs, refuse_missing, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -141,7 +142,12 @@ class AmortizedForwardKL:
         self._programs: dict[Any, tuple[Callable, Callable]] = {}
 
     def init(
-        self, rng_key: Array, *args: Any, init_params: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        rng_key: Array,
+        *args: Any,
+        init_params: Mapping[str, Any] | None = None,
+        simulations: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> AmortizedState:
         """Make the state before the first step.
 
@@ -149,12 +155,21 @@ class AmortizedForwardKL:
             rng_key: a PRNG key.
             *args: arguments of model and guide.
             init_params: first values of param and mutable sites, by name.
+            simulations: simulations that :meth:`run` is given.
             **kwargs: keyword arguments.
         """
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
         model_key, guide_key, run_key = random.split(rng_key, 3)
         model_sites = run_model(self.model, args, kwargs, rng_key=model_key)
-        check_simulator(model_sites, self.observed)
+        if simulations is None:
+            check_simulator(model_sites, self.observed)
+            data = {name: model_sites[name]["value"] for name in self.observed}
+        else:
+            check_simulator(model_sites, tuple(name for name in self.observed if name in model_sites))
+            data = {name: simulations[name][0] for name in self.observed}
+            # Such as AutoAmortized.
+            if (standardisation := getattr(self.guide, "standardisation", None)) is not None:
+                init_params = {**standardisation(simulations, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
         supports: dict[str, Any] = {}
 
@@ -169,11 +184,13 @@ class AmortizedForwardKL:
             return values_of_type(sites, "param"), guide.values
 
         # A batch of one: guides may use the axis.
-        observed_values = {name: jnp.asarray(model_sites[name]["value"])[None] for name in self.observed}
+        observed_values = {name: jnp.asarray(value)[None] for name, value in data.items()}
         values = jax.vmap(single, axis_name=AXIS_NAME)(observed_values)
         params, mutable = jax.tree.map(lambda leaf: leaf[0], values)
         if not params:
             raise ValueError("the guide must have a param site, but has none; add numpyro.param or flax_module.")
+        if simulations is not None:
+            refuse_missing("simulations", latents, simulations, "latent site of the guide")
         if not _are_equal((tuple(latents), supports), (self._latents, self._supports)):
             self._programs = {}  # of another guide
         self._latents, self._supports = tuple(latents), supports
@@ -214,9 +231,13 @@ class AmortizedForwardKL:
         held_out: int = 0,
         evaluate_every: int | None = None,
         patience: int | None = None,
+        simulations: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> AmortizedRunResult:
         """Train, in compiled loops; runs that continue each other equal one longer run, bit for bit.
+
+        Given ``simulations``, an epoch has one step for each full batch of them. The model then gives names, shapes
+        and priors; its observed sites need not be simulated.
 
         Args:
             rng_key: a PRNG key, unused with ``init_state``.
@@ -226,9 +247,12 @@ class AmortizedForwardKL:
             stable_update: whether to skip steps with a loss or gradient that is not finite.
             init_state: state to continue from.
             init_params: first values of param and mutable sites, by name.
-            held_out: number of held-out simulations; the parameters of their smallest loss are returned.
+            held_out: number of held-out simulations, the last of given ones; the parameters of their smallest loss are
+                returned.
             evaluate_every: steps between held-out evaluations, num_steps / 20 by default.
             patience: number of evaluations without improvement before a stop; None for all steps.
+            simulations: simulations {site: (n, ...)} of latents and data to train on instead of fresh ones, shuffled
+                in every epoch. Those that are not finite are left out.
             **kwargs: keyword arguments.
 
         Returns:
@@ -243,14 +267,21 @@ class AmortizedForwardKL:
         every = window if evaluate_every is None else whole_number("evaluate_every", evaluate_every)
         if patience is not None:
             patience = whole_number("patience", patience)
-        first = self.init(rng_key, *args, init_params=init_params, **kwargs) if init_state is None else init_state
-        self._know_guide(first, args, kwargs)
+        given = training = apart = None
+        if simulations is not None:
+            given = check_given(simulations, run_model(self.model, args, kwargs), self.observed)
+            training, apart = set_apart(given, held_out, self.batch_size)
+        if init_state is None:
+            first = self.init(rng_key, *args, init_params=init_params, simulations=given, **kwargs)
+        else:
+            first = init_state
+            self._know_guide(first, args, kwargs, given)
         train, evaluate, arrays = self._compiled(args, kwargs)
 
         def take(state: AmortizedState, length: int, longest: int) -> tuple[AmortizedState, Array]:
             capacity = max(64, 1 << (longest - 1).bit_length())
             start, number = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
-            new, losses = train(start, number, arrays, capacity=capacity, stable=stable_update)
+            new, losses = train(start, number, arrays, training, capacity=capacity, stable=stable_update)
             return new._replace(held_out=state.held_out), losses[:length]
 
         state = first
@@ -274,7 +305,7 @@ class AmortizedForwardKL:
                     losses, done = np.concatenate([losses, np.asarray(new)]), done + length
                     if best and (origin + done) % every == 0:
                         params = self.get_params(state)
-                        loss = evaluate(params, state.rng_key, arrays, num_simulations=held_out)
+                        loss = evaluate(params, state.rng_key, arrays, apart, num_simulations=held_out)
                         best = _looked(best, state.step, loss, params)
                     bar.set_postfix_str(_postfix(state, best, losses, window), refresh=False)
                     bar.update(length)
@@ -326,10 +357,10 @@ class AmortizedForwardKL:
         check_observed_values(observed_values, self.observed)
         return importance_sample(rng_key, num_samples, self.model, self.guide, params, observed_values, *args, **kwargs)
 
-    def _know_guide(self, state: AmortizedState, args: tuple, kwargs: dict) -> None:
+    def _know_guide(self, state: AmortizedState, args: tuple, kwargs: dict, given: Draws | None = None) -> None:
         """Run the guide once if another trainer has made the state."""
         if self._supports is None:
-            self.init(state.rng_key, *args, **kwargs)
+            self.init(state.rng_key, *args, simulations=given, **kwargs)
 
     def _constrained(self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None) -> dict[str, Any]:
         if self._supports is None:
@@ -345,7 +376,11 @@ class AmortizedForwardKL:
         """Draw the simulations of one step, and keys for the guide."""
         keys = jax.vmap(random.split)(random.split(random.fold_in(rng_key, step), self.batch_size))
         draws = self._simulate(keys[:, 0], args, kwargs)
-        return {name: draws[name] for name in (*self._latents, *self.observed)}, keys[:, 1]
+        return self._of_guide(draws), keys[:, 1]
+
+    def _of_guide(self, draws: Draws) -> Draws:
+        """Return the sites that the guide samples or is shown."""
+        return {name: draws[name] for name in (*self._latents, *self.observed)}
 
     def _held_out(self, rng_key: Array, num_simulations: int, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
         """Simulate held-out data, and keys for the guide."""
@@ -411,12 +446,19 @@ class AmortizedForwardKL:
             filled = [next(remaining) if told else leaf for leaf, told in zip(rest, is_array, strict=True)]
             return jax.tree.unflatten(structure, filled)
 
-        def train(state: AmortizedState, num_steps: Array, arrays: list[Array], **options: Any) -> tuple:
-            return self._train(state, num_steps, *arguments(arrays), **options)
+        def train(
+            state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any
+        ) -> tuple:
+            return self._train(state, num_steps, *arguments(arrays), given, **options)
 
-        def held_out_loss(params: dict, rng_key: Array, arrays: list[Array], num_simulations: int) -> Array:
+        def held_out_loss(
+            params: dict, rng_key: Array, arrays: list[Array], given: Draws | None, num_simulations: int
+        ) -> Array:
             args, kwargs = arguments(arrays)
-            draws, keys = self._held_out(rng_key, num_simulations, args, kwargs)
+            if given is None:
+                draws, keys = self._held_out(rng_key, num_simulations, args, kwargs)
+            else:
+                draws, keys = self._of_guide(given), random.split(rng_key, num_simulations)
             return -jnp.mean(self._log_prob(params, draws, keys, args, kwargs)[0])
 
         if key not in self._programs:
@@ -426,27 +468,46 @@ class AmortizedForwardKL:
             )
         return *self._programs[key], arrays
 
-    def _train(
-        self, state: AmortizedState, num_steps: Array, args: tuple, kwargs: dict, *, capacity: int, stable: bool
-    ) -> tuple[AmortizedState, Array]:
-        """Take ``num_steps`` steps; return the state and the losses, (capacity,), NaN at the end."""
-        # A block starts at a multiple of its length, and is drawn whole: numbers do not depend on cuts into runs.
-        key = state.rng_key
+    def _blocks(
+        self, key: Array, given: Draws | None, args: tuple, kwargs: dict
+    ) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
+        """Return the length of blocks of steps, the function that draws one, and that from an entry to a batch."""
+        if given is not None:
+            return epochs(key, self._of_guide(given), self.batch_size)
         jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32), args, kwargs))()
         largest = max(variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars)
         length = int(max(1, min(_LONGEST_BLOCK, _BLOCK_NUMBERS // largest)))
+
+        def draw(first: Array) -> tuple[Draws, Array]:
+            return jax.vmap(lambda step: self._batch(key, step, args, kwargs))(first + jnp.arange(length))
+
+        return length, draw, lambda entry: entry
+
+    def _train(
+        self,
+        state: AmortizedState,
+        num_steps: Array,
+        args: tuple,
+        kwargs: dict,
+        given: Draws | None,
+        *,
+        capacity: int,
+        stable: bool,
+    ) -> tuple[AmortizedState, Array]:
+        """Take ``num_steps`` steps; return the state and the losses, (capacity,), NaN at the end."""
+        # A block starts at a multiple of its length, and is drawn whole: numbers do not depend on cuts into runs.
+        length, draw, batch_of = self._blocks(state.rng_key, given, args, kwargs)
         offset = state.step % length
         last = offset + num_steps
 
         def run_block(carry: tuple) -> tuple:
             state, losses, first = carry
-            steps = state.step - state.step % length + jnp.arange(length)
-            batches = jax.vmap(lambda step: self._batch(key, step, args, kwargs))(steps)
+            batches = draw(state.step - state.step % length)
 
             def take_step(i: Array, carry: tuple) -> tuple:
                 state, losses = carry
-                batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
-                state, loss = self._step(state, batch, args, kwargs, stable=stable)
+                entry = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
+                state, loss = self._step(state, batch_of(entry), args, kwargs, stable=stable)
                 return state, lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), i, 0)
 
             # By block: a long array would be copied at every step.
@@ -489,7 +550,8 @@ class _InitialState(Messenger):
 
 def _merge(leaf: Array) -> Array:
     """Merge the states (n, ...) of a batch into one, strongly typed."""
-    merged = leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0]
+    # Equal states stay as they are, to the last bit.
+    merged = leaf[0] + (leaf - leaf[:1]).mean(0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0]
     return lax.convert_element_type(merged, leaf.dtype)
 
 

@@ -3,6 +3,7 @@
 Networks end with the scaled features of the readout, which belongs to the NumPyro model.
 """
 
+from numpyro_wide.nn._encoder import ResidualEncoder as ResidualEncoder
 from numpyro_wide.nn._layers import NTKConv as NTKConv
 from numpyro_wide.nn._layers import NTKDense as NTKDense
 from numpyro_wide.nn._models import NoiseNetwork as NoiseNetwork
@@ -20,6 +21,7 @@ __all__ = [
     "NTKConv",
     "NTKDense",
     "NoiseNetwork",
+    "ResidualEncoder",
     "WideResNet",
     "bnn",
     "by_row_blocks",

@@ -37,6 +37,11 @@ def log_normal(eta, value):
     return scipy.stats.lognorm(scale, scale=np.exp(loc)).logpdf(value)
 
 
+def truncated_normal(eta, value):
+    loc, scale = loc_scale(eta)
+    return scipy.stats.truncnorm(-loc / scale, (1 - loc) / scale, loc=loc, scale=scale).logpdf(value)
+
+
 def von_mises(eta, value):
     return scipy.stats.vonmises(np.hypot(*eta), loc=np.arctan2(eta[1], eta[0])).logpdf(value)
 
@@ -69,6 +74,7 @@ CASES = [
         np.array([0, 1, 1]),
     ),
     Case(natural.Categorical, 3, lambda eta, v: eta[v] - np.log(np.sum(np.exp(eta))), np.array([0, 2, 1, 2])),
+    Case(natural.TruncatedNormal, 2, truncated_normal, np.array([0.05, 0.6, 0.9])),
     Case(natural.Poisson, 1, lambda eta, v: scipy.stats.poisson(np.exp(eta[0])).logpmf(v), np.array([0, 3, 7])),
 ]
 families = pytest.mark.parametrize("case", CASES, ids=lambda case: case.family.__name__)
@@ -168,6 +174,16 @@ def test_closed_divergences_of_numpyro_apply(x64):
     p, q = (natural.Normal(jnp.array(eta)) for eta in ([1.0, -2.0], [-0.5, -0.3]))
     expected = np.log(q.scale / p.scale) + (p.variance + (p.loc - q.loc) ** 2) / (2 * q.variance) - 0.5
     np.testing.assert_allclose(dist.kl_divergence(p, q), expected, rtol=1e-12)
+
+
+def test_an_interval_far_from_the_mean():
+    """Thirty standard deviations out it is an exponential's tail, in float32, on both sides."""
+    value = np.array([2.01, 2.3])
+    for sign in (1.0, -1.0):
+        low, high = sorted((2.0 * sign, 3.0 * sign))
+        q = natural.TruncatedNormal(natural.parameters(dist.Normal(sign * 0.5, 0.05)), low=low, high=high)
+        expected = scipy.stats.truncnorm(30, 50, loc=0.5, scale=0.05).logpdf(value)
+        np.testing.assert_allclose(q.log_prob(sign * jnp.asarray(value)), expected, rtol=1e-4)
 
 
 def test_the_rate_of_a_poisson_may_underflow():

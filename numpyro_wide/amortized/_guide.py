@@ -1,0 +1,457 @@
+"""A guide for any model: its latents, unconstrained and standardised, given features of the data by a network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import ReshapeTransform, Transform
+from numpyro.primitives import mutable
+
+from numpyro_wide._checks import check_key, check_names_known, check_one_of, kind_of, listing, whole_number
+from numpyro_wide._traces import run_model
+from numpyro_wide.amortized._families import ConditionalNormals, FlowPart, conditional_flow
+from numpyro_wide.amortized._given import is_finite, refuse_missing
+from numpyro_wide.amortized._simulation import (
+    Draws,
+    check_params,
+    check_simulator,
+    latent_names,
+    simulate,
+    site_names,
+)
+from numpyro_wide.natural import NaturalTruncatedNormal
+
+FAMILIES = ("normal", "independent", "mixture", "flow")
+# Simulations that the constants of standardisation are computed from.
+PILOT_SIZE = 1000
+# Fourth moment of a standardised column above which it may be taken to a logarithm; an exponential variable's.
+_HEAVY = 9.0
+
+
+class Typicality(NamedTuple):
+    """How far an observation lies from simulations.
+
+    Attributes:
+        distance: Mahalanobis distance of its features from those of simulations.
+        p_value: proportion of simulations that lie as far.
+    """
+
+    distance: float
+    p_value: float
+
+
+class AutoAmortized:
+    r"""Guide for :class:`~numpyro_wide.AmortizedForwardKL` that is read off the model.
+
+    The latents, in NumPyro's unconstrained coordinates and standardised to u by their moments over a thousand
+    simulations, are given the data x a normal distribution (:eq:`forward`), a regression of each on those before it:
+
+    $$-\log q(u \mid x) = \tfrac12 |D (A u - c)|^2 - \log\det D + \tfrac d2 \log 2\pi,$$
+
+    with D(x) diagonal, A(x) unit lower triangular, the precision's factor D A and the mean $A^{-1} c$; convex in (c, A)
+    for every D. A network computes features of the standardised data, and a linear layer, zero at first, computes
+    (c, log D, A): training starts from the prior's moments. Data that are spread over orders of magnitude enter by
+    sign(x) log(1 + abs(x)/unit). The constants are a mutable site, so that ``params`` hold them.
+
+    A draw is in the model's own coordinates, with its exact log density.
+
+    Args:
+        model: ``model(*args, **kwargs)``, called without data, simulates every site.
+        observed: name, or names, of the sites that are data.
+        family: "normal", one joint normal distribution; "independent", A the identity, with truncated normals on
+            intervals; "mixture" of joint normal distributions; "flow", a masked autoregressive flow of splines, which
+            needs flowjax.
+        encoder: flax module from standardised data (n, ...) to features (n, k); by default
+            :class:`numpyro_wide.nn.ResidualEncoder`. One observed site comes in its own shape, several as a vector.
+        pool: "rows" to encode each row, along the first axis of the observed sites, and to average: a trained guide
+            then takes any number of rows. Train with those numbers that it will be asked for.
+        sites: names of the latents to infer, the others being marginalised; by default all that are continuous.
+        num_components: number of components of a mixture.
+        prefix: prefix of parameter names.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, optax
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_wide import AmortizedForwardKL
+        >>> from numpyro_wide.autoguide import AutoAmortized
+        >>> def model():
+        ...     rate = numpyro.sample("rate", dist.Gamma(3, 1))
+        ...     numpyro.sample("y", dist.Poisson(rate).expand([5]).to_event(1))
+        >>> guide = AutoAmortized(model, observed="y")
+        >>> trainer = AmortizedForwardKL(model, guide, optax.adam(1e-3), observed="y", batch_size=64)
+        >>> params = trainer.run(jax.random.key(0), 300, progress_bar=False).params
+        >>> ask = Predictive(guide, params=params, num_samples=1000)
+        >>> rate = ask(jax.random.key(1), {"y": jnp.array([4, 5, 3, 6, 5])})["rate"]
+        >>> abs(float(rate.mean()) - 26 / 6) < 0.5  # exact: Gamma(3 + 23, 1 + 5)
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        observed: str | Sequence[str],
+        family: str = "normal",
+        encoder: Any = None,
+        pool: str | None = None,
+        sites: Sequence[str] | None = None,
+        num_components: int = 8,
+        prefix: str = "auto",
+    ):
+        if not callable(model):
+            raise TypeError(f"model must be a function, but is {kind_of(model)}.")
+        check_one_of("family", family, FAMILIES)
+        if pool is not None:
+            check_one_of("pool", pool, ("rows",), also="or None")
+        if encoder is not None and not (hasattr(encoder, "init") and hasattr(encoder, "apply")):
+            raise TypeError(
+                f"encoder must be a flax linen module from data (n, ...) to features (n, k), but is {kind_of(encoder)}."
+            )
+        self.model, self.observed, self.family, self.encoder = model, site_names(observed), family, encoder
+        self.pool, self.prefix = pool, prefix
+        self.sites = None if sites is None else site_names(sites)
+        self.num_components = whole_number("num_components", num_components) if family == "mixture" else 1
+
+    def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Draw the latents given one data set; the arguments are those of the model."""
+        self._check_observed(observed_values)
+        latents = self._latents(args, kwargs)
+        constants = self._constants(args, kwargs)
+        features = self.features(observed_values, constants)
+        if self.family == "flow":
+            return self._sample_flow(latents, constants["latents"], features)
+        return self._sample_normals(latents, constants["latents"], features)
+
+    def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Compute the constants from simulations, {site: (n, ...)}, as a value of the guide's mutable site.
+
+        Args:
+            simulations: values of the latents and observed sites.
+            *args: arguments of the model.
+            **kwargs: keyword arguments.
+        """
+        latents = self._latents(args, kwargs)
+        refuse_missing("simulations", latents, simulations, "latent site")
+        found: dict[str, Any] = {"latents": {}, "observed": {}}
+        for name, latent in latents.items():
+            values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
+            loc, scale = _moments(np.asarray(values, float).reshape(len(values), -1))
+            found["latents"][name] = {"loc": loc, "scale": scale}
+        for name in self.observed:
+            values = np.asarray(simulations[name], float)
+            if self.pool and values.ndim > 1:
+                found["log_rows"] = np.log(values.shape[1])
+                values = values.reshape(-1, *values.shape[2:])
+            unit = _log_unit(values)
+            loc, scale = _moments(np.asarray(_signed_log(values, unit)))
+            found["observed"][name] = {"loc": loc, "scale": scale, "unit": unit}
+        return {f"{self.prefix}_constants": jax.tree.map(lambda leaf: jnp.asarray(leaf, float), found)}
+
+    def typicality(
+        self,
+        rng_key: Array,
+        params: Mapping[str, Any],
+        observed_values: Mapping[str, Any],
+        *args: Any,
+        num_simulations: int = 2000,
+        simulations: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Typicality:
+        """Tell whether an observation is like the simulations that the guide was trained on.
+
+        A network's answer means little where it has not been trained. The distance is Mahalanobis's, of the encoder's
+        features; moments are those of one half of the simulations, the p-value is the rank among the others.
+
+        Args:
+            rng_key: a PRNG key for simulations.
+            params: values of the guide's param and mutable sites.
+            observed_values: values of the observed sites of one data set.
+            *args: arguments of the model.
+            num_simulations: number of simulations.
+            simulations: simulations to compare with, {site: (n, ...)}, instead of new ones.
+            **kwargs: keyword arguments.
+
+        Returns:
+            A :class:`Typicality`: below 0.01, say, the observation is unlike the simulations.
+        """
+        check_key("rng_key", rng_key, "(rng_key, params, observed_values, *args)")
+        self._check_observed(observed_values)
+        values = {name: jnp.asarray(observed_values[name]) for name in self.observed}
+        check_params(self, rng_key, params, values, args, kwargs)
+        if simulations is None:
+            number = whole_number("num_simulations", num_simulations, 4)
+            simulations = self._simulate(random.split(rng_key, number), args, kwargs)
+        constants = params[f"{self.prefix}_constants"]
+
+        def features(values: Draws) -> Array:
+            with numpyro.handlers.substitute(data=dict(params)):
+                return self.features(values, constants)
+
+        data = {name: jnp.asarray(simulations[name]) for name in self.observed}
+        found = np.asarray(jax.jit(jax.vmap(features))(data), float)
+        found = found[np.isfinite(found).all(axis=1)]
+        half = len(found) // 2
+        loc, centred = found[:half].mean(0), found - found[:half].mean(0)
+        covariance = centred[:half].T @ centred[:half] / half
+        # Features are more than the latents and data they vary with: directions without variance weigh little.
+        covariance += 1e-3 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+        root = np.linalg.cholesky(covariance)
+        own = np.asarray(features(values), float) - loc
+        distances = np.linalg.norm(np.linalg.solve(root, np.stack([own, *centred[half:]]).T), axis=0)
+        p_value = (1 + np.sum(distances[1:] >= distances[0])) / len(distances)
+        return Typicality(float(distances[0]), float(p_value))
+
+    def features(self, observed_values: Mapping[str, Any], constants: dict[str, Any]) -> Array:
+        """Compute the encoder's features (k,) of one data set, inside a model."""
+        inputs = {
+            name: _standardised(jnp.asarray(observed_values[name], float), constants["observed"][name])
+            for name in self.observed
+        }
+        if self.pool is None:
+            (first, *others) = inputs.values()
+            whole = jnp.concatenate([value.reshape(-1) for value in inputs.values()]) if others else first
+            return self._encode("encoder", self.encoder, whole[None])[0]
+        rows = [value.reshape(len(value), -1) for value in inputs.values() if value.ndim]
+        numbers = {len(value) for value in rows}
+        if len(numbers) != 1:
+            raise ValueError(
+                "pool='rows' averages over the first axis of the observed sites, which must have one length, but their "
+                f"shapes are {', '.join(str(value.shape) for value in inputs.values())}; leave pool out, or give the "
+                "observed sites a leading axis of rows."
+            )
+        pooled = self._encode("encoder", self.encoder, jnp.concatenate(rows, axis=1)).mean(0)
+        log_rows = jnp.log(jnp.asarray(numbers.pop(), float)) - constants["log_rows"]
+        rest = [value[None] for value in inputs.values() if not value.ndim]
+        return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
+
+    def _check_observed(self, observed_values: Any) -> None:
+        if not isinstance(observed_values, Mapping) or not set(self.observed) <= set(observed_values):
+            came = listing(observed_values) if isinstance(observed_values, Mapping) else kind_of(observed_values)
+            raise ValueError(
+                f"AutoAmortized takes a dictionary of the observed sites {listing(self.observed)} as its first "
+                f"argument, but got {came}; write guide({{{self.observed[0]!r}: ...}})."
+            )
+
+    def _latents(self, args: tuple, kwargs: dict) -> dict[str, "_Latent"]:
+        """Read the latents off one run of the model."""
+        sites = run_model(self.model, args, kwargs)
+        known = latent_names(sites, self.observed)
+        is_continuous = {name: not sites[name]["fn"].support.is_discrete for name in known}
+        names = [name for name in known if is_continuous[name]]
+        if self.sites is not None:
+            check_names_known("sites", self.sites, known, kind="latent site")
+            if discrete := [name for name in self.sites if not is_continuous[name]]:
+                raise ValueError(
+                    f"AutoAmortized infers continuous latents, but sites names {listing(discrete)}, which are "
+                    "discrete; leave them out, to be marginalised, or write a guide with natural.Categorical."
+                )
+            names = [name for name in known if name in self.sites]
+        if not names:
+            raise ValueError(f"AutoAmortized needs a continuous latent site, but the model has {listing(known)}.")
+        return {name: _Latent.of(sites[name]) for name in names}
+
+    def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        name = f"{self.prefix}_constants"
+        constants: Any = mutable(name)
+        if constants is None:
+            # Also where the guide is first traced.
+            with jax.ensure_compile_time_eval():
+                simulations = self._simulate(random.split(random.key(0), PILOT_SIZE), args, kwargs)
+                constants = mutable(name, self.standardisation(_finite(simulations), *args, **kwargs)[name])
+        return constants
+
+    def _simulate(self, keys: Array, args: tuple, kwargs: dict) -> Draws:
+        """Simulate, and refuse supports that vary."""
+        check_simulator(run_model(self.model, args, kwargs), self.observed)
+        names = [*self._latents(args, kwargs), *self.observed]
+
+        def single(key: Array) -> tuple[Draws, Any]:
+            sites = run_model(self.model, args, kwargs, rng_key=key)
+            supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in names if name in sites}
+            return simulate(self.model, key, self.observed, args, kwargs), supports
+
+        found, supports = jax.jit(jax.vmap(single))(keys)
+        varying = [name for name in supports if any(bool((leaf != leaf[:1]).any()) for leaf in supports[name])]
+        if varying:
+            raise ValueError(
+                f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
+                "sample a standardised site, and compute the other by numpyro.deterministic."
+            )
+        return {name: found[name] for name in names}
+
+    def _encode(self, name: str, module: Any, inputs: Array) -> Array:
+        """Apply a network to inputs (n, ...); features (n, k)."""
+        # flax is loaded when it is needed.
+        from numpyro.contrib.module import flax_module
+
+        if module is None:
+            from numpyro_wide.nn import ResidualEncoder
+
+            module = ResidualEncoder()
+        network = flax_module(f"{self.prefix}_{name}", module, input_shape=inputs.shape)
+        features = network(inputs)
+        if features.ndim < 2 or len(features) != len(inputs):
+            raise ValueError(
+                f"encoder must map data of shape {inputs.shape} to features ({len(inputs)}, k), but returned shape "
+                f"{features.shape}; the first axis is of rows."
+            )
+        return features.reshape(len(inputs), -1)
+
+    def _head(self, features: Array, size: int, start: Callable[[Array], Array]) -> Array:
+        """Compute (size,) linear functions of the features, at first ``start``."""
+        dtype = features.dtype
+
+        def first(key: Array) -> dict[str, Array]:
+            return {"kernel": jnp.zeros((len(features), size), dtype), "bias": start(key).astype(dtype)}
+
+        layer = numpyro.param(f"{self.prefix}_head", first)
+        return features @ layer["kernel"] + layer["bias"]
+
+    def _sample_normals(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+        """Draw site by site, each given those before it: the rows of A make that exact."""
+        num, sizes = self.num_components, [latent.size for latent in latents.values()]
+        dim = sum(sizes)
+        below = 0 if self.family == "independent" else dim * (dim - 1) // 2
+
+        def start(key: Array) -> Array:
+            # Components that start alike would stay alike.
+            apart = random.normal(key, (num, dim)) if num > 1 else jnp.zeros((num, dim))
+            return jnp.concatenate([jnp.zeros((num, 1)), apart, jnp.zeros((num, dim + below))], axis=1).reshape(-1)
+
+        outputs = self._head(features, num * (1 + 2 * dim + below), start).reshape(num, -1)
+        logits, precision = outputs[:, 0], jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim])
+        slopes = jnp.broadcast_to(jnp.eye(dim, dtype=outputs.dtype), (num, dim, dim))
+        if below:
+            rows, columns = np.tril_indices(dim, -1)
+            slopes = slopes.at[:, rows, columns].set(outputs[:, 1 + 2 * dim :])
+        target, factor = precision * outputs[:, 1 : 1 + dim], precision[:, :, None] * slopes
+        values: Draws = {}
+        known, first = jnp.zeros(0, target.dtype), 0  # standardised values of the sites before
+        for (name, latent), size in zip(latents.items(), sizes, strict=True):
+            end = first + size
+            of_site = factor[:, first:end]
+            shift = target[:, first:end] - jnp.einsum("kij,j->ki", of_site[:, :, :first], known)
+            if self.family == "independent" and latent.bounds:
+                outputs_of_site = outputs[0, 1 + first : 1 + end], precision[0, first:end]
+                values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
+                known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
+                continue
+            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end], **constants[name])
+            values[name] = numpyro.sample(name, latent.constrained(fn))
+            own = latent.unconstrained(values[name])
+            logits = logits + fn.component_log_probs(own)
+            known, first = jnp.concatenate([known, fn.standardised(own)]), end
+        return values
+
+    def _sample_flow(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+        """Draw all latents at once; the last site has the density of all."""
+        dim = sum(latent.size for latent in latents.values())
+        leaves, flow_of = conditional_flow(dim, len(features))
+        flow = flow_of(numpyro.param(f"{self.prefix}_flow", leaves))
+        drawn = flow.sample(_typed(numpyro.prng_key()), condition=features)
+        values: Draws = {}
+        known, first = jnp.zeros(0, drawn.dtype), 0
+        for name, latent in latents.items():
+            end = first + latent.size
+            density = (lambda joint: flow.log_prob(joint, condition=features)) if end == dim else None
+            fn = FlowPart(drawn[first:end], known, density, **constants[name])
+            values[name] = numpyro.sample(name, latent.constrained(fn))
+            known, first = jnp.concatenate([known, fn.standardised(latent.unconstrained(values[name]))]), end
+        return values
+
+
+class _Latent(NamedTuple):
+    """Coordinates of a latent site."""
+
+    transform: Transform  # of unconstrained values
+    shape: tuple[int, ...]  # unconstrained
+    bounds: tuple[Any, ...]  # of an interval
+
+    @classmethod
+    def of(cls, site: dict) -> "_Latent":
+        """Read them off a site of the model."""
+        support = site["fn"].support
+        transform, shape = biject_to(support), jnp.shape(site["value"])
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint
+        ends = getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
+        bounds = () if None in ends else tuple(jnp.broadcast_to(jnp.asarray(end, float), shape) for end in ends)
+        return cls(transform, transform.inverse_shape(shape), bounds)
+
+    @property
+    def size(self) -> int:
+        """Number of unconstrained values."""
+        return int(np.prod(self.shape, dtype=int))
+
+    def constrained(self, fn: dist.Distribution) -> dist.Distribution:
+        """Return a distribution of unconstrained vectors (size,) as one of the site's values."""
+        reshape = ReshapeTransform(self.shape, (self.size,))
+        transformed = dist.TransformedDistribution(fn, [reshape, self.transform])
+        return transformed.to_event(len(transformed.batch_shape))
+
+    def truncated(self, loc: Array, precision: Array) -> dist.Distribution:
+        """Return normals on the interval, of loc and 1/scale (size,) in units of its half, from its middle."""
+        low, high = self.bounds
+        half, middle = (high - low) / 2, (high + low) / 2
+        normal = dist.Normal(middle + half * loc.reshape(self.shape), half / precision.reshape(self.shape))
+        return NaturalTruncatedNormal(normal, low, high).to_event(len(self.shape))
+
+    def unconstrained(self, value: Array) -> Array:
+        """Return a value of the site as an unconstrained vector."""
+        return self.transform.inv(value).reshape(-1)
+
+
+def _typed(key: Array | None) -> Array:
+    """Return NumPyro's key as flowjax wants it; where none is at hand, nothing is drawn."""
+    if key is None:
+        return random.key(0)
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else random.wrap_key_data(key)
+
+
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation by column; one where a column is constant."""
+    scale = values.std(axis=0)
+    return values.mean(axis=0), np.where(scale > 1e-12 * np.abs(values).max(axis=0), scale, 1.0)
+
+
+def _log_unit(values: np.ndarray) -> np.ndarray:
+    """Return c of sign(x) log(1 + |x|/c) by column, 0 where the values are not to be transformed."""
+    size = np.where(values == 0, np.nan, np.abs(values))
+    has_both_signs = (values > 0).any(axis=0) & (values < 0).any(axis=0)
+    size = np.where((size > 0).any(axis=0), size, 1.0)
+    low, middle = np.nanquantile(size, [0.05, 0.5], axis=0)
+    unit = np.where(has_both_signs, middle, low)
+    before, after = _fourth_moment(values), _fourth_moment(np.asarray(_signed_log(values, unit)))
+    return np.where((before > _HEAVY) & (after < before), unit, 0.0)
+
+
+def _fourth_moment(values: np.ndarray) -> np.ndarray:
+    loc, scale = _moments(values)
+    return np.mean(((values - loc) / scale) ** 4, axis=0)
+
+
+def _signed_log(values: Any, unit: Any) -> Any:
+    """Take columns with a unit to their signed logarithm."""
+    numpy: Any = np if isinstance(values, np.ndarray) else jnp
+    logarithm = numpy.sign(values) * numpy.log1p(numpy.abs(values) / numpy.where(unit > 0, unit, 1.0))
+    return numpy.where(unit > 0, logarithm, values)
+
+
+def _standardised(values: Array, constants: dict[str, Array]) -> Array:
+    """Standardise values of an observed site, or its rows."""
+    loc, scale, unit = (jnp.broadcast_to(constants[name], values.shape) for name in ("loc", "scale", "unit"))
+    return (_signed_log(values, unit) - loc) / scale
+
+
+def _finite(simulations: Draws) -> Draws:
+    """Leave simulations out that are not finite."""
+    kept = np.all([is_finite(values) for values in simulations.values()], axis=0)
+    if kept.sum() < 2:
+        raise ValueError("fewer than two simulations of the model are finite; look at its simulations.")
+    return {name: values[kept] for name, values in simulations.items()}
