@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import numpy as np
 from scipy.linalg import lapack
-from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 
 from numpyro_wide.wide_limit._gp import inverse_of
@@ -52,6 +51,8 @@ def calibrated(
     values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, log_weights: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
+    from scipy.optimize import minimize  # loaded late
+
     if start is None:
         start = np.append(_LOG_SLOPE, np.zeros(values.shape[-1]))
 
