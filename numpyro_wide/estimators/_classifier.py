@@ -210,8 +210,12 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         """Fit the limit to standardised columns, or to columns with one scale where those are many."""
         seed, fits = random.randint(2**31 - 1), []
         loc, scale = self._moments
-        of_all = np.where(scale > 0, np.sqrt(np.mean(scale[self._columns] ** 2)), 0.0) if len(self._columns) else scale
-        scalings = {"by column": scale} | ({"one for all columns": of_all} if len(self._columns) > _FEW_COLUMNS else {})
+        scalings = {"by column": scale}
+        if len(self._columns) > _FEW_COLUMNS:
+            largest = np.max(scale)
+            scalings["one for all columns"] = (
+                largest * np.sqrt(np.mean((scale[scale > 0] / largest) ** 2)) * (scale > 0)
+            )
         for name, divisors in scalings.items():
             self._moments = loc, divisors
             if len(scalings) > 1:

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -11,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, whole_number
-from numpyro_wide.machine import double_precision
+from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
 from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore
@@ -349,6 +350,8 @@ def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray
 
 # The fit.
 
+_ONE_THREAD = 3000  # rows, up to which one BLAS thread is the quickest
+
 
 def fit(
     x: ArrayLike,
@@ -472,7 +475,8 @@ def fit(
         raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
-    with double_precision():
+    # Several threads mostly wait for each other on few rows.
+    with double_precision(), set_blas_threads(1) if len(inputs) <= _ONE_THREAD else nullcontext():
         observations = None if is_normal else Observations.of(targets, likelihood, parameters, offset)
         if is_of_codes:
             _check_labels(targets, offset)
@@ -490,7 +494,9 @@ def fit(
         if is_of_codes:
             count: Any = 2 if likelihood == "bernoulli" else parameters["num_classes"]
             chosen = fit_labels(problems, targets.astype(int), int(count), num_rows, num_restarts, random)
-            return WideLimitFit(**chosen, **known)
+            found = WideLimitFit(**chosen, **known)
+            _warn_of_copies(found)
+            return found
         fits = []
         for problem in problems:
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
@@ -555,6 +561,7 @@ def _several(given: Any) -> Iterable[Any]:
 # Warnings.
 
 _SMALL_NOISE = 0.1  # of the targets' root mean square
+_MANY_COPIES = 0.05  # of the rows of classes
 # Fewest rows for a test; distances in robust standard deviations of residuals, and in those of the targets.
 _FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
 _ONE_OF = 50  # one far row of so many
@@ -585,13 +592,21 @@ def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
 
 
 def _warn_of_copies(found: WideLimitFit) -> None:
-    """Warn if the noise is small and rows repeat others."""
+    """Warn if rows repeat others, and the noise is small, or labels left out have copies left in."""
     inputs, targets, noise_scale = found.inputs, found.targets, found.noise_scale
-    if noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
+    is_of_codes = found.calibration is not None
+    if not is_of_codes and noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
         return
     rows = np.column_stack([inputs.reshape(len(inputs), -1), targets])
     num_copies = len(inputs) - len(np.unique(rows, axis=0))
-    if num_copies:
+    if is_of_codes and num_copies > _MANY_COPIES * len(inputs):
+        warnings.warn(
+            f"{num_copies} of {len(inputs)} rows repeat others, labels included: a label left out has copies left in, "
+            "and seems too easy to predict. If they are copies, not measurements, fit to distinct rows.",
+            UserWarning,
+            stacklevel=3,  # the caller of fit
+        )
+    elif num_copies and not is_of_codes:
         warnings.warn(
             f"the fitted noise, {noise_scale:.2g}, is small, and {num_copies} of {len(inputs)} rows repeat others: "
             "copies pass for measurements without noise; fit to distinct rows.",

@@ -203,3 +203,9 @@ def test_what_probabilities_do_not_take():
         fit.predict(X[:2], with_noise=True)
     with pytest.raises(ValueError, match="needs no surrogate"):
         fit.surrogate()
+
+
+def test_copies_that_stay_in_are_told():
+    x, labels = np.tile(X, (2, 1)), np.tile(LABELS, 2)
+    with pytest.warns(UserWarning, match="30 of 60 rows repeat others, labels included"):
+        wide_limit.fit(x, labels, likelihood="categorical", **QUICK)
