@@ -115,10 +115,10 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "estimators/_classifier.py": [
         (
-            "estimators: draws of a classifier weigh alike without a row",
-            "smoothed = [pareto_smoothed(-row) for row in by_draw.T]",
-            "smoothed = [pareto_smoothed(-0 * row) for row in by_draw.T]",
-            "estimators/test_classifier.py::test_leave_one_out_of_draws_is_that_of_dense_algebra",
+            "estimators: a classifier's chains calibrated by rows that they have seen",
+            "some = replace(limit, inputs=limit.inputs[others], targets=labels[others])",
+            "some = limit",
+            "estimators/test_classifier.py::test_rows_that_calibrate_are_not_seen_by_the_chains",
         ),
     ],
     "estimators/_regressor.py": [
@@ -672,8 +672,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "label regression: draws of a row weighed alike",
-            "joint = log_weights + by_draw",
-            "joint = 0 * log_weights + by_draw",
+            "residual = np.exp(by_draw - by_row)[..., None] * residual",
+            "residual = residual / len(values)",
             "wide_limit/test_label_regression.py::test_the_mode_is_that_of_another_optimiser",
         ),
     ],

@@ -315,9 +315,10 @@ class ReadoutPredictive:
     def leave_one_out(self) -> tuple[Array, Array]:
         """Predict each row of the fit from all others, in closed form at each draw of the other sites.
 
-        Given the hidden weights the mean and variance of a row's observation given all other rows are known (Rasmussen
-        and Williams 2006, eq. 5.12). Draws are of all rows: an average over them weighs each, for a row, by the inverse
-        of its density there, smoothed as ``arviz.psislw`` does.
+        Given the hidden weights the mean and variance of a row's observation given all other rows are known
+        (Mathematics, :eq:`left-out`). Draws are of all rows, to which hidden weights have adapted: an average over them
+        weighs each, for a row, by the inverse of its density there, smoothed as ``arviz.psislw`` does, and is too good
+        where the Pareto shape is above 0.7.
 
         Returns:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated

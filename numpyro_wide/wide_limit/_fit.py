@@ -287,7 +287,7 @@ def fit_labels(
         score = LabelScore(problem[some], labels[some], num_classes)
         logarithms = _mode(score, rows, num_restarts, random)
         left_out = score.left_out(logarithms)
-        by_row = _log_probs(Calibration.of(left_out.mean, score.labels), left_out.mean, score.labels)
+        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
         row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
         row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
         tried.append((row, problem, score, logarithms))
@@ -311,7 +311,7 @@ def fit_labels(
         "log_evidence": float(log_evidence),
         "table": [row for row, *_ in tried],
         "calibration": calibration,
-        "held_out": _log_probs(calibration, left_out.mean, labels),
+        "held_out": calibration.log_probs(left_out.mean, labels),
     }
 
 
@@ -326,10 +326,6 @@ def _of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarr
     some = rows[:most]
     missing = np.setdiff1d(labels[rows], labels[some])
     return np.sort(np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]]))
-
-
-def _log_probs(calibration: Calibration, means: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(calibration(means)[np.arange(len(labels)), labels], np.finfo(float).tiny))
 
 
 def _standard_error(by_row: np.ndarray) -> float:
@@ -381,7 +377,7 @@ def fit(
 
     Classes are regression on their one-hot codes: scales, noise and architecture are those of the largest log
     probability of each label given all others, in closed form, and so is the softmax that turns predictions of the
-    codes into probabilities (Rifkin and Klautau 2004; Rasmussen and Williams 2006, section 6.5). With
+    codes into probabilities (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). With
     ``labels="logits"`` they are logits of the network, by the variational bound; the readout's scale is then chosen by
     the log probability of labels left out in three folds, and has no standard error.
 

@@ -29,12 +29,12 @@ class Calibration:
     shift: np.ndarray  # (k,)
 
     @classmethod
-    def of(cls, values: np.ndarray, labels: np.ndarray, log_weights: np.ndarray | None = None) -> "Calibration":
-        """Fit to predictions (n, k), or (draws, n, k) with log weights of the draws (draws, n), of labels (n,)."""
+    def of(cls, values: np.ndarray, labels: np.ndarray) -> "Calibration":
+        """Fit to predictions (n, k), or to those of draws to be averaged over (draws, n, k), of labels (n,)."""
         values = np.asarray(values, float)
-        mode = calibrated(values, labels, log_weights=log_weights)
+        mode = calibrated(values, labels)
         log_slope, shift = mode[0], mode[1:]
-        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, log_weights)[0]  # noqa: E731
+        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels)[0]  # noqa: E731
         step = 0.05
         curvature = (2 * along(0.0) - along(step) - along(-step)) / step**2
         spread = min(_SPREAD, 1 / np.sqrt(max(curvature, 1e-12)))
@@ -46,10 +46,13 @@ class Calibration:
         by_node = (softmax(slope * values + self.shift, axis=-1) for slope in self.slopes)
         return sum(weight * probs for weight, probs in zip(self.weights, by_node, strict=True))
 
+    def log_probs(self, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return log probabilities of labels (n,), (n,), averaged over draws if there are."""
+        probs = self(values)[..., np.arange(len(labels)), labels]
+        return np.log(np.maximum(probs if probs.ndim == 1 else probs.mean(axis=0), np.finfo(float).tiny))
 
-def calibrated(
-    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, log_weights: np.ndarray | None = None
-) -> np.ndarray:
+
+def calibrated(values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
     from scipy.optimize import minimize  # loaded late
 
@@ -57,36 +60,36 @@ def calibrated(
         start = np.append(_LOG_SLOPE, np.zeros(values.shape[-1]))
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient, _ = _log_posterior(parameters, values, labels, log_weights)
+        value, gradient, _ = _log_posterior(parameters, values, labels)
         return -value, -gradient
 
     return minimize(loss, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-13, "gtol": 1e-6}).x
 
 
 def _log_posterior(
-    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, log_weights: np.ndarray | None = None
+    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log posterior of slope and shifts, its gradient, and that by the predictions."""
     slope, shift = np.exp(parameters[0]), parameters[1:]
     log_probs = log_softmax(slope * values + shift, axis=-1)
     by_draw = log_probs[..., np.arange(len(labels)), labels]
     residual = np.eye(values.shape[-1])[labels] - np.exp(log_probs)
-    total = float(np.sum(by_draw))
-    if log_weights is not None:
-        joint = log_weights + by_draw
-        by_row = logsumexp(joint, axis=0)
-        total = float(np.sum(by_row - logsumexp(log_weights, axis=0)))
-        residual = np.exp(joint - by_row)[..., None] * residual
+    if values.ndim == 2:
+        total = np.sum(by_draw)
+    else:
+        by_row = logsumexp(by_draw, axis=0)
+        total = np.sum(by_row - np.log(len(values)))
+        residual = np.exp(by_draw - by_row)[..., None] * residual
     distance = parameters - np.append(_LOG_SLOPE, np.zeros(len(shift)))
     precision = np.append(_SPREAD**-2, np.full(len(shift), _SHIFT**-2))
     by_value = slope * residual
     by_shift = residual.reshape(-1, len(shift)).sum(axis=0)
     gradient = np.append(np.sum(by_value * values), by_shift) - precision * distance
-    return total - 0.5 * float(precision @ distance**2), gradient, by_value
+    return float(total) - 0.5 * float(precision @ distance**2), gradient, by_value
 
 
 class LeftOut:
-    """Leave-one-out predictions of the codes (Rasmussen and Williams 2006, eqs. 5.10 to 5.12)."""
+    """Leave-one-out predictions of the codes (Mathematics, :eq:`left-out`)."""
 
     def __init__(self, covariance: np.ndarray, codes: np.ndarray):
         """Factor a covariance, (n, n), noise included, in place; ``LinAlgError`` if it is not positive definite."""

@@ -5,12 +5,12 @@ import pickle
 import numpy as np
 import pytest
 from scipy.special import softmax
-from scipy.stats import norm
 
 from numpyro_wide import wide_limit
-from numpyro_wide.estimators import WideBNNClassifier
+from numpyro_wide.estimators import WideBNNClassifier, _classifier
 from numpyro_wide.estimators._classifier import DrawnClasses
 from numpyro_wide.estimators._posteriors import Network
+from numpyro_wide.wide_limit._label_regression import Calibration
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
@@ -47,26 +47,43 @@ def test_chains(labels):
     assert "chains minus limit" in str(model.report_)
 
 
-def test_leave_one_out_of_draws_is_that_of_dense_algebra():
-    """A draw weighs for a row by the inverse of the density of its code there, given all other rows."""
-    x, labels = X[:8], (X[:8, 0] > 0).astype(int)
-    codes, noise = np.eye(2)[labels] - 0.5, 0.4
-    medians = {"w_std": np.array([1.0]), "b_std": np.array(0.0), "readout_w_std": np.array(1.0)}
-    kernels = RANDOM.normal(size=(5, 2, 4))
-    network = Network(1, 4, "tanh", 2, by_row=False, is_latent=False)
-    known = {**medians, "noise": np.array(noise)}, x, codes
-    posterior = DrawnClasses(network, {"hidden.hidden_0.kernel": kernels}, known)
-    found = posterior.calibrate(labels)
-    features = np.tanh(x @ kernels / np.sqrt(2)) / np.sqrt(4)
-    for row in range(8):
-        others = np.arange(8) != row
-        log_weights, probs = [], []
-        for psi in features:
-            covariance = psi @ psi.T + noise**2 * np.eye(8)
-            gain = np.linalg.solve(covariance[np.ix_(others, others)], covariance[others, row])
-            mean, variance = gain @ codes[others], covariance[row, row] - gain @ covariance[others, row]
-            log_weights.append(-norm.logpdf(codes[row], mean, np.sqrt(variance)).sum())
-            probs.append(posterior.calibration(mean)[labels[row]])
-        expected = np.log(np.sum(softmax(log_weights) * probs))
-        np.testing.assert_allclose(found.by_row[row], expected, rtol=1e-6)
-    np.testing.assert_allclose(posterior.predict(x).sum(axis=1), 1.0, rtol=1e-9)
+class _StoppedError(Exception):
+    """Raised in the place of a second run."""
+
+
+def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
+    seen = []
+
+    def run(limit, *_):
+        seen.append(limit)
+        if len(seen) == 2:
+            raise _StoppedError
+        return _Constant(limit), None, 1
+
+    class _Constant:
+        def __init__(self, limit):
+            self.rows = limit.inputs
+
+        def codes(self, x):
+            assert not np.isin(x[:, 0], self.rows[:, 0]).any()
+            return np.zeros((3, len(x), 3))
+
+    monkeypatch.setattr(_classifier, "run_codes", run)
+    with pytest.raises(_StoppedError):
+        WideBNNClassifier(method="chains", random_state=0, time_budget=9.0).fit(X, WORDS)
+    assert [len(limit.inputs) for limit in seen] == [36, 45] and [len(limit.targets) for limit in seen] == [36, 45]
+
+
+def test_probabilities_of_draws_are_averaged():
+    codes = np.eye(2)[(X[:8, 0] > 0).astype(int)] - 0.5
+    medians = {"w_std": np.array([1.0]), "b_std": np.array(0.0), "readout_w_std": np.array(1.0), "noise": np.array(0.4)}
+    kernels, network = RANDOM.normal(size=(5, 2, 4)), Network(1, 4, "tanh", 2, by_row=False, is_latent=False)
+    posterior = DrawnClasses(network, {"hidden.hidden_0.kernel": kernels}, (medians, X[:8], codes))
+    posterior.calibration = Calibration(np.array([2.0, 3.0]), np.array([0.25, 0.75]), np.array([0.1, -0.1]))
+    known, new = (np.tanh(x @ kernels / np.sqrt(2)) / np.sqrt(4) for x in (X[:8], X[8:12]))
+    expected = 0.0
+    for psi, psi_new in zip(known, new, strict=True):
+        mean = psi_new @ psi.T @ np.linalg.solve(psi @ psi.T + 0.16 * np.eye(8), codes)
+        for slope, weight in ((2.0, 0.25), (3.0, 0.75)):
+            expected += weight / 5 * softmax(slope * mean + [0.1, -0.1], axis=1)
+    np.testing.assert_allclose(posterior.predict(X[8:12]), expected, rtol=1e-8)

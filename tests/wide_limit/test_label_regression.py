@@ -64,18 +64,17 @@ def test_the_slope_is_averaged_over_its_posterior():
 
 
 def test_the_mode_is_that_of_another_optimiser():
-    """With weighted draws: each row's probability is an average over them."""
-    values, labels, log_weights = RNG.normal(size=(4, 20, 3)), RNG.integers(0, 3, 20), RNG.normal(size=(4, 20))
-    shares = softmax(log_weights, axis=0)
+    """With draws: each row's probability is an average over them."""
+    values, labels = RNG.normal(size=(4, 20, 3)), RNG.integers(0, 3, 20)
 
     def loss(parameters):
         probs = softmax(np.exp(parameters[0]) * values + parameters[1:], axis=-1)
-        by_row = np.sum(shares * probs[:, np.arange(20), labels], axis=0)
+        by_row = np.mean(probs[:, np.arange(20), labels], axis=0)
         prior = norm.logpdf(parameters[0], np.log(5), 0.5) + norm.logpdf(parameters[1:]).sum()
         return -np.sum(np.log(by_row)) - prior
 
     expected = minimize(loss, np.append(np.log(5), np.zeros(3)), method="BFGS").x
-    found = Calibration.of(values, labels, log_weights)
+    found = Calibration.of(values, labels)
     np.testing.assert_allclose(found.shift, expected[1:], atol=2e-3)
     np.testing.assert_allclose(np.log(found.slopes[len(found.slopes) // 2]), expected[0], atol=2e-3)
 
