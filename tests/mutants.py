@@ -821,8 +821,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_enough: the limit's evidence beside another likelihood",
-            'site["is_observed"] and name != names.observed',
-            "False",
+            "names is None or observed != [names.observed]",
+            "names is None",
             "diagnostics/test_width.py::test_other_observed_sites_and_factors_weigh_as_well",
         ),
     ],

@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
-from numpyro_wide._checks import check_key, check_names_known, kind_of, listing, warn_if_stuck
+from numpyro_wide._checks import check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import (
     abstract_sites,
@@ -75,9 +75,7 @@ class FinishedRun:
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments: Arguments = args, dict(kwargs or {})
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
-        # Some priors cannot be sampled.
-        startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
-        sites = run_model(startable, *self.arguments)
+        sites = abstract_sites(self.plain, *self.arguments)
         self.sites = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
         sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
         self._sampled = latent_sites(abstract_sites(sampled, *self.arguments))
@@ -88,6 +86,21 @@ class FinishedRun:
     def observed(self) -> dict[str, dict]:
         """The observed sites."""
         return observed_sites(self.sites)
+
+    @property
+    def observations(self) -> Draws:
+        """The values of the observed sites."""
+        found = {name: site["value"] for name, site in self.observed.items()}
+        if all(map(is_known, found.values())):
+            return found
+
+        def program(arguments: Arguments) -> Draws:  # of those that the model computes from its arguments
+            # Some priors cannot be sampled.
+            startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
+            sites = run_model(startable, *arguments)
+            return {name: sites[name]["value"] for name in found}
+
+        return run_with_arguments(program, self.arguments)
 
     @cached_property
     def names(self) -> SiteNames | None:
@@ -317,8 +330,7 @@ def to_arviz(
         if values
     }
     if run.observed:
-        observed = {name: site["value"] for name, site in run.observed.items()}
-        datasets["observed_data"] = _dataset(observed, plates, coords, ())
+        datasets["observed_data"] = _dataset(run.observations, plates, coords, ())
     known = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
     unknown = [dim for dim in coords if dim not in known]
     if unknown:

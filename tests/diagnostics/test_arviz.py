@@ -1,6 +1,7 @@
 """A run as ArviZ's data: the same groups for every form of the model, and a log-likelihood that loo can use."""
 
 import warnings
+from functools import cache
 from types import SimpleNamespace
 
 import arviz as az
@@ -47,11 +48,18 @@ KERNELS = {
 }
 
 
-@pytest.fixture(scope="module", params=KERNELS)
-def run(request):
-    kernel, model, fields = KERNELS[request.param]
+@cache
+def sampled(name):
+    kernel, _, fields = KERNELS[name]
     mcmc = MCMC(kernel(), num_warmup=200, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y, extra_fields=("potential_energy", *fields))
+    return mcmc
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def run(request):
+    _, model, fields = KERNELS[request.param]
+    mcmc = sampled(request.param)
     idata = to_arviz(
         mcmc,
         model,
@@ -74,8 +82,13 @@ def stub(draws, model=network):
     )
 
 
+draws_of_network = cache(lambda width: Predictive(network, num_samples=6)(jax.random.key(1), X))  # of this WIDTH
+
+
 def prior_draws(model=network, *args):
-    draws = Predictive(model, num_samples=6)(jax.random.key(1), X, *args)
+    draws = (
+        draws_of_network(WIDTH) if model is network else Predictive(model, num_samples=6)(jax.random.key(1), X, *args)
+    )
     return {k: v.reshape(2, 3, *v.shape[1:]) for k, v in draws.items() if k not in ("y", "shrinkage")}
 
 
@@ -157,9 +170,7 @@ def test_include_and_drop():
 
 def test_a_readout_of_which_only_the_base_was_stored():
     """The image of the base site at each draw: what a run that stores both has."""
-    mcmc = MCMC(NUTS(REPRIORISED, max_tree_depth=2), num_warmup=20, num_samples=6, num_chains=1, progress_bar=False)
-    mcmc.run(jax.random.key(0), X, Y)
-    draws = dict(mcmc.get_samples(group_by_chain=True))
+    draws = dict(sampled("repriorised").get_samples(group_by_chain=True))
     whole = to_arviz(stub(dict(draws), REPRIORISED), REPRIORISED, X, Y)
     del draws["w"]
     idata = to_arviz(stub(draws, REPRIORISED), REPRIORISED, X, Y)
