@@ -17,15 +17,10 @@ MOST_WORDS = 25_000
 
 # A section, the tables that its results are in, and its other numbers: what was run, and what rows give together.
 SECTIONS = {
-    ("gallery.md", "Fashion-MNIST: classes at 2000 images"): (
-        "fashion_scores fashion_costs",
-        "2000 150 50 0.009",  # a standard error of 2000 images
-    ),
     ("gallery.md", "Class probabilities: calibrated, and at what cost"): (
-        "classes",
-        # Rows, units, steps and draws; scales and powers by hand, with what they gave; of the table of costs.
-        "1000 128 200 10 3000 30 100 0.103 0.067 0.026 0.057 0.019 "
-        "1.0 1.02 1.3 112 150 158 180 1600 2000 34 66 400 520",
+        "classes fashion_scores fashion_costs",
+        # Rows, units, steps and draws; of the table of costs.
+        "1000 2000 128 100 400 1.02 158 1600 256 50 150 2022",
     ),
     ("how_wide.md", "One hidden layer"): ("how_wide_gradients how_wide_seconds", "1.4 2.2 2.4"),  # ratios
     ("how_wide.md", "Two and four layers"): (
