@@ -26,7 +26,6 @@ from numpyro_wide.autoguide import AutoAmortized
 
 ALGORITHMS = ("NPE", "SNPE", "NLE", "REJ-ABC")
 BATCH_SIZE = 256
-NUM_DRAWS = 10_000  # at most, as published
 
 
 class Cell(NamedTuple):
@@ -81,11 +80,11 @@ def train(model, cell: Cell):
     return guide, result, time.perf_counter() - start
 
 
-def score(cell: Cell, folder: Path | None) -> Row:
+def score(cell: Cell, folder: Path | None, most_draws: int) -> Row:
     """Train, and tell draws from the references'."""
     model, reference = _sbibm_tasks.load(cell.task, folder)
     guide, result, seconds = train(model, cell)
-    num_draws = min(NUM_DRAWS, reference.draws.shape[1])
+    num_draws = min(most_draws, reference.draws.shape[1])
     ask = Predictive(guide, params=result.params, num_samples=num_draws)
     found = []
     for number, (observation, exact) in enumerate(zip(reference.observation, reference.draws, strict=True)):
@@ -140,6 +139,7 @@ def main() -> None:
         budgets=([1000, 10_000], "numbers of simulations"),
         seeds=(1, "number of seeds"),
         num_epochs=(100, "epochs of each training"),
+        num_draws=(10_000, "draws to tell from as many of the reference; fewer flatter"),
         family=("", "family of the guides, by default the task's own"),
     )
     everything = list(_sbibm_tasks.TASKS) if options.data else ["gaussian_linear"]
@@ -154,7 +154,7 @@ def main() -> None:
         options.output / "sbibm.csv",
         cells,
         Row,
-        lambda cell: score(cell, options.data),
+        lambda cell: score(cell, options.data, options.num_draws),
         unit="training",
         name=lambda cell: f"{cell.task}, {cell.budget}",
     )
