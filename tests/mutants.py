@@ -1207,7 +1207,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "amortized/_families.py": [
         (
             "auto guide: a density without the scale of its coordinates",
-            " - jnp.sum(jnp.log(self.scale))",
+            " - jnp.sum(jnp.log(scale))",
             "",
             "amortized/test_auto_amortized.py::test_density_is_that_of_normals_in_unconstrained_coordinates",
         ),

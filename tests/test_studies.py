@@ -39,6 +39,7 @@ TINY = {
     "images.py": "--sizes 20 40 --num-test 20",
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
+    "sbibm.py": "--budgets 200 --num-epochs 1 --num-draws 100 --decays 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
@@ -68,6 +69,7 @@ FIGURES = {
     "classes.py": {"classes.csv", "classes.npz", "classes.png"},
     "images.py": {"images.csv", "images.png", "kernels"},
     "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
+    "sbibm.py": {"sbibm.csv", "sbibm_summary.csv", "sbibm.png"},
     "how_wide.py": {
         "how_wide.csv",
         *(
@@ -93,6 +95,7 @@ SILENT_FOR_LONG = {
     "how_wide.py",
     "finite_cnn.py",
     "estimator.py",
+    "sbibm.py",
 }
 
 

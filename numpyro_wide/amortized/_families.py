@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array, random
 from jax.scipy.linalg import solve_triangular
@@ -41,13 +42,7 @@ class ConditionalNormals(dist.Distribution):
 
     def component_log_probs(self, value: Array) -> Array:
         """Evaluate the log density of values (..., d) under each component, (..., k)."""
-        image = jnp.einsum("kij,...j->...ki", self.factor, self.standardised(value))
-        error = image - jnp.broadcast_to(self.shift, image.shape)
-        log_diagonal = jnp.log(jnp.diagonal(self.factor, axis1=-2, axis2=-1))
-        log_det = jnp.sum(log_diagonal, axis=-1) - jnp.sum(jnp.log(self.scale))
-        squares = jnp.sum(jnp.square(error), axis=-1)
-        constant = log_det - 0.5 * self.event_shape[0] * math.log(2 * math.pi)
-        return jnp.broadcast_to(constant, squares.shape) - 0.5 * squares
+        return _component_log_probs(self.standardised(value), self.shift, self.factor, self.scale)
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Evaluate the log density of values (..., d)."""
@@ -57,13 +52,41 @@ class ConditionalNormals(dist.Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw vectors (*sample_shape, d)."""
-        component_key, noise_key = random.split(key)
-        component = random.categorical(component_key, self.logits, shape=sample_shape)
-        noise = random.normal(noise_key, (*sample_shape, *self.event_shape), self.shift.dtype)
-        factor, image = self.factor[component], noise + self.shift[component]
-        standardised = solve_triangular(factor, image[..., None], lower=True)[..., 0]
-        loc, scale = (jnp.broadcast_to(moment, standardised.shape) for moment in (self.loc, self.scale))
-        return loc + scale * standardised
+        return _draw(key, self.logits, self.shift, self.factor, self.loc, self.scale, sample_shape)
+
+
+# Compiled as wholes: guides are first run operation by operation.
+@jax.jit
+def _component_log_probs(standardised: Array, shift: Array, factor: Array, scale: Array) -> Array:
+    image = jnp.einsum("kij,...j->...ki", factor, standardised)
+    squares = jnp.sum(jnp.square(image - jnp.broadcast_to(shift, image.shape)), axis=-1)
+    log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
+    log_det = jnp.sum(log_diagonal, axis=-1) - jnp.sum(jnp.log(scale))
+    constant = log_det - 0.5 * shift.shape[-1] * math.log(2 * math.pi)
+    return jnp.broadcast_to(constant, squares.shape) - 0.5 * squares
+
+
+@partial(jax.jit, static_argnames="sample_shape")
+def _draw(
+    key: Array, logits: Array, shift: Array, factor: Array, loc: Array, scale: Array, sample_shape: tuple[int, ...]
+) -> Array:
+    component_key, noise_key = random.split(key)
+    component = random.categorical(component_key, logits, shape=sample_shape)
+    image = random.normal(noise_key, (*sample_shape, shift.shape[-1]), shift.dtype) + shift[component]
+    standardised = solve_triangular(factor[component], image[..., None], lower=True)[..., 0]
+    loc, scale = (jnp.broadcast_to(moment, standardised.shape) for moment in (loc, scale))
+    return loc + scale * standardised
+
+
+@partial(jax.jit, static_argnames="dim")
+def regressions(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
+    """Return logits (k,), b = D c (k, d) and L = D A (k, d, d) from rows of log weight, c, log D and A's slopes."""
+    precision = jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim])
+    slopes = jnp.broadcast_to(jnp.eye(dim, dtype=outputs.dtype), (len(outputs), dim, dim))
+    if outputs.shape[1] > 1 + 2 * dim:
+        rows, columns = np.tril_indices(dim, -1)
+        slopes = slopes.at[:, rows, columns].set(outputs[:, 1 + 2 * dim :])
+    return outputs[:, 0], precision * outputs[:, 1 : 1 + dim], precision[:, :, None] * slopes
 
 
 class FlowPart(dist.Distribution):

@@ -15,7 +15,7 @@ from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, kind_of, listing, whole_number
 from numpyro_wide._traces import run_model
-from numpyro_wide.amortized._families import ConditionalNormals, FlowPart, conditional_flow
+from numpyro_wide.amortized._families import ConditionalNormals, FlowPart, conditional_flow, regressions
 from numpyro_wide.amortized._given import is_finite, refuse_missing
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -269,11 +269,11 @@ class AutoAmortized:
     def _simulate(self, keys: Array, args: tuple, kwargs: dict) -> Draws:
         """Simulate, and refuse supports that vary."""
         check_simulator(run_model(self.model, args, kwargs), self.observed)
-        names = [*self._latents(args, kwargs), *self.observed]
+        latents = self._latents(args, kwargs)
 
         def single(key: Array) -> tuple[Draws, Any]:
             sites = run_model(self.model, args, kwargs, rng_key=key)
-            supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in names if name in sites}
+            supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
             return simulate(self.model, key, self.observed, args, kwargs), supports
 
         found, supports = jax.jit(jax.vmap(single))(keys)
@@ -283,19 +283,18 @@ class AutoAmortized:
                 f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
                 "sample a standardised site, and compute the other by numpyro.deterministic."
             )
-        return {name: found[name] for name in names}
+        return {name: found[name] for name in (*latents, *self.observed)}
 
     def _encode(self, name: str, module: Any, inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""
-        # flax is loaded when it is needed.
-        from numpyro.contrib.module import flax_module
-
         if module is None:
-            from numpyro_wide.nn import ResidualEncoder
+            from numpyro_wide.nn import ResidualEncoder  # flax is loaded when it is needed
 
             module = ResidualEncoder()
-        network = flax_module(f"{self.prefix}_{name}", module, input_shape=inputs.shape)
-        features = network(inputs)
+        params = numpyro.param(
+            f"{self.prefix}_{name}", lambda key: jax.jit(module.init)(key, jnp.ones(inputs.shape))["params"]
+        )
+        features = jax.jit(module.apply)({"params": params}, inputs)
         if features.ndim < 2 or len(features) != len(inputs):
             raise ValueError(
                 f"encoder must map data of shape {inputs.shape} to features ({len(inputs)}, k), but returned shape "
@@ -325,12 +324,7 @@ class AutoAmortized:
             return jnp.concatenate([jnp.zeros((num, 1)), apart, jnp.zeros((num, dim + below))], axis=1).reshape(-1)
 
         outputs = self._head(features, num * (1 + 2 * dim + below), start).reshape(num, -1)
-        logits, precision = outputs[:, 0], jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim])
-        slopes = jnp.broadcast_to(jnp.eye(dim, dtype=outputs.dtype), (num, dim, dim))
-        if below:
-            rows, columns = np.tril_indices(dim, -1)
-            slopes = slopes.at[:, rows, columns].set(outputs[:, 1 + 2 * dim :])
-        target, factor = precision * outputs[:, 1 : 1 + dim], precision[:, :, None] * slopes
+        logits, target, factor = regressions(outputs, dim)
         values: Draws = {}
         known, first = jnp.zeros(0, target.dtype), 0  # standardised values of the sites before
         for (name, latent), size in zip(latents.items(), sizes, strict=True):
@@ -338,7 +332,7 @@ class AutoAmortized:
             of_site = factor[:, first:end]
             shift = target[:, first:end] - jnp.einsum("kij,j->ki", of_site[:, :, :first], known)
             if self.family == "independent" and latent.bounds:
-                outputs_of_site = outputs[0, 1 + first : 1 + end], precision[0, first:end]
+                outputs_of_site = outputs[0, 1 + first : 1 + end], jnp.diagonal(factor[0])[first:end]
                 values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
                 known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
                 continue

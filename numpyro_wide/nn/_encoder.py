@@ -10,8 +10,10 @@ from numpyro_wide._checks import as_floats, whole_number
 class ResidualEncoder(linen.Module):
     """Fully connected residual network of GELU units, from data to features, with flax's own parametrisation.
 
+    The data are among the features, so that what is linear in them need not be learnt by units.
+
     Attributes:
-        width: number of features.
+        width: number of units in each layer.
         depth: number of hidden layers.
 
     Example:
@@ -19,7 +21,7 @@ class ResidualEncoder(linen.Module):
         >>> from numpyro_wide.nn import ResidualEncoder
         >>> encoder = ResidualEncoder(width=100)
         >>> encoder.apply(encoder.init(jax.random.key(0), jnp.ones((1, 3))), jnp.ones((5, 3))).shape
-        (5, 100)
+        (5, 103)
     """
 
     width: int = 256
@@ -27,7 +29,7 @@ class ResidualEncoder(linen.Module):
 
     @linen.compact
     def __call__(self, x: Array) -> Array:
-        """Return features (n, width) of data (n, ...)."""
+        """Return features (n, width + d) of data (n, ...), d numbers a row."""
         whole_number("width", self.width)
         whole_number("depth", self.depth)
         (x,) = as_floats(x, names=("x",))
@@ -36,4 +38,4 @@ class ResidualEncoder(linen.Module):
         features = linen.gelu(dense[0](x))
         for layer in dense[1:]:
             features = features + linen.gelu(layer(features))
-        return jnp.asarray(features)
+        return jnp.concatenate([features, x], axis=1)
