@@ -106,6 +106,26 @@ def run_chains(
     return mcmc, num_steps
 
 
+def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.ndarray, int, list[str]]:
+    """Return indices of draws (chains · draws, rows, k) whose predictions are finite, equally many of each chain.
+
+    A chain with less than half as many as the best has none of them. Also return the number of chains that are left,
+    and lines on what is left out.
+    """
+    is_finite = np.all([np.isfinite(part).all(axis=(1, 2)) for part in function], axis=0).reshape(num_chains, -1)
+    counts = is_finite.sum(axis=1)
+    if not counts.any():
+        raise FloatingPointError("no draw of the chains has finite predictions")
+    chains = np.flatnonzero(2 * counts >= counts.max())
+    length = counts[chains].min()
+    rows = np.concatenate([chain * is_finite.shape[1] + np.flatnonzero(is_finite[chain])[-length:] for chain in chains])
+    num_lost = is_finite.size - counts.sum()
+    if not num_lost:
+        return rows, num_chains, []
+    line = f"{num_lost} of {is_finite.size} draws have predictions that are not finite and are left out: "
+    return rows, len(chains), [f"{line}{len(rows)} draws of {len(chains)} chains are kept"]
+
+
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
     """Judge chains by predictive moments (chains · draws, rows, k) for y (rows, k)."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]

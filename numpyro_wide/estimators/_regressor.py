@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.machine import set_blas_threads
@@ -90,7 +90,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
-        inputs, targets = validate_data(self, X, y, **given)
+        with words_named(X):
+            inputs, targets = validate_data(self, X, y, **given)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, np.asarray(targets, float), report)
         loc, scale = moments(targets)
