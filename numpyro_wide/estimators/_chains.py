@@ -22,9 +22,11 @@ _NUM_KEPT = 200  # predictive draws by chain
 _FEWEST_STEPS = 200  # of warmup, and of samples
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _WARMUP_SHARE = 0.4  # of the seconds left
-_SAMPLES_SHARE = 0.85  # of those after it: predictions follow
+_SAMPLES_SHARE = 0.9  # of those after it: scores follow
 _SECONDS_A_ROW = 1e-6  # of a gradient of fifty units
 _COMPILING = 10.0  # seconds of Adam's that may be compilation
+_NUM_PROGRAMS = 2  # of that cost: warmup and samples
+_GRADIENTS_A_PREDICTION = 4  # cost of a draw's predictions
 
 Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
 
@@ -51,9 +53,12 @@ def run_chains(
         num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-        # Adam's seconds beyond compilation show a slow machine.
-        measured = (clock.seconds - before - _COMPILING) / num_adam
-        affordable = _num_warmup(clock, np.clip(measured, gradients, 10 * gradients))
+        # Adam's seconds beyond compilation show a slow machine, and those beyond its steps what a program costs.
+        spent = clock.seconds - before
+        compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)
+        measured = np.clip((spent - _COMPILING) / num_adam, gradients, 10 * gradients)
+        judging = compiling + _GRADIENTS_A_PREDICTION * _NUM_KEPT * measured
+        affordable = _num_warmup(clock, measured, _NUM_PROGRAMS * compiling + judging)
     if affordable < _FEWEST_STEPS:
         line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, of {_FEWEST_STEPS} at least"
         report.add("Chains", line)
@@ -84,14 +89,15 @@ def run_chains(
     # A short run without compilation shows the cost of a step.
     step = go_on(_NUM_KEPT)
     num_steps = num_warmup + _NUM_KEPT
-    num_samples = min(_affordable(clock, step), _NUM_SAMPLES)
+    num_samples = min(_affordable(clock, step, judging), _NUM_SAMPLES)
     while True:
         num_samples = max(num_samples // _NUM_KEPT, 1) * _NUM_KEPT
         clock.begin(f"samples of the chains, {num_samples} steps")
         step = go_on(num_samples)
         num_steps += num_samples
+        before = clock.seconds
         is_settled, lines = judge(mcmc.get_samples())
-        affordable = _affordable(clock, step)
+        affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
         num_samples = min(affordable, 2 * num_samples)
@@ -152,14 +158,14 @@ def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
     return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
 
 
-def _num_warmup(clock: Clock, gradients: float) -> int:
-    """Return the affordable warmup steps, from the seconds of a gradient of all chains."""
-    return int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * gradients))
+def _num_warmup(clock: Clock, gradients: float, kept: float = 0.0) -> int:
+    """Return the affordable warmup steps, from the seconds of a gradient of all chains, and those kept for the rest."""
+    return int(_WARMUP_SHARE * max(0.0, clock.left - kept) / (GRADIENTS_A_STEP * gradients))
 
 
-def _affordable(clock: Clock, step: float) -> int:
-    """Return the affordable steps, or the fewest."""
-    return max(int(_SAMPLES_SHARE * clock.left / max(step, 1e-7)), _FEWEST_STEPS)
+def _affordable(clock: Clock, step: float, judging: float) -> int:
+    """Return the affordable steps with a judgement after them, or the fewest."""
+    return max(int(_SAMPLES_SHARE * (clock.left - judging) / max(step, 1e-7)), _FEWEST_STEPS)
 
 
 def _rounded(number: int) -> int:

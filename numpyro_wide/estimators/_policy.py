@@ -142,14 +142,14 @@ def decide(
         size = chosen.size if optima else np.mean(np.diagonal(gram))
         is_double, reason = needs_double(chosen.noise_scale, size, len(x))
         report.add("Chains", f"precision: {reason}")
-        posterior: Any = None
+        pooled: Any = None
         function: Any = None
 
         def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal posterior, function
+            nonlocal pooled, function
             function = DrawnPosterior(network, draws, known).function(inputs)
             kept, count, left_out = finite_draws(function, num_chains)
-            posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
+            pooled = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
             function = tuple(part[kept] for part in function)
             some = slice(None, None, -(-len(rows) // MOST_CHECKED))
             mean, variance, noise_variance = (part[:, some] for part in function)
@@ -164,7 +164,7 @@ def decide(
             run = run_chains(model, args, num_chains, **form)
         if run is None:
             return None
-        return posterior, loo.of_regression(function, targets), *run
+        return pooled, loo.of_regression(function, targets), *run
 
     found = None
     if method != "limit" and varies:
@@ -231,27 +231,30 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
-_CHEAPER = 32  # units, where the budget does not pay for more
+_CHEAPER = 32  # units, which pay for twice as many steps
+_MANY_STEPS = 3000  # of chains; with less, fewer units
+_FEWEST_STEPS = 700  # of chains; with less, fewer layers
 
 
 def affordable(
     optima: list[Optimum], width: int | None, num_rows: int, num_chains: int, clock: Clock, report: Report
 ) -> tuple[Optimum, int]:
-    """Return the best optimum and units with enough steps of chains in the budget, or the cheapest."""
+    """Return the best optimum and units whose chains are long enough in the seconds left, or the cheapest."""
     best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
     by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
-    choices = [(one, units) for one in by_depth for units in ([width] if width else [WIDTH, _CHEAPER])]
+    choices = [(optima[0], width or WIDTH, _MANY_STEPS)]
+    choices += [(one, width or _CHEAPER, _FEWEST_STEPS) for one in by_depth]
 
-    def is_affordable(one: Optimum, units: int) -> bool:
+    def is_affordable(one: Optimum, units: int, num_steps: int) -> bool:
         gradient = gradient_seconds(num_rows, one.depth, units)
         gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        return GRADIENTS_A_STEP * num_chains * gradient * _ENOUGH_STEPS < clock.left
+        return GRADIENTS_A_STEP * num_chains * gradient * num_steps < clock.left
 
-    found = next((choice for choice in choices if is_affordable(*choice)), choices[-1])
-    if found is not choices[0]:
-        (first, units), left = choices[0], f"{clock.left:.0f} s left"
-        report.add("Finite network", f"{first.depth} x {units} {first.activation} units are too dear for {left}")
-    return found
+    best, units, _ = next((choice for choice in choices if is_affordable(*choice)), choices[-1])
+    if best is not optima[0] or units != (width or WIDTH):
+        dear = f"{optima[0].depth} x {width or WIDTH} {optima[0].activation} units"
+        report.add("Finite network", f"{dear} are too dear for {clock.left:.0f} s left")
+    return best, units
 
 
 # Scales
