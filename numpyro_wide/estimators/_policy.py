@@ -20,7 +20,7 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._noise import LARGEST_P, fewest_rows, has_steps, noise_p_value
+from numpyro_wide.estimators._noise import LARGEST_P, LARGEST_P_LEFT_OUT, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -92,14 +92,15 @@ def decide(
         # Exact predictions of such a value have an unbounded density.
         report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
     elif noise == "auto" and varies:
+        largest_p = LARGEST_P if p_value is None else LARGEST_P_LEFT_OUT
         if p_value is None:
             residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
             p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
-        is_by_row = p_value is not None and p_value < LARGEST_P
+        is_by_row = p_value is not None and p_value < largest_p
         if p_value is None:
             report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
         else:
-            line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
+            line = f"below {largest_p:g}: by row" if is_by_row else f"not below {largest_p:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
 
     def draw(
@@ -231,9 +232,9 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
-_CHEAPER = 32  # units, which pay for twice as many steps
-_MANY_STEPS = 3000  # of chains; with less, fewer units
-_FEWEST_STEPS = 700  # of chains; with less, fewer layers
+_DEEP_WIDTH = 32  # units of several layers: longer chains gain more than wider layers
+_CHEAP_WIDTH = 16
+_FEWEST_STEPS = 700  # of chains; with less, fewer layers, and then fewer units
 
 
 def affordable(
@@ -242,19 +243,19 @@ def affordable(
     """Return the best optimum and units whose chains are long enough in the seconds left, or the cheapest."""
     best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
     by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
-    choices = [(optima[0], width or WIDTH, _MANY_STEPS)]
-    choices += [(one, width or _CHEAPER, _FEWEST_STEPS) for one in by_depth]
+    choices = [(one, width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)) for one in by_depth]
+    choices.append((by_depth[-1], width or _CHEAP_WIDTH))
 
-    def is_affordable(one: Optimum, units: int, num_steps: int) -> bool:
+    def is_affordable(one: Optimum, units: int) -> bool:
         gradient = gradient_seconds(num_rows, one.depth, units)
         gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        return GRADIENTS_A_STEP * num_chains * gradient * num_steps < clock.left
+        return GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
 
-    best, units, _ = next((choice for choice in choices if is_affordable(*choice)), choices[-1])
-    if best is not optima[0] or units != (width or WIDTH):
-        dear = f"{optima[0].depth} x {width or WIDTH} {optima[0].activation} units"
-        report.add("Finite network", f"{dear} are too dear for {clock.left:.0f} s left")
-    return best, units
+    place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)
+    if place:
+        (first, units), left = choices[0], f"{clock.left:.0f} s left"
+        report.add("Finite network", f"{first.depth} x {units} {first.activation} units are too dear for {left}")
+    return choices[place]
 
 
 # Scales
