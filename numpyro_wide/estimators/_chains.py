@@ -39,7 +39,7 @@ def run_chains(
     gradient_seconds: float,  # of one chain, about
     hold: str | None,  # "scales" if Adam holds scales and noise at their medians
     judge: Callable[[dict[str, Any]], Judgement],
-    are_asked_for: bool,
+    are_asked_for: bool,  # so that a user is warned of their lack
     clock: Clock,
     key: Any,
     report: Report,
@@ -65,7 +65,11 @@ def run_chains(
         line = f"{clock.budget:g} seconds are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
-            warnings.warn(f"{line}; give a larger time_budget.", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"{line}; give a larger time_budget, or fewer units by hidden, such as (20,).",
+                UserWarning,
+                stacklevel=2,
+            )
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))

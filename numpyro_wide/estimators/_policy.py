@@ -161,7 +161,7 @@ def decide(
             args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
             seconds = (1 + is_double) * gradient  # double precision takes twice as long
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
-            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": method == "chains"}
+            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": True}
             run = run_chains(model, args, num_chains, **form)
         if run is None:
             return None
