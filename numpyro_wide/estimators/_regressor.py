@@ -19,13 +19,13 @@ from numpyro_wide.machine import set_blas_threads
 class WideBNNRegressor(RegressorMixin, WideBNN):
     """Regression with a wide Bayesian neural network, in the units of the targets.
 
-    The evidence of the infinitely wide network chooses architecture and scales (:func:`wide_limit.fit
-    <numpyro_wide.wide_limit.fit>`). It predicts itself ("limit"), or draws of a finite network do: weighted draws of
-    the prior ("weighted", :func:`~numpyro_wide.wide_limit_draws`), or microcanonical chains ("chains"). "auto" takes
-    draws, unless the limit has clearly more leave-one-out log density.
+    The evidence chooses an infinitely wide network (:func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`). It predicts
+    itself ("limit"), or draws of a finite network do: weighted draws of the prior ("weighted",
+    :func:`~numpyro_wide.wide_limit_draws`), or microcanonical chains ("chains"), of the depth and activation that
+    predict rows left out best. "auto" takes draws, unless the limit has clearly more leave-one-out log density.
 
     Args:
-        hidden: equal widths of the hidden layers, such as (50,); or "auto": depth by the evidence, 50 units.
+        hidden: equal widths of the hidden layers, such as (50,); or "auto": depth and units as the budget pays.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
         method: "auto", "limit", "weighted" or "chains".
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
