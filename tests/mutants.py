@@ -133,6 +133,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "estimators/test_estimator_errors.py::test_copies_of_rows_do_not_decide_the_noise",
         ),
         (
+            "estimators: a network that is too dear for the seconds left stays",
+            "* _FEWEST_STEPS < clock.left",
+            "* 0 < clock.left",
+            "estimators/test_race.py::test_what_is_too_dear_gives_way_to_fewer_layers_and_then_to_fewer_units",
+        ),
+        (
+            "estimators: chains start from the limit's scales in the winner's place",
+            'known = {**chosen.scales, "noise": chosen.noise_scale}',
+            'known = {**fit.scales, "noise": fit.noise_scale}',
+            "estimators/test_race.py::test_chains_start_with_the_winner",
+        ),
+        (
             "estimators: features that hide the noise",
             "noise_scale**2 < rounding",
             "noise_scale**2 < 0",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_wide.estimators import _policy, _race
+from numpyro_wide.estimators import WideBNNRegressor, _policy, _race
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._posteriors import LimitPosterior
 from numpyro_wide.estimators._race import Entry, Optimum
@@ -133,3 +133,23 @@ def test_what_is_too_dear_gives_way_to_fewer_layers_and_then_to_fewer_units(left
     assert ("too dear" in str(report)) == (left < 20)
     with Clock(left) as clock:
         assert _policy.affordable(optima, 7, 1000, 4, clock, report)[1] == 7
+
+
+@pytest.mark.parametrize("method", ["auto", "limit"])
+def test_chains_start_with_the_winner(method, monkeypatch):
+    seen = []
+    scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}
+    scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
+    winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0)
+    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-3))
+    monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
+    x = RANDOM.normal(size=(120, 2))
+    model = WideBNNRegressor(method=method, random_state=0, time_budget=300).fit(x, x[:, 0])
+    assert model.method_ == "limit"
+    if method == "limit":
+        assert not seen
+        return
+    ((medians, inputs, _), form) = seen[0]
+    assert float(medians["noise"]) == pytest.approx(0.8 * 0.5) and inputs.dtype == np.float32
+    np.testing.assert_allclose(medians["input_scale"], [1.0, 3.0])
+    assert "2 x 32 gelu units, noise by row" in str(model.report_) and form["are_asked_for"]
