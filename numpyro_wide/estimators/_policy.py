@@ -63,7 +63,7 @@ def decide(
     if len(x) > _MANY and method != "limit":
         allows_all = allows_all_rows(len(x), depth or 1, units, num_chains, clock)
         some = "all rows" if allows_all else f"{MOST_KNOWN} rows, as the budget allows"
-        report.announce(f"a finite network of {units} units is fitted to {some}, in at most {clock.budget:g} seconds")
+        report.announce(f"a finite network is fitted to {some}, in at most {clock.budget:g} seconds")
 
     # Scales: those of the infinitely wide network's largest evidence.
     clock.begin("scales of the infinitely wide network")
@@ -92,8 +92,9 @@ def decide(
         # Exact predictions of such a value have an unbounded density.
         report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
     elif noise == "auto" and varies:
-        largest_p = LARGEST_P if p_value is None else LARGEST_P_LEFT_OUT
+        largest_p, source = LARGEST_P_LEFT_OUT, "rows that the race left out"
         if p_value is None:
+            largest_p, source = LARGEST_P, "the limit's leave-one-out residuals"
             residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
             p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
         is_by_row = p_value is not None and p_value < largest_p
@@ -101,7 +102,7 @@ def decide(
             report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
         else:
             line = f"below {largest_p:g}: by row" if is_by_row else f"not below {largest_p:g}: constant"
-            report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
+            report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
     def draw(
         x: np.ndarray, y: np.ndarray, units: int

@@ -29,6 +29,7 @@ MOST_LEARNT, _MOST_HELD = 800, 700  # rows
 _LEARNT = 0.8  # share of the rows
 _WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
+_FEWEST_TESTED = 100  # rows left out for a test of the noise
 _SHARE = 0.15  # of the budget
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
@@ -223,7 +224,7 @@ def with_limit(
     """Race networks beside the limit, of the kernel ``gram`` at its rows.
 
     Return the optima, the best first, none where the limit is better than chains from them would be; and the p-value of
-    a constant noise by the best one's residuals.
+    a constant noise by the best one's residuals, None where these are few.
     """
     fit = limit.fit
     learnt, left_out = parted(len(fit.inputs), random)
@@ -244,6 +245,8 @@ def with_limit(
     if np.sqrt(np.mean(of_limit**2)) < best.noise_scale:
         report.add(HEADING, f"the limit's error is below {_NOISE_SHARE} of the least: its architecture and scales stay")
         return [], None
+    if len(left_out) < _FEWEST_TESTED:
+        return optima, None
     means = others[1].reshape(len(left_out), -1) - best.residuals
     size = np.sqrt(np.mean(best.residuals**2, axis=1))
     return optima, noise_p_value(others[0], means.mean(axis=1), size)
