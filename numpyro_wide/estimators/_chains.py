@@ -23,10 +23,11 @@ _FEWEST_STEPS = 200  # of warmup, and of samples
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _WARMUP_SHARE = 0.4  # of the seconds left
 _SAMPLES_SHARE = 0.9  # of those after it: scores follow
-_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units
+_SECONDS_A_ROW = 7e-7  # of a gradient of fifty units
 _COMPILING = 10.0  # seconds of Adam's that may be compilation
 _NUM_PROGRAMS = 2  # of that cost: warmup and samples
-_GRADIENTS_A_PREDICTION = 4  # cost of a draw's predictions
+_GRADIENTS_A_PREDICTION = 1  # cost of a draw's predictions
+_TOLERANCE = 0.05  # of the budget, by which it may be overrun
 
 Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
 
@@ -58,7 +59,8 @@ def run_chains(
         compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)
         measured = np.clip((spent - _COMPILING) / num_adam, gradients, 10 * gradients)
         judging = compiling + _GRADIENTS_A_PREDICTION * _NUM_KEPT * measured
-        affordable = _num_warmup(clock, measured, _NUM_PROGRAMS * compiling + judging)
+        kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
+        affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
         line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, of {_FEWEST_STEPS} at least"
         report.add("Chains", line)

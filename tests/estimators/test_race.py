@@ -123,7 +123,7 @@ def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     assert with_limit(0.1, [], monkeypatch)[1] == []
 
 
-@pytest.mark.parametrize(("left", "expected"), [(20.0, (3, 32)), (8.0, (2, 32)), (6.0, (1, 32)), (1e-3, (1, 16))])
+@pytest.mark.parametrize(("left", "expected"), [(20.0, (3, 32)), (6.0, (2, 32)), (4.5, (1, 32)), (1e-3, (1, 16))])
 def test_what_is_too_dear_gives_way_to_fewer_layers_and_then_to_fewer_units(left, expected):
     optima = [optimum(3, 0.2), optimum(2, 0.3, "erf"), optimum(2, 0.4), optimum(1, 0.5)]
     report = Report("units")
