@@ -3,6 +3,7 @@
 ArviZ takes a second to import, so each function imports it when it is first called.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,20 @@ from scipy.special import logsumexp
 _FEWEST = 25  # draws, a fifth of which are the tail, of which a law of two parameters is fitted to five at least
 
 
+def _imported() -> Any:
+    """Import ArviZ without its notice of a new generation, which is not for users of this package."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz
+
+
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     """Smooth and normalise log weights, and estimate their Pareto shape (Vehtari et al. 2024)."""
     as_they_are = log_ratios - logsumexp(log_ratios), np.inf
     if len(log_ratios) < _FEWEST:
         return as_they_are
-    import arviz
+    arviz = _imported()
 
     if hasattr(arviz, "psislw"):
         log_weights, pareto_k = arviz.psislw(log_ratios)
@@ -32,21 +41,21 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
 
 def effective_sample_size(values: np.ndarray, method: str = "bulk") -> np.ndarray:
     """Estimate the effective number of draws (chain, draw, ...), for each entry, by a method of ArviZ's."""
-    import arviz
+    arviz = _imported()
 
     return np.asarray(arviz.ess({"x": np.asarray(values)}, method=method)["x"], dtype=float)
 
 
 def rhat(values: np.ndarray) -> np.ndarray:
     """Estimate the rank-normalised split R-hat (Vehtari et al. 2021) of (chain, draw, ...), for each entry."""
-    import arviz
+    arviz = _imported()
 
     return np.asarray(arviz.rhat({"x": np.asarray(values)})["x"], dtype=float)
 
 
 def from_datasets(datasets: dict[str, Any]) -> Any:
     """Assemble ArviZ's data from one ``xarray.Dataset`` a group: an ``InferenceData``, or with 1.x a ``DataTree``."""
-    import arviz
+    arviz = _imported()
 
     if int(arviz.__version__.split(".")[0]) >= 1:
         from xarray import DataTree

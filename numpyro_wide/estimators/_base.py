@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from numbers import Real
@@ -56,6 +58,7 @@ class Clock:
     def __init__(self, budget: float, progress_bar: bool = False):
         self.budget, self.progress_bar, self._start = budget, progress_bar, time.perf_counter()
         form = "{desc}: {n:.0f} of {total:g} seconds |{bar}|"
+        self._stages: list[tuple[str, float]] = []
         self._bar = tqdm(total=budget, bar_format=form, disable=not progress_bar)
 
     @property
@@ -70,8 +73,14 @@ class Clock:
 
     def begin(self, stage: str) -> None:
         """Show the next stage."""
+        self._stages.append((stage, self.seconds))
         self._bar.n = min(self.seconds, self.budget)
         self._bar.set_description_str(stage)
+
+    def by_stage(self) -> str:
+        """Return the stages so far with their seconds."""
+        ends = [start for _, start in self._stages[1:]] + [self.seconds]
+        return ", ".join(f"{stage} {end - start:.1f}" for (stage, start), end in zip(self._stages, ends, strict=True))
 
     def __enter__(self) -> "Clock":
         return self
@@ -157,7 +166,7 @@ class WideBNN(BaseEstimator):
     ) -> None:
         """Set the results of a fit; the limit has no model and no draws."""
         report.add("Decision", f'predictions are those of "{method}"')
-        report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included")
+        report.add("Time", f"{clock.seconds:.1f} of {clock.budget:g} seconds, compilation included", clock.by_stage())
         self.method_, self.fit_, self.mcmc_, self.n_iter_, self.report_ = method, fit, mcmc, num_steps, report
         self._posterior = posterior
         self.model_, self.model_args_, self.draws_ = (
@@ -167,7 +176,8 @@ class WideBNN(BaseEstimator):
     def _rows(self, X: ArrayLike) -> np.ndarray:
         """Check and standardise new inputs."""
         check_is_fitted(self)
-        return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        with words_named(X):
+            return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _standardised(self, inputs: np.ndarray) -> np.ndarray:
         if not len(self._columns):
@@ -183,6 +193,33 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
+
+
+@contextmanager
+def words_named(X: Any) -> Iterator[None]:
+    """Name the columns of words in the error of their conversion to numbers."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("could not convert string to float"):
+            raise
+        table = X if hasattr(X, "columns") else np.asarray(X, object)
+        names = list(X.columns) if hasattr(X, "columns") else list(range(np.shape(table)[1]))
+        by_column = (np.asarray(table)[:, place] for place in range(len(names)))
+        words = [name for name, column in zip(names, by_column, strict=True) if not _are_numbers(column)]
+        if not words:
+            raise
+        raise ValueError(
+            f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
+        ) from error
+
+
+def _are_numbers(values: np.ndarray) -> bool:
+    try:
+        np.asarray(values, float)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _architecture(hidden: Any) -> tuple[int | None, int | None]:

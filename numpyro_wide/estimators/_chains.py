@@ -22,9 +22,12 @@ _NUM_KEPT = 200  # predictive draws by chain
 _FEWEST_STEPS = 200  # of warmup, and of samples
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _WARMUP_SHARE = 0.4  # of the seconds left
-_SAMPLES_SHARE = 0.85  # of those after it: predictions follow
-_SECONDS_A_ROW = 1e-6  # of a gradient of fifty units
+_SAMPLES_SHARE = 0.9  # of those after it: scores follow
+_SECONDS_A_ROW = 7e-7  # of a gradient of fifty units
 _COMPILING = 10.0  # seconds of Adam's that may be compilation
+_NUM_PROGRAMS = 4  # of that cost in warmup and samples: measured
+_GRADIENTS_A_PREDICTION = 1  # cost of a draw's predictions
+_TOLERANCE = 0.1  # of the budget, by which it may be overrun
 
 Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
 
@@ -37,7 +40,7 @@ def run_chains(
     gradient_seconds: float,  # of one chain, about
     hold: str | None,  # "scales" if Adam holds scales and noise at their medians
     judge: Callable[[dict[str, Any]], Judgement],
-    are_asked_for: bool,
+    are_asked_for: bool,  # so that a user is warned of their lack
     clock: Clock,
     key: Any,
     report: Report,
@@ -51,16 +54,24 @@ def run_chains(
         num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-        # Adam's seconds beyond compilation show a slow machine.
-        measured = (clock.seconds - before - _COMPILING) / num_adam
-        affordable = _num_warmup(clock, np.clip(measured, gradients, 10 * gradients))
+        # Adam's seconds beyond compilation show a slow machine, and those beyond its steps what a program costs.
+        spent = clock.seconds - before
+        compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)
+        measured = np.clip((spent - _COMPILING) / num_adam, gradients, 10 * gradients)
+        judging = compiling + _GRADIENTS_A_PREDICTION * _NUM_KEPT * measured
+        kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
+        affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
         line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, of {_FEWEST_STEPS} at least"
         report.add("Chains", line)
         line = f"{clock.budget:g} seconds are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
-            warnings.warn(f"{line}; give a larger time_budget.", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"{line}; give a larger time_budget, or fewer units by hidden, such as (20,).",
+                UserWarning,
+                stacklevel=2,
+            )
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
@@ -84,14 +95,15 @@ def run_chains(
     # A short run without compilation shows the cost of a step.
     step = go_on(_NUM_KEPT)
     num_steps = num_warmup + _NUM_KEPT
-    num_samples = min(_affordable(clock, step), _NUM_SAMPLES)
+    num_samples = min(_affordable(clock, step, judging), _NUM_SAMPLES)
     while True:
         num_samples = max(num_samples // _NUM_KEPT, 1) * _NUM_KEPT
         clock.begin(f"samples of the chains, {num_samples} steps")
         step = go_on(num_samples)
         num_steps += num_samples
+        before = clock.seconds
         is_settled, lines = judge(mcmc.get_samples())
-        affordable = _affordable(clock, step)
+        affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
         num_samples = min(affordable, 2 * num_samples)
@@ -104,6 +116,26 @@ def run_chains(
         *lines,
     )
     return mcmc, num_steps
+
+
+def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.ndarray, int, list[str]]:
+    """Return indices of draws (chains · draws, rows, k) whose predictions are finite, equally many of each chain.
+
+    A chain with less than half as many as the best has none of them. Also return the number of chains that are left,
+    and lines on what is left out.
+    """
+    is_finite = np.all([np.isfinite(part).all(axis=(1, 2)) for part in function], axis=0).reshape(num_chains, -1)
+    counts = is_finite.sum(axis=1)
+    if not counts.any():
+        raise FloatingPointError("no draw of the chains has finite predictions")
+    chains = np.flatnonzero(2 * counts >= counts.max())
+    length = counts[chains].min()
+    rows = np.concatenate([chain * is_finite.shape[1] + np.flatnonzero(is_finite[chain])[-length:] for chain in chains])
+    num_lost = is_finite.size - counts.sum()
+    if not num_lost:
+        return rows, num_chains, []
+    line = f"{num_lost} of {is_finite.size} draws have predictions that are not finite and are left out: "
+    return rows, len(chains), [f"{line}{len(rows)} draws of {len(chains)} chains are kept"]
 
 
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
@@ -132,14 +164,14 @@ def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
     return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
 
 
-def _num_warmup(clock: Clock, gradients: float) -> int:
-    """Return the affordable warmup steps, from the seconds of a gradient of all chains."""
-    return int(_WARMUP_SHARE * clock.left / (GRADIENTS_A_STEP * gradients))
+def _num_warmup(clock: Clock, gradients: float, kept: float = 0.0) -> int:
+    """Return the affordable warmup steps, from the seconds of a gradient of all chains, and those kept for the rest."""
+    return int(_WARMUP_SHARE * max(0.0, clock.left - kept) / (GRADIENTS_A_STEP * gradients))
 
 
-def _affordable(clock: Clock, step: float) -> int:
-    """Return the affordable steps, or the fewest."""
-    return max(int(_SAMPLES_SHARE * clock.left / max(step, 1e-7)), _FEWEST_STEPS)
+def _affordable(clock: Clock, step: float, judging: float) -> int:
+    """Return the affordable steps with a judgement after them, or the fewest."""
+    return max(int(_SAMPLES_SHARE * (clock.left - judging) / max(step, 1e-7)), _FEWEST_STEPS)
 
 
 def _rounded(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Regressor's decisions, in order: rows, scales, noise, network, precision, posterior."""
+"""Regressor's decisions, in order: rows, scales, architecture, noise, network, precision, posterior."""
 
 import warnings
 from dataclasses import replace
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
-from scipy.stats import chi2
 
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report
@@ -17,9 +16,11 @@ from numpyro_wide.estimators._chains import (
     MOST_CHECKED,
     Judgement,
     convergence,
+    finite_draws,
     gradient_seconds,
     run_chains,
 )
+from numpyro_wide.estimators._noise import LARGEST_P, LARGEST_P_LEFT_OUT, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -28,6 +29,7 @@ from numpyro_wide.estimators._posteriors import (
     Network,
     collapsed,
 )
+from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
 from numpyro_wide.wide_limit._fit import fit
@@ -61,7 +63,7 @@ def decide(
     if len(x) > _MANY and method != "limit":
         allows_all = allows_all_rows(len(x), depth or 1, units, num_chains, clock)
         some = "all rows" if allows_all else f"{MOST_KNOWN} rows, as the budget allows"
-        report.announce(f"a finite network of {units} units is fitted to {some}, in at most {clock.budget:g} seconds")
+        report.announce(f"a finite network is fitted to {some}, in at most {clock.budget:g} seconds")
 
     # Scales: those of the infinitely wide network's largest evidence.
     clock.begin("scales of the infinitely wide network")
@@ -78,32 +80,48 @@ def decide(
     if not varies:
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
 
-    # Noise: by row if asked for, or by the limit's residuals.
+    # Architecture: that of which an optimum predicts rows left out best, or the limit's where that is clearly better.
+    optima, p_value = list[Optimum](), None
+    if method in ("auto", "chains") and varies and len(x) > _MOST_WEIGHTED and clock.budget >= LEAST_BUDGET:
+        clock.begin("race of architectures")
+        optima, p_value = with_limit(limit, gram, depth, clock, random, report)
+
+    # Noise: by row if asked for, or by the residuals of the race's winner, of the limit where those are few.
     is_by_row = noise == "by_row" and varies
     if noise == "auto" and varies and has_steps(fit.targets, fit.noise_scale):
         # Exact predictions of such a value have an unbounded density.
         report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
     elif noise == "auto" and varies:
-        residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
-        p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
-        is_by_row = p_value is not None and p_value < LARGEST_P
+        largest_p, source = LARGEST_P_LEFT_OUT, "rows that the race left out"
+        if p_value is None:
+            largest_p, source = LARGEST_P, "the limit's leave-one-out residuals"
+            residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
+            p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
+        is_by_row = p_value is not None and p_value < largest_p
         if p_value is None:
             report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
         else:
-            line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
-            report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g}, {line}")
+            line = f"below {largest_p:g}: by row" if is_by_row else f"not below {largest_p:g}: constant"
+            report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
-    def draw(x: np.ndarray, y: np.ndarray) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
+    def draw(
+        x: np.ndarray, y: np.ndarray, units: int
+    ) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
         """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
         # Network: finite width, scales and noise latent around the fitted ones.
-        network = Network(fit.depth, units, fit.activation, None if y.ndim == 1 else num_outputs, is_by_row)
-        kind = f"{fit.depth} x {units} {fit.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
+        chosen: Any = fit  # or an optimum
+        if optima:
+            chosen, units = affordable(optima, width, min(len(x), MOST_KNOWN), num_chains, clock, report)
+        network = Network(chosen.depth, units, chosen.activation, None if y.ndim == 1 else num_outputs, is_by_row)
+        kind = (
+            f"{chosen.depth} x {units} {chosen.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
+        )
         report.add("Finite network", f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales")
-        if not allows_all_rows(len(x), fit.depth, units, num_chains, clock):
+        if not allows_all_rows(len(x), chosen.depth, units, num_chains, clock):
             x, y = fit.inputs, fit.targets
             report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
-        known = {**fit.scales, "noise": fit.noise_scale}, x, y
-        gradient = gradient_seconds(len(x), fit.depth, units)
+        known = {**chosen.scales, "noise": chosen.noise_scale}, x, y
+        gradient = gradient_seconds(len(x), chosen.depth, units)
         key = jax.random.key(random.randint(2**31 - 1))
         model = collapsed(network)
 
@@ -123,32 +141,37 @@ def decide(
             report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
 
         # Posterior of many rows, or with few weighty draws: chains.
-        is_double, reason = needs_double(fit.noise_scale, np.mean(np.diagonal(gram)), len(x))
+        size = chosen.size if optima else np.mean(np.diagonal(gram))
+        is_double, reason = needs_double(chosen.noise_scale, size, len(x))
         report.add("Chains", f"precision: {reason}")
+        pooled: Any = None
         function: Any = None
 
         def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal function
+            nonlocal pooled, function
             function = DrawnPosterior(network, draws, known).function(inputs)
+            kept, count, left_out = finite_draws(function, num_chains)
+            pooled = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
+            function = tuple(part[kept] for part in function)
             some = slice(None, None, -(-len(rows) // MOST_CHECKED))
             mean, variance, noise_variance = (part[:, some] for part in function)
-            return convergence(mean, variance + noise_variance, targets[some], num_chains)
+            is_settled, lines = convergence(mean, variance + noise_variance, targets[some], count)
+            return is_settled, [*lines, *left_out]
 
         with precision(is_double):
             args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
             seconds = (1 + is_double) * gradient  # double precision takes twice as long
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
-            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": method == "chains"}
+            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": True}
             run = run_chains(model, args, num_chains, **form)
         if run is None:
             return None
-        posterior = DrawnPosterior(network, run[0].get_samples(), known)
-        return posterior, loo.of_regression(function, targets), *run
+        return pooled, loo.of_regression(function, targets), *run
 
     found = None
     if method != "limit" and varies:
         try:
-            found = draw(x, y)
+            found = draw(x, y, units)
         except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
             if method != "auto":
                 raise
@@ -210,6 +233,32 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
+_DEEP_WIDTH = 32  # units of several layers: longer chains gain more than wider layers
+_CHEAP_WIDTH = 16
+_FEWEST_STEPS = 700  # of chains; with less, fewer layers, and then fewer units
+
+
+def affordable(
+    optima: list[Optimum], width: int | None, num_rows: int, num_chains: int, clock: Clock, report: Report
+) -> tuple[Optimum, int]:
+    """Return the best optimum and units whose chains are long enough in the seconds left, or the cheapest."""
+    best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
+    by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
+    choices = [(one, width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)) for one in by_depth]
+    choices.append((by_depth[-1], width or _CHEAP_WIDTH))
+
+    def is_affordable(one: Optimum, units: int) -> bool:
+        gradient = gradient_seconds(num_rows, one.depth, units)
+        gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
+        return GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
+
+    place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)
+    if place:
+        (first, units), left = choices[0], f"{clock.left:.0f} s left"
+        report.add("Finite network", f"{first.depth} x {units} {first.activation} units are too dear for {left}")
+    return choices[place]
+
+
 # Scales
 MOST_FITTED = 1000  # rows of the fit
 MOST_KNOWN = 3000  # rows of the limit
@@ -267,36 +316,6 @@ def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, repor
         str(replace(best, table=table)),
     )
     return best
-
-
-# Noise
-LARGEST_P = 1e-3  # below which the noise is by row
-_ROWS_A_COLUMN = 10  # at least, for the test's distribution
-
-
-def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
-    """Return the p-value of a test of constant noise by residuals (n,) (Koenker 1981); None for few rows."""
-    if len(x) < fewest_rows(x.shape[1]):
-        return None
-    regressors = np.column_stack([x, mean, mean**2])
-    # Logarithms are robust against single rows.
-    squares = np.log(np.maximum(standardised**2, 1e-8))
-    squares = squares - squares.mean()
-    regressors = regressors - regressors.mean(axis=0)
-    coefficients, _, rank, _ = np.linalg.lstsq(regressors, squares, rcond=None)
-    explained = np.sum((regressors @ coefficients) ** 2) / np.sum(squares**2)
-    return float(chi2.sf(len(x) * explained, rank))
-
-
-def fewest_rows(num_columns: int) -> int:
-    """Return the fewest rows of the noise test."""
-    return _ROWS_A_COLUMN * (num_columns + 2)  # columns, and two powers of the prediction
-
-
-def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
-    """Tell whether targets take few values further apart than the noise."""
-    by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
-    return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)
 
 
 # Precision

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
 BLOCK = 4096  # rows predicted at a time
+_MOST_KEPT = 1 << 23  # numbers of each moment
 
 
 class Mixture(NamedTuple):
@@ -74,6 +76,11 @@ class LimitPosterior:
         fit = self.fit
         with double_precision():
             return np.array(fcn_kernel(fit.depth, fit.activation, **fit.scales)(x1, x2)[0])
+
+    def predicted(self, gram: np.ndarray, known: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return means at rows of the fit from known rows of it alone, by indices, from the kernel of all."""
+        known_gram = gram[np.ix_(known, known)]
+        return gram[np.ix_(rows, known)] @ cho_solve(self._factor(known_gram), self.fit.targets[known])
 
     def left_out(self, gram: np.ndarray) -> Mixture:
         """Return leave-one-out predictions from the kernel (Rasmussen 2006, p. 117)."""
@@ -134,9 +141,10 @@ class DrawnModel:
         self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
         self.known = jax.tree.map(np.asarray, known)
         self._predictive: ReadoutPredictive | None = None
+        self._last: dict[bytes, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # moments by inputs
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_predictive": None}  # compiled programs stay behind
+        return {**self.__dict__, "_predictive": None, "_last": {}}  # compiled programs stay behind
 
     @property
     def predictive(self) -> ReadoutPredictive:
@@ -164,7 +172,18 @@ class DrawnPosterior(DrawnModel):
         self.network = network
 
     def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance at x (m, d), and the noise's variance, (draws, m, k) each."""
+        """Return mean and variance at x (m, d), and the noise's variance, (draws, m, k) each; kept for the last x."""
+        key = sha256(x.tobytes()).digest()
+        if key in self._last:
+            return self._last[key]
+        moments = self._function(x)
+        while self._last and sum(kept[0].size for kept in (moments, *self._last.values())) > _MOST_KEPT:
+            del self._last[next(iter(self._last))]
+        self._last[key] = moments
+        return moments
+
+    def _function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute the moments of :meth:`function`."""
         found = self.predictions(self.known[0], x)
         arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
         mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)

@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.machine import set_blas_threads
@@ -19,13 +19,13 @@ from numpyro_wide.machine import set_blas_threads
 class WideBNNRegressor(RegressorMixin, WideBNN):
     """Regression with a wide Bayesian neural network, in the units of the targets.
 
-    The evidence of the infinitely wide network chooses architecture and scales (:func:`wide_limit.fit
-    <numpyro_wide.wide_limit.fit>`). It predicts itself ("limit"), or draws of a finite network do: weighted draws of
-    the prior ("weighted", :func:`~numpyro_wide.wide_limit_draws`), or microcanonical chains ("chains"). "auto" takes
-    draws, unless the limit has clearly more leave-one-out log density.
+    The evidence chooses an infinitely wide network (:func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`). It predicts
+    itself ("limit"), or draws of a finite network do: weighted draws of the prior ("weighted",
+    :func:`~numpyro_wide.wide_limit_draws`), or microcanonical chains ("chains"), of the depth and activation that
+    predict rows left out best. "auto" takes draws, unless the limit has clearly more leave-one-out log density.
 
     Args:
-        hidden: equal widths of the hidden layers, such as (50,); or "auto": depth by the evidence, 50 units.
+        hidden: equal widths of the hidden layers, such as (50,); or "auto": depth and units as the budget pays.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
         method: "auto", "limit", "weighted" or "chains".
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
@@ -90,7 +90,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
-        inputs, targets = validate_data(self, X, y, **given)
+        with words_named(X):
+            inputs, targets = validate_data(self, X, y, **given)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, np.asarray(targets, float), report)
         loc, scale = moments(targets)

@@ -8,12 +8,13 @@ from numpyro.handlers import seed, substitute, trace
 
 from numpyro_wide.estimators import WideBNNRegressor, _chains, _policy
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._chains import convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._chains import convergence, finite_draws, gradient_seconds, run_chains
 from numpyro_wide.estimators._policy import needs_double
 from numpyro_wide.estimators._posteriors import LimitPosterior, Network, collapsed
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
 
+RANDOM = np.random.default_rng(2)
 X = np.random.default_rng(0).uniform(-2, 2, (40, 2))
 Y = np.sin(X[:, 0]) + 0.3 * np.random.default_rng(1).normal(size=40)
 SCALES = {"b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1, "w_std": np.ones(1), "noise": 0.3}
@@ -128,6 +129,21 @@ def test_judgement_of_chains():
     is_settled, lines = convergence(moving, variance, y, 4)
     assert not is_settled and "not settled" in lines[-1]
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
+
+
+def test_draws_that_are_not_finite_are_left_out_and_counted():
+    function = [RANDOM.normal(size=(40, 5, 1)) for _ in range(3)]
+    kept, num_chains, lines = finite_draws(tuple(function), 4)
+    np.testing.assert_array_equal(kept, np.arange(40))
+    assert (num_chains, lines) == (4, [])
+    function[1][[3, 12, 14], 2] = np.nan
+    function[0][31:39] = np.inf  # most of the last chain
+    kept, num_chains, (line,) = finite_draws(tuple(function), 4)
+    assert num_chains == 3 and line.startswith("11 of 40 draws have predictions that are not finite")
+    np.testing.assert_array_equal(kept.reshape(3, 8) // 10, np.repeat(np.arange(3), 8).reshape(3, 8))
+    assert not set(kept) & {3, 12, 14} and all(np.isfinite(part[kept]).all() for part in function)
+    with pytest.raises(FloatingPointError, match="no draw of the chains"):
+        finite_draws((np.full((40, 5, 1), np.nan),), 4)
 
 
 @pytest.mark.parametrize("noise", ["constant", "by_row"])

@@ -1,11 +1,13 @@
 """Bad input: an error that says so, or a right answer."""
 
 import numpy as np
+import pandas
 import pytest
 from sklearn.exceptions import NotFittedError
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
-from numpyro_wide.estimators._policy import noise_p_value, scored_rows
+from numpyro_wide.estimators._noise import noise_p_value
+from numpyro_wide.estimators._policy import scored_rows
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
@@ -48,6 +50,14 @@ REFUSED = [
 def test_what_cannot_be_fitted_is_refused(model, x, y, message):
     with pytest.raises(ValueError, match=message):
         model.fit(x, y)
+
+
+def test_a_column_of_words_is_named(fitted):
+    frame = pandas.DataFrame({"width": X[:, 0], "colour": np.where(LABELS, "red", "blue")})
+    with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words; encode them first"):
+        WideBNNRegressor().fit(frame, Y)
+    with pytest.raises(ValueError, match=r"columns \[1\] of X hold words"):
+        fitted.predict(frame.to_numpy())
 
 
 def test_weights_of_rows_are_refused():

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor, _posteriors
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._policy import has_steps, noise_p_value
+from numpyro_wide.estimators._noise import has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.machine import double_precision
 
@@ -157,6 +157,20 @@ def test_blocks_of_rows_are_predicted_as_all_are(weighted, monkeypatch):
             np.testing.assert_allclose(found[block].T, Y.mean() + Y.std() * expected[..., 0], rtol=1e-9)
 
 
+def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
+    posterior = weighted._posterior
+    once = weighted.predict_interval(X_NEW), weighted.log_density(X_NEW, Y_NEW)
+    assert not pickle.loads(pickle.dumps(weighted))._posterior._last
+    with monkeypatch.context() as patch:
+        patch.setattr(posterior, "_function", None)
+        again = weighted.predict_interval(X_NEW), weighted.log_density(X_NEW, Y_NEW)
+    np.testing.assert_array_equal(np.concatenate(again, axis=None), np.concatenate(once, axis=None))
+    assert np.ptp(weighted.predict(X_NEW + 1) - weighted.predict(X_NEW)) > 0
+    monkeypatch.setattr(_posteriors, "_MOST_KEPT", 1)
+    weighted.predict(X_NEW + 2)
+    assert len(posterior._last) == 1
+
+
 def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
@@ -232,7 +246,8 @@ def test_targets_in_steps_are_told_from_measurements():
     y = random.normal(size=400)
     assert has_steps(np.round(y), 0.5) and has_steps(np.stack([y, np.round(y)], axis=1), 0.5)
     assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
-    marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
+    with pytest.warns(UserWarning, match="1 seconds are too few for chains: the limit predicts; give a larger"):
+        marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
     assert "the targets lie on a grid" in str(marks.report_)
 
 

@@ -1,0 +1,262 @@
+"""Race of finite networks: optima under vague scales, ordered by errors at rows left out.
+
+The readout is integrated out, and the noise held at a few levels: a free one goes to zero and orders nothing. One
+program serves all networks, whose depth, activation and noise are data.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_wide._compile import over_chains, run_program
+from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._noise import noise_p_value
+from numpyro_wide.estimators._posteriors import LimitPosterior
+from numpyro_wide.linear_gaussian._problem import log_evidence, readout_map
+from numpyro_wide.machine import precision
+from numpyro_wide.nn._layers import ACTIVATIONS, scaled_features, unit_scale
+
+HEADING = "Race of architectures"
+RACED = ("tanh", "gelu", "relu", "erf")
+DEPTHS = (2, 3, 1)  # in the order of the race
+LEAST_BUDGET = 30.0  # seconds that pay for a race
+LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
+MOST_LEARNT, _MOST_HELD = 800, 700  # rows
+_LEARNT = 0.8  # share of the rows
+_WIDTH = 32
+_NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
+_FEWEST_TESTED = 100  # rows left out for a test of the noise
+_SHARE = 0.15  # of the budget
+_NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
+# Medians and spreads of the scales: units have variance one, inputs any relevance.
+_B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
+_SPREADS = {"input_scale": 1.0, "b_std": 0.5, "readout_w_std": 0.5}
+
+
+class Optimum(NamedTuple):
+    """Network of a race, at its best noise."""
+
+    depth: int
+    activation: str
+    level: float  # of the held noise
+    residuals: np.ndarray  # at rows left out, (m, k), averaged over two levels
+    scales: dict[str, Any]  # as of a limit's fit
+    size: float  # prior variance of its outputs
+
+    @property
+    def error(self) -> float:
+        """Root mean square at rows left out."""
+        return float(np.sqrt(np.mean(self.residuals**2)))
+
+    @property
+    def noise_scale(self) -> float:
+        """Noise for chains to start at, in targets' deviations: chains learn what one optimum leaves over."""
+        return max(_NOISE_SHARE * self.error, _LEAST_NOISE)
+
+
+def score(residuals: np.ndarray) -> float:
+    """Return minus the log density of normal residuals per number, at their own variance."""
+    return float(0.5 * np.log(2 * np.pi * np.e * np.mean(residuals**2)))
+
+
+class Entry(NamedTuple):
+    """Network that takes part, as data."""
+
+    key: Any
+    depth: Any
+    activation: Any  # index in ``RACED``
+    unit: Any  # scale of units of variance one
+    noise: Any
+
+
+def parted(num_rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices of rows to learn from, and of rows left out."""
+    rows = random.permutation(num_rows)
+    num_learnt = min(int(_LEARNT * num_rows), MOST_LEARNT)
+    return rows[:num_learnt], rows[num_learnt : num_learnt + _MOST_HELD]
+
+
+def race(
+    learnt: tuple[np.ndarray, np.ndarray],
+    left_out: tuple[np.ndarray, np.ndarray],
+    depth: int | None,
+    clock: Clock,
+    random: np.random.RandomState,
+    num_steps: int = _NUM_STEPS,
+) -> list[Optimum]:
+    """Return optima for rows x (n, d) and y (n,) or (n, k), the best first, as many as the budget's share pays for."""
+    begin, optima = clock.seconds, list[Optimum | None]()
+    largest = depth or max(DEPTHS)
+    descend = partial(_descend, largest, num_steps)
+    with precision(False):
+        rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
+        for one in DEPTHS if depth is None else (depth,):
+            if optima and clock.seconds - begin > _SHARE * clock.budget:
+                break
+            entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
+            found = jax.tree.map(np.asarray, run_program(over_entries(descend), entries, *rows))
+            optima += [_best(one, activation, found) for activation in range(len(RACED))]
+    return sorted((optimum for optimum in optima if optimum is not None), key=lambda optimum: optimum.error)
+
+
+def over_entries(descend: Any) -> Any:
+    """Map a descent over entries; rows are shared."""
+    return lambda entries, *rows: over_chains(lambda entry: descend(entry, *rows))(entries)
+
+
+def _entries(depth: int, key: Array) -> Entry:
+    """Return the entries of a depth: every activation with every noise."""
+    activations, noises = (grid.ravel() for grid in np.meshgrid(np.arange(len(RACED)), LEVELS, indexing="ij"))
+    units = np.array([unit_scale(activation, _B_STD) for activation in RACED])[activations]
+    keys = jax.random.split(key, len(activations))
+    numbers = (jnp.asarray(part, float) for part in (units, noises))
+    return Entry(keys, jnp.full(len(activations), depth), jnp.asarray(activations), *numbers)
+
+
+def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[str, Any]:
+    """Descend to an optimum by Adam: its scales, residuals at rows left out, and size."""
+    import optax  # optional
+
+    x, y, x_new, y_new = rows
+    adam = optax.adam(optax.cosine_decay_schedule(_STEP_SIZE, num_steps))
+
+    def step(state: tuple, _: None) -> tuple[tuple, None]:
+        weights, adam_state = state
+        update, adam_state = adam.update(jax.grad(potential)(weights, entry, x, y), adam_state)
+        return (optax.apply_updates(weights, update), adam_state), None
+
+    weights = _start(entry.key, largest, x.shape[1])
+    (weights, _), _ = jax.lax.scan(step, (weights, adam.init(weights)), None, length=num_steps)
+    features = features_of(weights, entry, x)
+    readout = readout_map(features, y, jnp.zeros((features.shape[1], *y.shape[1:])), entry.noise)[0]
+    residuals = y_new - features_of(weights, entry, x_new) @ readout
+    # An optimum has small hidden weights and a large readout, draws have neither: only the prior's readout serves.
+    prior = features_of({**weights, "readout_w_std": jnp.zeros(())}, entry, x)
+    return {
+        "scales": _scales(weights, entry),
+        "residuals": residuals,
+        "size": jnp.mean(jnp.sum(prior**2, axis=1)),
+    }
+
+
+def _start(key: Array, largest: int, num_columns: int) -> dict[str, Array]:
+    """Draw hidden weights; scales are at their medians."""
+    keys = jax.random.split(key, 3)
+    return {
+        "first": jax.random.normal(keys[0], (num_columns, _WIDTH)),
+        "deeper": jax.random.normal(keys[1], (largest - 1, _WIDTH, _WIDTH)),
+        "biases": jax.random.normal(keys[2], (largest, _WIDTH)),
+        "input_scale": jnp.zeros(num_columns),
+        "b_std": jnp.zeros(largest),
+        "readout_w_std": jnp.zeros(()),
+    }
+
+
+def _scales(weights: dict[str, Array], entry: Entry) -> dict[str, Array]:
+    """Return the scales, log-normal a priori."""
+    factor = {name: jnp.exp(spread * weights[name]) for name, spread in _SPREADS.items()}
+    return {
+        "input_scale": factor["input_scale"],
+        "b_std": _B_STD * factor["b_std"],
+        "readout_w_std": _READOUT * entry.unit * factor["readout_w_std"],
+    }
+
+
+def features_of(weights: dict[str, Array], entry: Entry, x: Array) -> Array:
+    """Return scaled features, (n, width + 1), of a network whose layers above its depth do nothing."""
+    scales = _scales(weights, entry)
+    activate = partial(jax.lax.switch, entry.activation, [ACTIVATIONS[name] for name in RACED])
+    first = (1 - _B_STD**2) ** 0.5 / x.shape[1] ** 0.5 * (x * scales["input_scale"][None]) @ weights["first"]
+    biases = scales["b_std"][:, None] * weights["biases"]
+
+    def layer(hidden: Array, of_layer: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        index, kernel, bias = of_layer
+        deeper = activate(entry.unit / _WIDTH**0.5 * hidden @ kernel + bias[None])
+        return jnp.where(index < entry.depth, deeper, hidden), None
+
+    indices = jnp.arange(1, len(biases))
+    hidden, _ = jax.lax.scan(layer, activate(first + biases[:1]), (indices, weights["deeper"], biases[1:]))
+    return scaled_features(hidden, scales["readout_w_std"], _READOUT_B_STD)
+
+
+def potential(weights: dict[str, Array], entry: Entry, x: Array, y: Array) -> Array:
+    """Return minus the log joint density, up to a constant."""
+    squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
+    return 0.5 * squares - log_evidence(features_of(weights, entry, x), y, entry.noise)
+
+
+def _best(depth: int, activation: int, found: dict[str, Any]) -> Optimum | None:
+    """Return an activation's optimum at its best noise; None if all diverged."""
+    levels = slice(activation * len(LEVELS), (activation + 1) * len(LEVELS))
+    own = jax.tree.map(lambda leaf: leaf[levels].astype(float), found)
+    residuals = own["residuals"].reshape(*own["residuals"].shape[:2], -1)
+    errors = np.mean(residuals**2, axis=(1, 2))
+    is_finite = np.isfinite(errors)
+    if not is_finite.any():
+        return None
+    # Two levels average out the chance of one optimum.
+    order = np.argsort(np.where(is_finite, errors, np.inf))[: min(2, is_finite.sum())]
+    best = order[0]
+    unit = unit_scale(RACED[activation], _B_STD)
+    scales = {
+        "input_scale": own["scales"]["input_scale"][best],
+        "w_std": np.array([(1 - _B_STD**2) ** 0.5, *[unit] * (depth - 1)]),
+        "b_std": own["scales"]["b_std"][best, :depth],
+        "readout_w_std": _READOUT * unit,
+        "readout_b_std": _READOUT_B_STD,
+    }
+    size = float(own["size"][best])
+    return Optimum(depth, RACED[activation], LEVELS[best], residuals[order].mean(axis=0), scales, size)
+
+
+def with_limit(
+    limit: LimitPosterior,
+    gram: np.ndarray,
+    depth: int | None,
+    clock: Clock,
+    random: np.random.RandomState,
+    report: Report,
+) -> tuple[list[Optimum], float | None]:
+    """Race networks beside the limit, of the kernel ``gram`` at its rows.
+
+    Return the optima, the best first, none where the limit is better than chains from them would be; and the p-value of
+    a constant noise by the best one's residuals, None where these are few.
+    """
+    fit = limit.fit
+    learnt, left_out = parted(len(fit.inputs), random)
+    known, others = ((fit.inputs[part], fit.targets[part]) for part in (learnt, left_out))
+    optima = race(known, others, depth, clock, random)
+    of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
+    report.add(
+        HEADING,
+        f"optima of networks of {_WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
+        f"{len(left_out)} rows left out, the least is chosen",
+        table(optima, of_limit),
+    )
+    if not optima:
+        report.add(HEADING, "no optimum is finite")
+        return [], None
+    best = optima[0]
+    # Chains reach less than an optimum's error, but from the limit's scales about the limit's.
+    if np.sqrt(np.mean(of_limit**2)) < best.noise_scale:
+        report.add(HEADING, f"the limit's error is below {_NOISE_SHARE} of the least: its architecture and scales stay")
+        return [], None
+    if len(left_out) < _FEWEST_TESTED:
+        return optima, None
+    means = others[1].reshape(len(left_out), -1) - best.residuals
+    size = np.sqrt(np.mean(best.residuals**2, axis=1))
+    return optima, noise_p_value(others[0], means.mean(axis=1), size)
+
+
+def table(optima: list[Optimum], of_limit: np.ndarray) -> str:
+    """Return the scores as text."""
+    lines = [f"{'activation':>10} {'depth':>6} {'noise held':>11} {'error':>7} {'score':>7}"]
+    for one in optima:
+        form = f"{one.activation:>10} {one.depth:>6} {one.level:>11} {one.error:>7.4f} {score(one.residuals):>7.3f}"
+        lines.append(form)
+    lines.append(f"{'the limit':>29} {np.sqrt(np.mean(of_limit**2)):>7.4f} {score(of_limit):>7.3f}")
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""Race of architectures: its networks, its order, and what it hands to the chains."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_wide.estimators import WideBNNRegressor, _policy, _race
+from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._posteriors import LimitPosterior
+from numpyro_wide.estimators._race import Entry, Optimum
+from numpyro_wide.machine import double_precision
+from numpyro_wide.nn import FCN
+from numpyro_wide.wide_limit import WideLimitFit
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(60, 2))
+Y = np.sin(2 * X[:, 0]) + 0.1 * RANDOM.normal(size=60)
+LEARNT, LEFT_OUT = (X[:48], Y[:48]), (X[48:], Y[48:])
+
+
+def run(learnt=LEARNT, left_out=LEFT_OUT, depth=1, num_steps=20):
+    with Clock(1e6) as clock:
+        return _race.race(learnt, left_out, depth, clock, np.random.RandomState(0), num_steps)
+
+
+@pytest.mark.parametrize(("depth", "activation"), [(1, "tanh"), (2, "relu"), (3, "gelu")])
+def test_the_network_is_that_of_the_chains(depth, activation):
+    largest = 3
+    entry = Entry(jax.random.key(0), depth, _race.RACED.index(activation), 1.3, 0.3)
+    weights = _race._start(jax.random.key(1), largest, 2) | {"b_std": jnp.array([0.5, -0.3, 0.2])}
+    weights["input_scale"] = jnp.array([0.7, -0.4])
+    scales = _race._scales(weights, entry)
+    w_std = np.array([(1 - _race._B_STD**2) ** 0.5, 1.3, 1.3])[:depth]
+    form = {"b_std": scales["b_std"][:depth], "input_scale": scales["input_scale"], "w_std": w_std}
+    form |= {"readout_w_std": scales["readout_w_std"], "readout_b_std": _race._READOUT_B_STD}
+    kernels = [weights["first"], *weights["deeper"]][:depth]
+    layers = {f"hidden_{i}": {"kernel": kernels[i], "bias": weights["biases"][i]} for i in range(depth)}
+    expected = FCN(depth, _race._WIDTH, activation, **form).apply({"params": layers}, jnp.asarray(X))
+    np.testing.assert_allclose(_race.features_of(weights, entry, jnp.asarray(X)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_slope_of_the_potential_is_that_of_differences():
+    with double_precision():
+        entry = Entry(jax.random.key(0), jnp.asarray(2), jnp.asarray(1), jnp.asarray(1.3), jnp.asarray(0.3))
+        weights = _race._start(jax.random.key(1), 2, 2)
+        energy = jax.jit(lambda weights: _race.potential(weights, entry, jnp.asarray(X), jnp.asarray(Y)))
+        slope = jax.jit(jax.grad(energy))(weights)
+        direction = jax.tree.map(lambda leaf: jnp.asarray(RANDOM.normal(size=leaf.shape)), weights)
+        ahead = energy(jax.tree.map(lambda w, d: w + 1e-5 * d, weights, direction))
+        behind = energy(jax.tree.map(lambda w, d: w - 1e-5 * d, weights, direction))
+        along = sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(direction), strict=True))
+        np.testing.assert_allclose((ahead - behind) / 2e-5, along, rtol=1e-6)
+
+
+def test_order_of_the_rows_changes_nothing():
+    order = RANDOM.permutation(48)
+    both = run(), run((X[order], Y[order]))
+    for one, other in zip(*both, strict=True):
+        assert one.activation == other.activation
+        np.testing.assert_allclose(one.error, other.error, rtol=1e-3)
+
+
+def test_the_known_architecture_wins():
+    # Kinks along a slope: ReLUs make it of one layer, and smooth units round it off.
+    x = RANDOM.uniform(-2, 2, (300, 1))
+    y = 4 * np.abs(((x[:, 0] + 2) % 1) - 0.5) - 1
+    optima = run((x[:240], y[:240]), (x[240:], y[240:]), num_steps=300)
+    assert optima[0].activation == "relu"
+    assert [one.error for one in optima] == sorted(one.error for one in optima)
+    assert optima[0].noise_scale == 0.8 * optima[0].error
+
+
+def test_what_diverges_is_left_out(monkeypatch):
+    found = run()
+    explosive = dict(_race.ACTIVATIONS, tanh=lambda u: jnp.exp(jnp.exp(50 * u)))
+    monkeypatch.setattr(_race, "ACTIVATIONS", explosive)
+    others = run()
+    assert {one.activation for one in found} == set(_race.RACED)
+    assert {one.activation for one in others} == set(_race.RACED) - {"tanh"}
+    assert all(np.isfinite(one.error) for one in others)
+
+
+def test_a_race_ends_with_its_share_of_the_budget():
+    with Clock(1e-3) as clock:
+        optima = _race.race(LEARNT, LEFT_OUT, None, clock, np.random.RandomState(0), 2)
+    assert {one.depth for one in optima} == {_race.DEPTHS[0]}
+
+
+def test_rows_left_out_are_not_learnt_from():
+    for num_rows, sizes in ((60, (48, 12)), (3000, (800, 700))):
+        parts = _race.parted(num_rows, np.random.RandomState(0))
+        assert tuple(map(len, parts)) == sizes and not set(parts[0]) & set(parts[1])
+
+
+def test_several_targets_are_raced_together():
+    both = [(x, np.stack([y, -y], axis=1)) for x, y in (LEARNT, LEFT_OUT)]
+    assert run(*both)[0].residuals.shape == (12, 2)
+
+
+def optimum(depth, error, activation="tanh"):
+    return Optimum(depth, activation, 0.3, np.full((12, 1), error), {}, 1.0)
+
+
+def with_limit(noise_scale, optima, monkeypatch):
+    scales = {"w_std": np.ones(1), "b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1}
+    limit = LimitPosterior(WideLimitFit("erf", 1, 0.0, noise_scale, scales, {}, [], X, Y))
+    monkeypatch.setattr(_race, "race", lambda *_: optima)
+    report = Report("race")
+    with Clock(1e6) as clock:
+        found, _ = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report)
+    return limit, found, str(report)
+
+
+def test_the_limit_takes_part_with_its_own_error(monkeypatch):
+    limit, found, report = with_limit(0.1, [optimum(1, 5.0)], monkeypatch)
+    assert found == [] and "the limit's error is below 0.8 of the least" in report
+    learnt, left_out = _race.parted(60, np.random.RandomState(0))
+    alone = WideLimitFit("erf", 1, 0.0, 0.1, limit.fit.scales, {}, [], X[learnt], Y[learnt])
+    error = np.sqrt(np.mean((np.asarray(alone.predict(X[left_out])[0]) - Y[left_out]) ** 2))
+    assert f"the limit {error:7.4f}" in report
+    assert with_limit(0.1, [optimum(1, 1e-3)], monkeypatch)[1] != []
+    assert with_limit(0.1, [], monkeypatch)[1] == []
+
+
+@pytest.mark.parametrize(("left", "expected"), [(20.0, (3, 32)), (6.0, (2, 32)), (4.5, (1, 32)), (1e-3, (1, 16))])
+def test_what_is_too_dear_gives_way_to_fewer_layers_and_then_to_fewer_units(left, expected):
+    optima = [optimum(3, 0.2), optimum(2, 0.3, "erf"), optimum(2, 0.4), optimum(1, 0.5)]
+    report = Report("units")
+    with Clock(left) as clock:
+        found, units = _policy.affordable(optima, None, 1000, 4, clock, report)
+    assert (found.depth, units) == expected and (found.depth != 2 or found.activation == "erf")
+    assert ("too dear" in str(report)) == (left < 20)
+    with Clock(left) as clock:
+        assert _policy.affordable(optima, 7, 1000, 4, clock, report)[1] == 7
+
+
+@pytest.mark.parametrize("method", ["auto", "limit"])
+def test_chains_start_with_the_winner(method, monkeypatch):
+    seen = []
+    scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}
+    scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
+    winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0)
+    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-3))
+    monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
+    x = RANDOM.normal(size=(120, 2))
+    model = WideBNNRegressor(method=method, random_state=0, time_budget=300).fit(x, x[:, 0])
+    assert model.method_ == "limit"
+    if method == "limit":
+        assert not seen
+        return
+    ((medians, inputs, _), form) = seen[0]
+    assert float(medians["noise"]) == pytest.approx(0.8 * 0.5) and inputs.dtype == np.float32
+    np.testing.assert_allclose(medians["input_scale"], [1.0, 3.0])
+    assert "2 x 32 gelu units, noise by row" in str(model.report_) and form["are_asked_for"]
