@@ -20,7 +20,7 @@ SECTIONS = {
     ("gallery.md", "Class probabilities: calibrated, and at what cost"): (
         "classes fashion_scores fashion_costs",
         # Rows, units, steps and draws; of the table of costs.
-        "1000 2000 128 100 400 1.02 158 1600 256 50 150 2022",
+        "1000 2000 128 100 60 400 1.02 158 1600 256 50 150 2022",
     ),
     ("how_wide.md", "One hidden layer"): ("how_wide_gradients how_wide_seconds", "1.4 2.2 2.4"),  # ratios
     ("how_wide.md", "Two and four layers"): (
