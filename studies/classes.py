@@ -145,8 +145,10 @@ def main(options):
     task = Task(options)
     found = predictions(task)
     rows = [row(*cell, *result, task) for cell, result in found.items()]
-    _common.print_table(rows)
-    pandas.DataFrame(rows).to_csv(options.output / "classes.csv", index=False)
+    frame = pandas.DataFrame(rows)
+    frame = frame.loc[:, (frame != "").any()]  # without chains there are no columns of theirs
+    _common.print_table(frame.to_dict("records"))
+    frame.to_csv(options.output / "classes.csv", index=False)
     draw(found, task)
 
 
