@@ -34,7 +34,7 @@ RIVALS = ("logistic regression", "MLPs", "boosting", "GP")
 LIMITS = {"label regression": "codes", "logits": "logits"}
 MODELS = (*RIVALS, *LIMITS, "estimator", *(f"network, {way}" for way in _class_chains.WAYS), "network, one-hot codes")
 DEFAULT = (*RIVALS, *LIMITS, "estimator")
-DRAWN = ("MLPs", "boosting", "label regression", "estimator")
+DRAWN = ("MLPs", "boosting", "label regression")
 NO_COST = Cost(*[np.nan] * len(Cost._fields))
 
 
@@ -137,7 +137,7 @@ def draw(found, task):
         panels[0].set_ylabel(model, fontsize="medium")
     figure.supxlabel("confidence; bars: share of all rows", fontsize="medium")
     figure.supylabel("share of rows that are right", fontsize="medium")
-    _common.save(figure, task.options, "classes.png", dpi=110)
+    _common.save(figure, task.options, "classes.png", dpi=75)
 
 
 def main(options):

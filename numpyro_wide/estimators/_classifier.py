@@ -220,6 +220,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         some = replace(limit, inputs=limit.inputs[others], targets=labels[others])
         try:
             # Labels that chains have seen, reweighed, would seem too probable: the hidden weights have adapted to them.
+            clock.begin("chains of four fifths of the rows")
             half = Clock(clock.left / 2)
             first = run_codes(some, width, self.num_chains, is_asked_for, half, random, report)
             if first is None:
@@ -236,6 +237,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             )
             found = None
             if is_better or is_asked_for:
+                clock.begin("chains of all rows")
                 found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
         except (FloatingPointError, RuntimeError, ValueError) as error:
             if is_asked_for:
