@@ -19,7 +19,7 @@ from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence
 from numpyro_wide.estimators._policy import needs_double, without_copies
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, blocks, collapsed
 from numpyro_wide.machine import precision, set_blas_threads
-from numpyro_wide.wide_limit._fit import fit
+from numpyro_wide.wide_limit._fit import fit, of_every_class
 from numpyro_wide.wide_limit._label_regression import Calibration
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
@@ -37,9 +37,7 @@ def fit_limit(
     """Fit the infinitely wide network to codes of labels (n,) at affordable rows of x (n, d)."""
     clock.begin("scales of the infinitely wide network")
     affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
-    rows = random.permutation(len(x))[: max(_FEWEST, int(affordable * _MOST_KNOWN))]
-    missing = np.setdiff1d(labels, labels[rows])
-    rows = np.concatenate([rows, *[np.flatnonzero(labels == label)[:1] for label in missing]])
+    rows = of_every_class(labels, random.permutation(len(x)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
     kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": num_classes}
     if num_classes == 2:
         kind = {"likelihood": "bernoulli"}

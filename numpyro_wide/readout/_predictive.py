@@ -170,6 +170,8 @@ class ReadoutPredictive:
         {'mean': (20, 3), 'noise_scale': (20, 3), 'predictive_variance': (20, 3), 'variance': (20, 3), 'y': (20, 3)}
         >>> predictive.log_density(jnp.zeros((3, 1)), jnp.zeros(3)).shape
         (3,)
+        >>> [moment.shape for moment in predictive.leave_one_out()]
+        [(20, 5), (20, 5)]
     """
 
     def __init__(
@@ -323,17 +325,6 @@ class ReadoutPredictive:
         Returns:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
             out, a ``ValueError``.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from numpyro_wide import ReadoutPredictive, collapse_readout, nn, wide_limit_draws
-            >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-            >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
-            >>> x = jnp.linspace(-1, 1, 5)[:, None]
-            >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
-            >>> mean, variance = ReadoutPredictive(wrapped, draws, (x, jnp.sin(x[:, 0]))).leave_one_out()
-            >>> mean.shape, variance.shape
-            ((20, 5), (20, 5))
         """
         if not self.is_integrated:
             raise ValueError(

@@ -280,8 +280,8 @@ def fit_labels(
     """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
     # All rows in their order, where they are few.
     most = _MOST_COMPARED if problems[0].network is None else num_rows  # kernels of images take long
-    some = _of_every_class(labels, random.permutation(len(labels)), most)
-    rows = _of_every_class(labels[some], np.arange(len(some)), num_rows)
+    some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
+    rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
     tried = []
     for problem in map(_with_narrow_relevance, problems):
         score = LabelScore(problem[some], labels[some], num_classes)
@@ -290,16 +290,15 @@ def fit_labels(
         by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
         row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
         row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
-        tried.append((row, problem, score, logarithms))
+        tried.append((row, problem, score, logarithms, left_out))
     tried.sort(key=lambda one: -one[0]["held_out"])
-    row, problem, score, logarithms = tried[0]
+    _, problem, score, logarithms, left_out = tried[0]
     _, _, errors = _laplace(score, logarithms)
-    gram = None
     if len(some) < len(labels):
         score = LabelScore(problem, labels, num_classes)
         gram = problem.gram(logarithms)
         logarithms = _with_best_noise(score, logarithms, gram)
-    left_out = score.left_out(logarithms, gram)
+        left_out = score.left_out(logarithms, gram)
     # Function and noise in the size that the residuals have: probabilities do not depend on it.
     size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
     scales = problem.scales(logarithms)
@@ -321,11 +320,11 @@ def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
     return replace(problem, spreads=spreads)
 
 
-def _of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
     """Return the first rows, and one of every other class."""
     some = rows[:most]
     missing = np.setdiff1d(labels[rows], labels[some])
-    return np.sort(np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]]))
+    return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
 
 
 def _standard_error(by_row: np.ndarray) -> float:
