@@ -12,6 +12,7 @@ from jupyter_cache import get_cache
 import numpyro_wide
 
 HERE = Path(__file__).parent
+os.environ["CI"] = "1"  # no progress bars on pages
 sys.path.insert(0, str(HERE))
 import pages  # noqa: E402
 

@@ -1,5 +1,6 @@
-"""Argument checks of all rooms."""
+"""Argument checks, messages and progress bars of all rooms."""
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Number
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from tqdm.auto import tqdm
 
 FELT_ERROR = 0.1  # nats of rounding that a sampler feels
 # Parts of several messages.
@@ -203,6 +205,11 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
 def listing(names: Iterable[str]) -> str:
     """List names for a message."""
     return ", ".join(repr(name) for name in names) or "none"
+
+
+def progress(iterable: Iterable | None = None, *, shown: bool = True, **options: Any) -> tqdm:
+    """Return a bar of ``tqdm``'s, silent where the environment variable ``CI`` is set."""
+    return tqdm(iterable, disable=not shown or "CI" in os.environ, **options)
 
 
 def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool, stacklevel: int = 3) -> None:

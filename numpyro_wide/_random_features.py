@@ -127,7 +127,7 @@ def fit_random_features(
         weighted: whether draws are weighted by their evidence; with many rows one draw dominates.
         block_size: number of rows whose features are held at a time.
         seed: seed of the rows and of the draws.
-        progress_bar: whether to show a bar over the draws.
+        progress_bar: whether to show bars over the architectures and the draws.
 
     Returns:
         The posterior, a :class:`RandomFeatures`.
@@ -162,7 +162,7 @@ def fit_random_features(
         num_rows = min(whole_number("num_rows", num_rows), len(inputs))
         some = np.sort(np.random.default_rng(seed).choice(len(inputs), num_rows, replace=False))
         options = {"activation": activation, "depth": depth, "input_scale": input_scale, "seed": seed}
-        fit = fit_scales(inputs[some], targets[some], **options)
+        fit = fit_scales(inputs[some], targets[some], progress_bar=progress_bar, **options)
     _check_fit(fit, inputs, targets)
     num_outputs = None if targets.ndim == 1 else targets.shape[1]
     network = FCN(fit.depth, width, fit.activation)

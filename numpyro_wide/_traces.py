@@ -1,6 +1,7 @@
 """Single runs of a model, and the sites that they show."""
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Unit
+from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Normal, Unit
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import block, seed, substitute, trace
@@ -127,6 +128,46 @@ def refuse_subsampled(plate: dict, reason: str) -> None:
         raise ValueError(
             f"the plate {plate['name']!r} takes {subsample_size} of {size} rows, but {reason}; drop subsample_size."
         )
+
+
+_NUM_PRIOR_DRAWS = 8
+TOO_LARGE = 4.0  # of outputs against observations
+
+
+def prior_sizes(
+    rng_key: Array, model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> dict[str, tuple[Array, Array]]:
+    """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
+
+    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same.
+    """
+    plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
+
+    def squares(rng_key: Array) -> dict[str, tuple[Array, Array]]:
+        sites = observed_sites(run_model(plain, args, kwargs, rng_key=rng_key))
+        normal = {name: site for name, site in sites.items() if type(unwrap(site["fn"])) is Normal}
+        return {
+            name: (jnp.mean(jnp.square(site["fn"].mean)), jnp.mean(jnp.square(site["value"])))
+            for name, site in normal.items()
+        }
+
+    drawn = jax.vmap(squares)(jax.random.split(rng_key, _NUM_PRIOR_DRAWS))
+    return jax.tree.map(lambda found: jnp.sqrt(jnp.median(found)), drawn)
+
+
+def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]], stacklevel: int = 3) -> None:
+    """Warn of a model whose outputs are a priori much larger than the observations."""
+    for name, pair in sizes.items():
+        prior, observed = map(float, pair)
+        if observed > 0 and prior >= TOO_LARGE * observed:
+            warnings.warn(
+                f"outputs of the model are about {prior:.2g} a priori, and the observations of site {name!r} "
+                f"{observed:.2g} (root mean squares): chains move badly. Features that grow with the width? "
+                "Scale every layer by 1/sqrt(inputs) and the features by 1/sqrt(width); standardise the observations, "
+                "or give their size as the readout's prior scale.",
+                UserWarning,
+                stacklevel=stacklevel,
+            )
 
 
 def unwrap(fn: Distribution, *, masks: bool = False) -> Distribution:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn to files, never to a window
+os.environ["CI"] = "1"  # no progress bars
 
 import jax
 import pytest
@@ -27,6 +28,12 @@ def strict_promotion() -> Iterator[None]:
     """Let the package leave no promotion of ranks or types to JAX."""
     with strict():
         yield
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show progress bars, as where a person waits."""
+    monkeypatch.delenv("CI")
 
 
 @pytest.fixture

@@ -1234,6 +1234,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "nn/test_nn_errors.py::test_targets_far_from_the_prior_are_warned_of",
         ),
         (
+            "outputs far beyond the targets not warned of",
+            'warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})',
+            'warn_of_prior_sizes({"y": (variance / size, np.sqrt(size))})',
+            "mcmc/test_prior_sizes.py",
+        ),
+        (
             "noise of another shape let through",
             "return np.broadcast_shapes(shape, target) == target",
             "return True",

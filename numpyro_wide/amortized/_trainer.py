@@ -14,9 +14,8 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
-from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_key, whole_number
+from numpyro_wide._checks import check_key, progress, whole_number
 from numpyro_wide._traces import run_model
 from numpyro_wide.amortized._given import check_given, epochs, refuse_missing, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
@@ -296,7 +295,7 @@ class AmortizedForwardKL:
                 none = jnp.zeros(0, jnp.int32)
                 nothing = HeldOut(none, jnp.zeros(0), self.get_params(state), jnp.asarray(jnp.inf), state.step)
                 best = state.held_out or nothing
-            with tqdm(total=num_steps, disable=not progress_bar) as bar:
+            with progress(total=num_steps, shown=progress_bar) as bar:
                 while done < num_steps and not _is_patience_lost(best, patience):
                     # At multiples of the step itself, for runs in parts.
                     to_look = every - (origin + done) % every if best else num_steps

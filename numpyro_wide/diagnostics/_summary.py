@@ -78,11 +78,42 @@ class RunSummary:
 
     def __str__(self) -> str:
         table = [self._table().to_string(index=False)] if self.sites else []
-        return "\n".join([self._size(), *table, *self._notes()])
+        return "\n".join([self._size(), *table, *self._notes(), self.verdict])
 
     def _repr_html_(self) -> str:
         table = self._table().to_html(index=False) if self.sites else ""
-        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join(self._notes())}</p>"
+        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join([*self._notes(), self.verdict])}</p>"
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether R-hat, effective sample sizes and the energy's drift are those of converged chains."""
+        rhat, ess = self._worst()
+        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._drifts()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the chains have converged, in a line."""
+        rhat, ess = self._worst()
+        if np.isnan(ess):
+            return "convergence unknown: too few draws, or none that move; run longer"
+        told = "" if np.isnan(rhat) else f"R-hat {rhat:.2f}, "
+        told += f"least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
+        if not self.is_converged:
+            return f"not converged: {told}; run longer"
+        return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
+
+    def _worst(self) -> tuple[float, float]:
+        """Return the largest R-hat and the least ESS of function and sites; NaN if none is known."""
+        rhats = [site.rhat for site in self.sites.values()]
+        sizes = [site.ess for site in self.sites.values()]
+        if self.function is not None:
+            rhats += list(self.function.rhat)
+            sizes += list(self.function.ess)
+        largest = max((value for value in rhats if not np.isnan(value)), default=np.nan)
+        return float(largest), float(min((value for value in sizes if not np.isnan(value)), default=np.nan))
+
+    def _drifts(self) -> bool:
+        return self.energy_drift is not None and bool(np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT))
 
     def _size(self) -> str:
         chains = f"{self.num_chains} {'chain' if self.num_chains == 1 else 'chains'} of {self.num_draws} draws"
@@ -105,7 +136,7 @@ class RunSummary:
         lines = ["function at the inputs: unknown, since not all latent sites are stored"]
         if self.function is not None:
             lines = self._function_notes(self.function)
-        if self.energy_drift is not None and np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT):
+        if self.energy_drift is not None and self._drifts():
             drift = float(np.max(np.abs(self.energy_drift)))
             lines.append(
                 f"the energy drifts by {drift:.2g} standard deviations from first to last quarter: start closer "
@@ -147,6 +178,7 @@ def _range_of(values: np.ndarray) -> str:
 _MOST_ENTRIES = 500  # of the function
 _LARGEST_SITE = 8  # entries of a site that is shown
 _LARGEST_DRIFT = 3.0  # of the energy; stationary chains have less than 1
+_LARGEST_RHAT, _LEAST_ESS = 1.05, 50.0  # of converged chains, the worst of all entries
 
 
 def summary(

@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_one_of, whole_number
+from numpyro_wide._checks import check_one_of, progress, whole_number
 from numpyro_wide.machine import precision
 
 _logger = logging.getLogger("numpyro_wide.estimators")
@@ -56,10 +55,10 @@ class Clock:
     """Wall-clock seconds of a fit, compilation included, with an optional progress bar."""
 
     def __init__(self, budget: float, progress_bar: bool = False):
-        self.budget, self.progress_bar, self._start = budget, progress_bar, time.perf_counter()
-        form = "{desc}: {n:.0f} of {total:g} seconds |{bar}|"
+        self.budget, self._start = budget, time.perf_counter()
+        form = "{desc}, since second {n:.0f} of {total:g} |{bar}|"
         self._stages: list[tuple[str, float]] = []
-        self._bar = tqdm(total=budget, bar_format=form, disable=not progress_bar)
+        self._bar = progress(total=budget, bar_format=form, shown=progress_bar, leave=False)
 
     @property
     def seconds(self) -> float:
@@ -112,7 +111,7 @@ class WideBNN(BaseEstimator):
         time_budget: float | None = None,
         num_chains: int = 4,
         random_state: Any = None,
-        progress_bar: bool = False,
+        progress_bar: bool = True,
     ):
         self.hidden = hidden
         self.method = method

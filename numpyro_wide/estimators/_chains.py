@@ -53,7 +53,7 @@ def run_chains(
         start_key, run_key = jax.random.split(key)
         num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
-        start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
+        start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
         # Adam's seconds beyond compilation show a slow machine, and those beyond its steps what a program costs.
         spent = clock.seconds - before
         compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)

@@ -45,7 +45,7 @@ def fit_limit(
         kind |= {"activation": "erf", "input_scale": False, "depth": 1}
     if depth is not None:
         kind["depth"] = depth
-    found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), **kind)
+    found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), progress_bar=False, **kind)
     scales = ", ".join(f"{name} {np.round(value, 3)}" for name, value in found.scales.items())
     report.add(
         "Infinitely wide network",
@@ -115,7 +115,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``.
-        progress_bar: whether seconds and stage are shown.
+        progress_bar: whether to show a bar with the stage and its seconds.
 
     Attributes:
         classes_: labels, in the order of the probabilities.

@@ -282,7 +282,7 @@ def fit_scales(
     by_column = "input_scale" in found.scales
     if len(more) > len(some):
         kind: dict[str, Any] = {"activation": found.activation, "depth": found.depth, "input_scale": by_column}
-        found = fit(x[more], y[more], num_restarts=1, num_rows=len(some), **kind)
+        found = fit(x[more], y[more], num_restarts=1, num_rows=len(some), progress_bar=False, **kind)
     known = rows[:MOST_KNOWN] if len(x) > MOST_KNOWN else np.arange(len(x))
     report.add(
         "Infinitely wide network",
@@ -295,7 +295,7 @@ def fit_scales(
 
 def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
     """Choose activation, depth and column scales by the evidence of some rows."""
-    kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x)}
+    kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x), "progress_bar": False}
     best = fit(x, y, activation=_ACTIVATIONS, depth=depth or 1, input_scale=False, **kinds)
     table = list(best.table)
     others: list[dict[str, Any]] = []

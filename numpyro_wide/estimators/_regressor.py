@@ -31,7 +31,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``; chains also depend on the clock.
-        progress_bar: whether seconds and stage are shown.
+        progress_bar: whether to show a bar with the stage and its seconds.
 
     Attributes:
         report_: decisions with their numbers, as text by ``str``.
@@ -64,7 +64,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         time_budget: float | None = None,
         num_chains: int = 4,
         random_state: Any = None,
-        progress_bar: bool = False,
+        progress_bar: bool = True,
     ):
         super().__init__(
             hidden=hidden,

@@ -1,15 +1,13 @@
 """Log evidence of a model, with checks of what users pass."""
 
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from jax import Array, random
-from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_key, check_one_of, is_tracing, kind_of, whole_number
+from numpyro_wide._checks import check_key, check_one_of, is_tracing, kind_of, progress, whole_number
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import check_model
 from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, first_temperature
@@ -58,7 +56,7 @@ def model_evidence(
         num_warmup: number of steps by which each chain adapts, at each temperature.
         num_samples: number of draws of each chain, at least 40, and 400 in all chains together.
         batch_size: number of temperatures that run together; more than 1 pays on an accelerator.
-        progress_bar: whether to show a bar; never where the environment variable ``CI`` is set.
+        progress_bar: whether to show a bar.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
@@ -94,8 +92,7 @@ def model_evidence(
     check_model(partial(model, *model_args, **model_kwargs), rng_key)
     target = Target(model, model_args, model_kwargs)
     key_first, key_bridge, key_stones = random.split(rng_key, 3)
-    is_silent = not progress_bar or "CI" in os.environ or "PYTEST_XDIST_WORKER" in os.environ
-    with tqdm(disable=is_silent) as bar:
+    with progress(shown=progress_bar) as bar:
         found, first = None, first_temperature(target, key_first, sizes)
         if method == "bridge" or (method == "auto" and first[0] < 1):
             found = by_bridge(target, key_bridge, sizes, first, bar)

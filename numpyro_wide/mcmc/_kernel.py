@@ -22,7 +22,7 @@ from numpyro.util import identity, is_prng_key, nested_attrgetter
 
 from numpyro_wide._checks import as_floats, is_known, is_tracing, listing
 from numpyro_wide._compile import is_one_by_one, over_chains, program_of, run_program
-from numpyro_wide._traces import fixed_supports
+from numpyro_wide._traces import fixed_supports, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
 from numpyro_wide.mcmc._adaptation import (
     FARTHEST,
@@ -491,11 +491,19 @@ class MetropolisKernel(TargetKernel):
 
             return (first if single else over_chains(first))(rng_key, point)
 
+        def looked(rng_key: Array) -> dict[str, tuple[Array, Array]]:
+            kwargs = model_kwargs or {}
+            if self._model is None or GIBBS_SITES_KWARG in kwargs:
+                return {}
+            return prior_sizes(rng_key if single else rng_key[0], self._model, model_args, kwargs)
+
         place = None if single else chains_sharding(len(rng_key), model_args, model_kwargs)
         state = None
         if place is None:
             # Operation by operation, a model of a few lines would be some two hundred programs.
-            state = run_program(lambda rng_key: start(*arrive(rng_key)), rng_key, quick=True)
+            state, sizes = run_program(lambda rng_key: (start(*arrive(rng_key)), looked(rng_key)), rng_key, quick=True)
+            if all(map(is_known, jax.tree.leaves(sizes))):
+                warn_of_prior_sizes(sizes)
         # NumPyro tells what is wrong with a model in a run that sees numbers.
         if state is None or has_parameters or not _is_finite(point_of(state)):
             rng_key, point = arrive(rng_key)

@@ -27,7 +27,7 @@ from numpyro_wide._checks import (
     refuse_frames,
     whole_number,
 )
-from numpyro_wide._traces import unwrap
+from numpyro_wide._traces import unwrap, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, first_block
 from numpyro_wide.nn._layers import Activation, activation_function, check_real, check_scale
 from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
@@ -164,7 +164,7 @@ LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
 def warn_of_prior_size(
-    features: Array | RowFeatures, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
+    features: Array | RowFeatures, readout: Any, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
 ) -> None:
     """Warn where the output's prior variance is far from one, or from the targets'."""
     if np.ndim(readout_scale) or is_tracing():
@@ -185,6 +185,9 @@ def warn_of_prior_size(
     if y is None or not (is_known(y) and is_known(noise_scale)):
         return
     size = np.mean(np.square(np.asarray(y, float)))
+    # A readout at zero has been integrated out, by a wrapper that compares as well.
+    if is_known(readout) and np.any(readout):
+        warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})
     expected = max(variance, np.mean(np.square(np.asarray(noise_scale, float))))
     if expected > 0 and size > LARGEST_VARIANCE * expected:
         warnings.warn(
@@ -288,7 +291,7 @@ def _bnn(
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
     is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
-    warn_of_prior_size(features, readout_scale, noise_scale, None if is_latent else y)
+    warn_of_prior_size(features, readout, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(

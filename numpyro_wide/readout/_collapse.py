@@ -14,6 +14,8 @@ from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
+from numpyro_wide._compile import run_program
+from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
 from numpyro_wide.readout._assumptions import check_at, depends, hold, preview, refuse, second_run
 from numpyro_wide.readout._model import (
@@ -151,6 +153,9 @@ class CollapsedModel(ReadoutModel):
         values = {name: value for name, value in first.free_values.items() if name != self.features}
         findings, run = check_at(self.fn, self.names, values, args, kwargs, first.keys)
         refuse(findings, self.names)
+        if float(run.prior_size()) >= TOO_LARGE * np.sqrt(np.mean(np.square(run.residual))):  # of one draw
+            sizes = run_program(lambda key: prior_sizes(key, self.fn, args, kwargs), random.key(0), quick=True)
+            warn_of_prior_sizes(sizes, stacklevel=4)
         error = run.problem(self.variant).evidence_error()
         if np.isnan(error) or float(error) < FELT_ERROR or self._is_noise_drawn(values, args, kwargs):
             return

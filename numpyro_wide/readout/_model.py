@@ -21,7 +21,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
 from numpyro_wide._traces import STACK_LOCK, Sites, latent_sites, run_model, unwrap
 from numpyro_wide.linear_gaussian._problem import check_variant
-from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features, readout_problem
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features, first_block, readout_problem
 
 Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
@@ -54,6 +54,11 @@ class ReadoutRun:
     is_observed: bool
     latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]  # of the other latent sites
     param_names: tuple[str, ...]
+
+    def prior_size(self) -> Array:
+        """Return the root mean square of features @ readout under the readout's prior, by the first rows of blocks."""
+        squares = jnp.square(first_block(self.features))
+        return jnp.sqrt(jnp.mean(squares @ jnp.broadcast_to(self.prior_scale**2, self.prior_loc.shape)))
 
     def problem(self, variant: str = "auto") -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from scipy.special import logsumexp
-from tqdm.auto import tqdm
 
 from numpyro_wide import _mixture
 from numpyro_wide._blocks import blocks_of, is_mapped
@@ -24,6 +23,7 @@ from numpyro_wide._checks import (
     is_tracing,
     kind_of,
     listing,
+    progress,
     refuse_frames,
     warn_if_stuck,
     whole_number,
@@ -186,7 +186,7 @@ class ReadoutPredictive:
         observed: str | None = None,
         params: dict[str, Any] | None = None,
         batch_size: int | None = None,
-        progress_bar: bool = False,
+        progress_bar: bool = True,
     ):
         if readout is not None and features is not None and not isinstance(model, ReadoutModel):
             model = PlainModel(model, readout, features, observed)
@@ -457,7 +457,7 @@ class ReadoutPredictive:
     def _solve(self) -> BlockedPosterior:
         """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
         found = []
-        for index in tqdm(range(self.num_draws), "sums over rows, by draw", disable=not self._progress_bar):
+        for index in progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw", delay=5):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
             posterior, _, is_right = self._computed("posteriors", None, Data(draw, self._params, self._fit))
             if not np.all(is_right):

@@ -13,7 +13,6 @@ from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy
-from tqdm.auto import tqdm
 
 from numpyro_wide._checks import (
     check_key,
@@ -21,6 +20,7 @@ from numpyro_wide._checks import (
     check_one_of,
     check_positive,
     listing,
+    progress,
     whole_number,
 )
 from numpyro_wide._compile import over_chains, run_program
@@ -172,7 +172,7 @@ def _descend(
     # Without a bar, the program of an equal model serves.
     run = jax.jit(stretch) if progress_bar else partial(run_program, stretch)
     num_stretches = min(num_steps, _NUM_STRETCHES) if progress_bar else 1
-    with tqdm(total=num_steps, desc="optimise", disable=not progress_bar) as bar:
+    with progress(total=num_steps, desc="optimise", shown=progress_bar) as bar:
         for length in np.diff(np.linspace(0, num_steps, num_stretches + 1).astype(np.int32)):
             states = run(states, *rest, length)
             if progress_bar:

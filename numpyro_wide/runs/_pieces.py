@@ -19,9 +19,8 @@ import numpy as np
 from jax import Array
 from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
-from tqdm.auto import tqdm
 
-from numpyro_wide._checks import check_key, kind_of, whole_number
+from numpyro_wide._checks import check_key, kind_of, progress, whole_number
 
 _LOCK, _STATE = "run.lock", "state.npz"
 _PLAIN = (str, bytes, bool, int, float, complex, np.generic, np.ndarray, Array)
@@ -154,7 +153,7 @@ def run_in_pieces(
     options = {"extra_fields": tuple(extra_fields), "init_params": init_params}
     shown = mcmc.progress_bar
     like, identity = _identify(mcmc, rng_key, model_args, model_kwargs, **options)
-    with sole_use(folder), tqdm(total=total, desc="sample", disable=not progress_bar) as bar:
+    with sole_use(folder), progress(total=total, desc="sample", shown=progress_bar) as bar:
         try:
             if (folder / _STATE).exists():
                 state, ends = _resume(folder, like, identity)

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from jax.typing import ArrayLike
 
-from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, whole_number
+from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, progress, whole_number
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
@@ -270,16 +270,16 @@ _RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' sc
 
 
 def fit_labels(
-    problems: Sequence[ScaleProblem],
+    problems: Iterable[ScaleProblem],
     labels: np.ndarray,
     num_classes: int,
+    most: int,
     num_rows: int,
     num_restarts: int,
     random: np.random.Generator,
 ) -> dict[str, Any]:
     """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
     # All rows in their order, where they are few.
-    most = _MOST_COMPARED if problems[0].network is None else num_rows  # kernels of images take long
     some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
     rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
     tried = []
@@ -367,6 +367,7 @@ def fit(
     num_restarts: int | None = None,
     num_rows: int = 300,
     seed: int = 0,
+    progress_bar: bool = True,
 ) -> WideLimitFit:
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
@@ -407,6 +408,7 @@ def fit(
         num_restarts: number of starts; 4 by default, of codes 1.
         num_rows: number of rows of the starts, and of the folds of classes.
         seed: seed of starts and rows.
+        progress_bar: whether to show a bar over the architectures.
 
     Returns:
         the best architecture, a :class:`~numpyro_wide.wide_limit.WideLimitFit`, with a table of all.
@@ -486,14 +488,16 @@ def fit(
             problems = [ScaleProblem.of(*one[:2], by_input=one[2], **options) for one in architectures]
         known: dict[str, Any] = {"inputs": inputs, "targets": targets}
         known |= {"likelihood": likelihood, "parameters": parameters}
+        tried = _shown(problems, progress_bar)
         if is_of_codes:
             count: Any = 2 if likelihood == "bernoulli" else parameters["num_classes"]
-            chosen = fit_labels(problems, targets.astype(int), int(count), num_rows, num_restarts, random)
+            most = num_rows if networks else _MOST_COMPARED  # kernels of images take long
+            chosen = fit_labels(tried, targets.astype(int), int(count), most, num_rows, num_restarts, random)
             found = WideLimitFit(**chosen, **known)
             _warn_of_copies(found)
             return found
         fits = []
-        for problem in problems:
+        for problem in tried:
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
             fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
         fits.sort(key=lambda one: -one[1].get("held_out", one[1]["log_marginal"]))
@@ -510,6 +514,15 @@ def fit(
             _warn_of_copies(found)
             _warn_of_far_rows(found, process.left_out())
     return found
+
+
+def _shown(problems: Sequence[ScaleProblem], progress_bar: bool) -> Iterator[ScaleProblem]:
+    """Yield problems under a bar that names the one in work."""
+    with progress(total=len(problems), shown=progress_bar, leave=False, desc="infinite networks") as bar:
+        for problem in problems:
+            bar.set_postfix_str(f"{activation_name(problem.activation)}, depth {problem.depth}")
+            yield problem
+            bar.update()
 
 
 def _num_classes(labels: np.ndarray) -> int:

@@ -1,6 +1,5 @@
 """Kernels of whole networks."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from numpyro_wide._checks import (
     check_not_negative,
     is_known,
     is_tracing,
+    progress,
     whole_number,
 )
 from numpyro_wide._compile import program_of
@@ -237,14 +237,12 @@ class NetworkKernel:
         return nngp, ntk, jnp.max(error)
 
 
-_PATIENCE = 10  # seconds before a progress bar shows
+_PATIENCE = 5  # seconds before a progress bar shows
 
 
 def _with_bar(rows: Sequence[slice]) -> Any:
     """Return an iterator over rows, with a progress bar if they take long."""
-    from tqdm.auto import tqdm
-
-    return tqdm(rows, "rows of blocks", delay=_PATIENCE, disable="CI" in os.environ)
+    return progress(rows, desc="rows of blocks", delay=_PATIENCE)
 
 
 def _blocks(num: int, size: int | None) -> list[slice]:

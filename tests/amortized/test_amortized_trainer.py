@@ -96,7 +96,7 @@ def test_optimisers_of_all_libraries_agree(optim):
         np.testing.assert_allclose(value, expected[name], rtol=1e-4)
 
 
-def test_progress_bar_shows_losses_and_changes_nothing(capsys, uninterrupted):
+def test_progress_bar_shows_losses_and_changes_nothing(bars, capsys, uninterrupted):
     result = trainer().run(KEY, 150, held_out=50, evaluate_every=40)
     assert_same(tuple(result), tuple(uninterrupted))
     shown = capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_progress_bar_shows_losses_and_changes_nothing(capsys, uninterrupted):
     assert "150/150" in shown and "skipped" not in shown
 
 
-def test_steps_that_are_not_finite_are_skipped_and_counted(capsys):
+def test_steps_that_are_not_finite_are_skipped_and_counted(bars, capsys):
     training = trainer(model=failing_model, batch_size=4)
     result = training.run(KEY, 200)
     is_skipped = np.isnan(result.losses)

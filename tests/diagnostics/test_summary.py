@@ -205,6 +205,26 @@ def test_chains_that_stand_still_are_told_of():
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
 
 
+def test_the_last_line_is_a_verdict():
+    draws = draws_of((2, 400))
+    found = summary(stub(draws), COLLAPSED, X, Y)
+    sizes = [site.ess for site in found.sites.values()] + list(found.function.ess)
+    assert found.is_converged and str(found).splitlines()[-1] == found.verdict
+    assert found.verdict.startswith("converged: R-hat 1.0")
+    assert found.verdict.endswith(f"least {min(sizes):.0f} effective samples of 800")
+    draws["extra"][1] += 0.5  # one site of one chain
+    apart = summary(stub(draws), COLLAPSED, X, Y)
+    largest = of_arviz(np.asarray(draws["extra"], float)[..., None])[0][0]
+    assert not apart.is_converged and largest > 1.05
+    assert f"not converged: R-hat {largest:.2f}, least" in str(apart) and "run longer" in apart._repr_html_()
+    few = summary(stub(draws_of((1, 40))), COLLAPSED, X, Y)
+    assert "effective samples of 40; run longer" in few.verdict
+    energy = np.linspace(200, 0, 400) + np.zeros((2, 1))
+    assert not summary(stub(draws_of((2, 400)), potential_energy=energy), COLLAPSED, X, Y).is_converged
+    assert summary(stub(draws_of((2, 5))), COLLAPSED, X, Y).verdict.startswith("convergence unknown")
+    assert "several chains" in summary(stub(draws_of((1, 400))), COLLAPSED, X, Y).verdict
+
+
 @pytest.mark.parametrize("look", [summary, to_arviz])
 def test_chains_that_do_not_move_are_warned_of(look):
     moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
@@ -308,7 +328,7 @@ def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     note = next(line for line in lines if line.startswith("function at the inputs (readout integrated out): "))
     assert f"median R-hat {np.median(found.function.rhat):.3f}, largest {found.function.rhat.max():.3f}" in note
     assert f"median ESS {np.median(found.function.ess):.0f}, least {found.function.ess.min():.0f}, of 60" in note
-    assert f"gradients {found.num_gradients}" in lines[-1] and f"acceptance {found.accept_prob:.3f}" in lines[-1]
+    assert f"gradients {found.num_gradients}" in lines[-2] and f"acceptance {found.accept_prob:.3f}" in lines[-2]
     html = found._repr_html_()
     assert "<td>sigma</td>" in html and html.count("<tr") == 1 + len(found.sites)
 

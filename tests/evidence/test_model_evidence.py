@@ -191,10 +191,8 @@ def test_a_gaussian_with_nothing_in_common(monkeypatch):
         assert np.isnan(model_evidence(KEY, model, *args, method="bridge").log_evidence)
 
 
-def test_progress_is_shown_unless_in_ci(monkeypatch, capsys):
+def test_progress_is_shown_unless_in_ci(bars, monkeypatch, capsys):
     model, args, _ = known.conjugate()
-    for variable in ("CI", "PYTEST_XDIST_WORKER"):
-        monkeypatch.delenv(variable, raising=False)
     model_evidence(KEY, model, *args, method="bridge")
     assert "600it" in capsys.readouterr().err
     model_evidence(KEY, model, *args, method="bridge", progress_bar=False)

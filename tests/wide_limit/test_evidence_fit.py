@@ -274,3 +274,13 @@ def test_few_steps_are_left_for_all_rows(monkeypatch):
     # One for each of the seven scales, and one, are the curvature at the end.
     assert num_all - 8 <= 12
     np.testing.assert_allclose(few.table[0]["log_marginal"], whole.table[0]["log_marginal"], atol=0.1)
+
+
+def test_a_bar_tells_which_architecture_is_fitted(bars, capsys):
+    x = np.linspace(-1, 1, 10)[:, None]
+    options = {"depth": (1, 2), "num_restarts": 1}
+    wide_limit.fit(x, np.sin(x[:, 0]), **options, progress_bar=False)
+    assert capsys.readouterr().err == ""
+    wide_limit.fit(x, np.sin(x[:, 0]), **options)
+    shown = capsys.readouterr().err
+    assert "1/2" in shown and "erf, depth 2" in shown

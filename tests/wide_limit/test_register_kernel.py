@@ -58,9 +58,8 @@ def test_networks_without_a_rule_are_refused_with_the_names_of_those_that_have_o
         wide_limit.register_kernel(Branches, "relu")
 
 
-def test_long_work_shows_a_bar(monkeypatch, capsys):
+def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
     kernel = wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
-    monkeypatch.delenv("CI", raising=False)
     kernel(X)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(_tiles, "_PATIENCE", 0)
