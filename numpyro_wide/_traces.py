@@ -4,10 +4,12 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.distributions import Distribution, ExpandedDistribution, Independent, MaskedDistribution, Normal, Unit
 from numpyro.distributions.constraints import Constraint
@@ -130,7 +132,7 @@ def refuse_subsampled(plate: dict, reason: str) -> None:
         )
 
 
-_NUM_PRIOR_DRAWS = 8
+_NUM_PRIOR_DRAWS = 5
 TOO_LARGE = 4.0  # of outputs against observations
 
 
@@ -142,17 +144,28 @@ def prior_sizes(
     A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
+    random = np.random.default_rng(0)
 
-    def squares(rng_key: Array) -> dict[str, tuple[Array, Array]]:
-        sites = observed_sites(run_model(plain, args, kwargs, rng_key=rng_key))
+    def drawn(index: Array, msg: dict) -> Array | None:
+        """Return a draw of NumPy's: JAX's generators would be most of what is compiled."""
+        if msg["type"] != "sample" or msg["is_observed"] or type(prior := unwrap(msg["fn"])) is not Normal:
+            return None
+        draws = random.standard_normal((_NUM_PRIOR_DRAWS, *msg["fn"].shape()), np.float32)
+        return prior.loc + prior.scale * jnp.asarray(draws, jnp.result_type(float))[index]
+
+    def squares(index: Array) -> dict[str, tuple[Array, Array]]:
+        inside = (substitute(substitute_fn=partial(drawn, index)),)
+        sites = observed_sites(
+            run_model(plain, args, kwargs, rng_key=jax.random.fold_in(rng_key, index), inside=inside)
+        )
         normal = {name: site for name, site in sites.items() if type(unwrap(site["fn"])) is Normal}
         return {
             name: (jnp.mean(jnp.square(site["fn"].mean)), jnp.mean(jnp.square(site["value"])))
             for name, site in normal.items()
         }
 
-    drawn = jax.vmap(squares)(jax.random.split(rng_key, _NUM_PRIOR_DRAWS))
-    return jax.tree.map(lambda found: jnp.sqrt(jnp.median(found)), drawn)
+    found = jax.vmap(squares)(jnp.arange(_NUM_PRIOR_DRAWS))
+    return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), found)
 
 
 def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]], stacklevel: int = 3) -> None:
