@@ -168,7 +168,7 @@ def prior_sizes(
     return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), found)
 
 
-def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]], stacklevel: int = 3) -> None:
+def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]]) -> None:
     """Warn of a model whose outputs are a priori much larger than the observations."""
     for name, pair in sizes.items():
         prior, observed = map(float, pair)
@@ -179,7 +179,7 @@ def warn_of_prior_sizes(sizes: Mapping[str, tuple[Any, Any]], stacklevel: int = 
                 "Scale every layer by 1/sqrt(inputs) and the features by 1/sqrt(width); standardise the observations, "
                 "or give their size as the readout's prior scale.",
                 UserWarning,
-                stacklevel=stacklevel,
+                stacklevel=1,  # once, however often NumPyro runs the model
             )
 
 

@@ -37,7 +37,8 @@ def check_data(features: Any, targets: Array) -> None:
     """Refuse features and targets of unfit shapes."""
     if features.ndim != 2:
         raise ValueError(
-            f"features must have shape (n, d), but got {features.shape}; flatten trailing axes, or use vmap."
+            f"features must have shape (n, d), but got {features.shape}; name what multiplies the readout, not the "
+            "mean, flatten trailing axes, or use vmap."
         )
     if targets.ndim not in (1, 2) or targets.shape[0] != features.shape[0]:
         raise ValueError(

@@ -163,6 +163,7 @@ def _check_prior_or_positive(name: str, value: Any) -> None:
 LEAST_VARIANCE, LARGEST_VARIANCE = 1e-4, 1e3
 
 
+# At one place each, so that NumPyro's several runs of a model warn once.
 def warn_of_prior_size(
     features: Array | RowFeatures, readout: Any, readout_scale: ArrayLike, noise_scale: ArrayLike, y: ArrayLike | None
 ) -> None:
@@ -179,7 +180,7 @@ def warn_of_prior_size(
             "standardised targets: scale every layer by 1/sqrt(inputs), and the features by 1/sqrt(width); "
             "standardise the inputs.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=1,
         )
         return
     if y is None or not (is_known(y) and is_known(noise_scale)):
@@ -194,7 +195,7 @@ def warn_of_prior_size(
             f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
             "expect a priori. Standardise the targets, or give their size as readout_scale and noise.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=1,
         )
 
 
@@ -285,7 +286,7 @@ def _bnn(
         warnings.warn(
             "features_net gives a single feature, a network of one unit; leave out a module's last layer.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=1,
         )
     outputs = () if num_outputs is None else (num_outputs,)
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))

@@ -155,7 +155,7 @@ class CollapsedModel(ReadoutModel):
         refuse(findings, self.names)
         if float(run.prior_size()) >= TOO_LARGE * np.sqrt(np.mean(np.square(run.residual))):  # of one draw
             sizes = run_program(lambda key: prior_sizes(key, self.fn, args, kwargs), random.key(0), quick=True)
-            warn_of_prior_sizes(sizes, stacklevel=4)
+            warn_of_prior_sizes(sizes)
         error = run.problem(self.variant).evidence_error()
         if np.isnan(error) or float(error) < FELT_ERROR or self._is_noise_drawn(values, args, kwargs):
             return

@@ -80,7 +80,14 @@ class WideLimitFit:
             shown = row | {"activation": activation_name(row["activation"])}
             shown["input_scale"] = _BY_COLUMN[row["input_scale"]]
             lines.append(" ".join(f"{_COLUMNS[name].format(shown[name]):>12}" for name in columns))
-        return "\n".join(lines)
+        return "\n".join([*lines, f"scales of the first: {', '.join(self._shown_scales())}"])
+
+    def _shown_scales(self) -> list[str]:
+        numbers = {name: np.ravel(value) for name, value in self.scales.items()}
+        return [
+            f"{name} {value[0]:.3g}" if value.size == 1 else f"{name} {value.min():.3g} to {value.max():.3g}"
+            for name, value in numbers.items()
+        ]
 
     @property
     def codes(self) -> np.ndarray | None:

@@ -129,7 +129,8 @@ def test_architectures_are_compared_and_the_best_is_first():
     assert (fit.activation, fit.depth) == (best["activation"], best["depth"])
     assert fit.activation == "erf"
     assert fit.table[0]["log_evidence"] == fit.log_evidence
-    assert len(str(fit).splitlines()) == 5
+    lines = str(fit).splitlines()
+    assert len(lines) == 6 and f"readout_w_std {fit.scales['readout_w_std']:.3g}" in lines[-1]
 
 
 def test_scales_of_the_inputs_are_compared_with_none():
