@@ -242,7 +242,7 @@ _PATIENCE = 5  # seconds before a progress bar shows
 
 def _with_bar(rows: Sequence[slice]) -> Any:
     """Return an iterator over rows, with a progress bar if they take long."""
-    return progress(rows, desc="rows of blocks", delay=_PATIENCE)
+    return progress(rows, desc="rows of blocks", delay=_PATIENCE, leave=False)
 
 
 def _blocks(num: int, size: int | None) -> list[slice]:
