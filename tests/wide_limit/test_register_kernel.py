@@ -64,4 +64,4 @@ def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(_tiles, "_PATIENCE", 0)
     kernel(X)
-    assert "rows of blocks" in (shown := capsys.readouterr().err) and "3/3" in shown
+    assert "rows of blocks" in (shown := capsys.readouterr().err) and "0/3" in shown
