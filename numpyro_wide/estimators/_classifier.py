@@ -46,12 +46,10 @@ def fit_limit(
     if depth is not None:
         kind["depth"] = depth
     found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), progress_bar=False, **kind)
-    scales = ", ".join(f"{name} {np.round(value, 3)}" for name, value in found.scales.items())
     report.add(
         "Infinitely wide network",
         "held out: mean log probability of a label given all others; the largest is chosen",
         str(found),
-        f"scales {scales}",
         f"predictions from {len(rows)} of {len(x)} rows: {loo.LeaveOneOut(np.asarray(found.held_out))}",
     )
     return found
