@@ -60,8 +60,8 @@ nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 900  # of one cell, on a busy machine
 # Pages without code need no kernel, and would race for one record of the cache. The notebook is shown with the outputs
-# that it holds; the tests run it.
-nb_execution_excludepatterns = ["notebooks/*", *pages.without_code()]
+# that it holds, and the gallery with the figures of its studies; the tests run both.
+nb_execution_excludepatterns = ["notebooks/*", "gallery/*", *pages.without_code()]
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
 # Pages run a program once or twice: most of their time is compilation, shortened as `make test` does (conftest.py).
 if metadata.version("jaxlib").startswith("0.9."):

@@ -69,7 +69,10 @@ def without_code() -> list[str]:
 
 def offer_notebook(app, docname, source):
     """Put a link to the executed notebook under the title of a page that has code."""
-    if os.fspath(app.env.doc2path(docname)).endswith(".md") and BLOCK.search(source[0]):
+    is_executed = os.fspath(app.env.doc2path(docname)).endswith(
+        ".md"
+    ) and not docname.startswith("gallery/")
+    if is_executed and BLOCK.search(source[0]):
         title, _, rest = source[0].partition("\n")
         link = f"{{nb-download}}`This page as a notebook <{docname.rpartition('/')[2]}.ipynb>`"
         source[0] = f"{title}\n\n{link}\n{rest}"
