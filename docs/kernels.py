@@ -1,6 +1,7 @@
 """Kernels of the build that talk through files: two that start at once could take one port."""
 
 import itertools
+import logging
 import os
 import shutil
 import tempfile
@@ -31,6 +32,7 @@ def setup(app):
         if os.getpid() == builder:
             shutil.rmtree(folder, ignore_errors=True)
 
+    logging.getLogger("traitlets").setLevel(logging.WARNING)
     jupyter_client.AsyncKernelManager = (
         FileKernelManager  # which nbclient looks up for every page
     )

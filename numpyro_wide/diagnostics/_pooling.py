@@ -125,7 +125,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
     means, variances = np.asarray(mean), np.asarray(variance)
     if means.ndim != np.ndim(y) + 2 or means.shape != variances.shape or means.shape[0] < 2 or means.shape[1] < 4:
         raise ValueError(
-            "mean and variance must have shape ``(chains, draws, *y.shape)``, with at least 2 chains of 4 draws, but y has "
+            "mean and variance must have shape (chains, draws, *y.shape), with at least 2 chains of 4 draws, but y has "
             f"shape {np.shape(y)}, mean {means.shape} and variance {variances.shape}."
         )
     if not rhat_limit > 1:
