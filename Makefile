@@ -72,7 +72,7 @@ bench: $(VENV)/.bench-installed
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 docs: $(VENV)/.docs-installed
-	$(BIN)/sphinx-build -j 4 -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -j 3 -W --keep-going -b html docs docs/_build/html
 
 wheel: $(VENV)/.dev-installed
 	rm -rf dist

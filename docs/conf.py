@@ -25,12 +25,13 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "kernels",
     "mathml",
     "sphinx.ext.viewcode",
     "sphinxcontrib.bibtex",
 ]
 napoleon_use_ivar = True  # attributes of named tuples are documented once
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"
 math_eqref_format = "eq. {number}"  # as docstrings cite papers
@@ -48,20 +49,26 @@ bibtex_reference_style = "years"
 
 # Pages are executed once for each state of the package's code; what they print and draw is kept beside the build.
 sources = sorted(Path(numpyro_wide.__file__).parent.rglob("*.py"))
-digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[
+    :16
+]
 nb_execution_cache_path = str(HERE / "_build" / "outputs" / digest)
-get_cache(nb_execution_cache_path).list_cache_records()  # there before two processes would both make it
+get_cache(
+    nb_execution_cache_path
+).list_cache_records()  # there before two processes would both make it
 nb_custom_formats = {".md": "pages.read"}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 900  # of one cell, on a busy machine
 # Pages without code need no kernel, and would race for one record of the cache. The notebook is shown with the outputs
-# that it holds; the tests run it.
-nb_execution_excludepatterns = ["notebooks/*", *pages.without_code()]
+# that it holds, and the gallery with the figures of its studies; the tests run both.
+nb_execution_excludepatterns = ["notebooks/*", "gallery/*", *pages.without_code()]
 nb_output_stderr = "remove-warn"  # a page that warns fails the build
 # Pages run a program once or twice: most of their time is compilation, shortened as `make test` does (conftest.py).
 if metadata.version("jaxlib").startswith("0.9."):
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    quick = (
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
     os.environ.setdefault("XLA_FLAGS", quick)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["CI"] = "true"  # NumPyro draws no progress bars there
@@ -73,9 +80,21 @@ os.environ["MATPLOTLIBRC"] = str(HERE / "matplotlibrc")
 def dollars_to_roles(app, what, name, obj, options, lines):
     """Docstrings write $...$ and $$...$$; reStructuredText wants roles and directives."""
     text = "\n".join(lines)
-    text = re.sub(r"\$\$(.+?)\$\$", lambda m: "\n.. math:: " + " ".join(m[1].split()) + "\n", text, flags=re.DOTALL)
-    text = re.sub(r"\$(.+?)\$", lambda m: ":math:`" + " ".join(m[1].split()) + "`", text, flags=re.DOTALL)
-    text = re.sub(r"^( +\w+)_: ", r"\1\\_: ", text, flags=re.MULTILINE)  # report_ would be a reference without its end
+    text = re.sub(
+        r"\$\$(.+?)\$\$",
+        lambda m: "\n.. math:: " + " ".join(m[1].split()) + "\n",
+        text,
+        flags=re.DOTALL,
+    )
+    text = re.sub(
+        r"\$(.+?)\$",
+        lambda m: ":math:`" + " ".join(m[1].split()) + "`",
+        text,
+        flags=re.DOTALL,
+    )
+    text = re.sub(
+        r"^( +\w+)_: ", r"\1\\_: ", text, flags=re.MULTILINE
+    )  # report_ would be a reference without its end
     lines[:] = text.split("\n")
 
 
@@ -86,7 +105,9 @@ def skip_fields(app, what, name, obj, skip, options):
 
 def leave_out_flax_fields(app, what, name, obj, options, signature, returned):
     """Leave out what every flax module takes besides its own fields: its parent and its name."""
-    return re.sub(r", parent=<[^>]*>(, name=[^,)]*)?", "", signature or "") or signature, returned
+    return re.sub(
+        r", parent=<[^>]*>(, name=[^,)]*)?", "", signature or ""
+    ) or signature, returned
 
 
 def setup(app):

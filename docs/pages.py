@@ -19,10 +19,15 @@ from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferen
 HERE = Path(__file__).parent
 BIBLIOGRAPHY = HERE / "references.bib"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
-HIDDEN = re.compile(r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL)  # assertions, which the tests run
-AUTODOC = re.compile(r"^\.\. auto(module|class|function|data)::\s+(\S+)(\n   :members:)?", re.MULTILINE)
+HIDDEN = re.compile(
+    r"^<!---.*?^-->\n?", re.MULTILINE | re.DOTALL
+)  # assertions, which the tests run
+AUTODOC = re.compile(
+    r"^\.\. auto(module|class|function|data)::\s+(\S+)(\n   :members:)?", re.MULTILINE
+)
 NOT_PROSE = re.compile(
-    r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$", re.MULTILINE | re.DOTALL
+    r"^```.*?^```$|^<!--.*?^-->$|^\$\$.*?^\$\$|`[^`\n]+`|\$[^$\n]+\$|^#.*?$",
+    re.MULTILINE | re.DOTALL,
 )
 NUMBERS = re.compile(r"[-−+]?\d")  # what a cell begins with in a table of numbers
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -30,7 +35,9 @@ KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 def read(text: str) -> nbformat.NotebookNode:
     """Read a page as a notebook: its ``python`` blocks are the code, its other text is Markdown."""
-    text = HIDDEN.sub(lambda match: "\n" * match[0].count("\n"), text)  # lines keep their numbers
+    text = HIDDEN.sub(
+        lambda match: "\n" * match[0].count("\n"), text
+    )  # lines keep their numbers
     cells, lines, end = [], [], 0
 
     def add(cell, start):
@@ -45,18 +52,27 @@ def read(text: str) -> nbformat.NotebookNode:
     add(nbformat.v4.new_markdown_cell(text[end:]), end)
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"  # the same in every build
-    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "source_map": lines})
+    return nbformat.v4.new_notebook(
+        cells=cells, metadata={"kernelspec": KERNEL, "source_map": lines}
+    )
 
 
 def without_code() -> list[str]:
     """Return patterns of the pages that have no ``python`` block, each with its folder, for ``PurePath.match``."""
-    found = [path for path in HERE.rglob("*.md") if "_build" not in path.parts and not BLOCK.search(path.read_text())]
+    found = [
+        path
+        for path in HERE.rglob("*.md")
+        if "_build" not in path.parts and not BLOCK.search(path.read_text())
+    ]
     return [path.relative_to(HERE.parent).as_posix() for path in found]
 
 
 def offer_notebook(app, docname, source):
     """Put a link to the executed notebook under the title of a page that has code."""
-    if os.fspath(app.env.doc2path(docname)).endswith(".md") and BLOCK.search(source[0]):
+    is_executed = os.fspath(app.env.doc2path(docname)).endswith(
+        ".md"
+    ) and not docname.startswith("gallery/")
+    if is_executed and BLOCK.search(source[0]):
         title, _, rest = source[0].partition("\n")
         link = f"{{nb-download}}`This page as a notebook <{docname.rpartition('/')[2]}.ipynb>`"
         source[0] = f"{title}\n\n{link}\n{rest}"
@@ -73,12 +89,29 @@ def link_figures(app, doctree, docname):
 
 
 def mark_tables(app, doctree, docname):
-    """Give tables of words a class, by which narrow windows show their cells one below the other."""
+    """Give tables of words a class, and their cells the heads of their columns, for windows that show no columns."""
     for table in doctree.findall(nodes.table):
-        rows = [row.children for body in table.findall(nodes.tbody) for row in body.children]
-        numbers = [NUMBERS.match(entry.astext()) is not None for row in rows for entry in row[1:]]
-        if 2 * sum(numbers) < len(numbers):
-            table["classes"].append("words")
+        rows = [
+            row.children for body in table.findall(nodes.tbody) for row in body.children
+        ]
+        numbers = [
+            NUMBERS.match(entry.astext()) is not None
+            for row in rows
+            for entry in row[1:]
+        ]
+        if 2 * sum(numbers) >= len(numbers):
+            continue
+        table["classes"].append("words")
+        heads = [
+            entry.astext()
+            for head in table.findall(nodes.thead)
+            for row in head.children
+            for entry in row
+        ]
+        for row in rows:
+            for head, entry in zip(heads, row, strict=False):
+                if head and entry is not row[0] and entry.children and entry.astext():
+                    entry[0].insert(0, nodes.inline(text=head, classes=["column-head"]))
 
 
 def list_names(app, docname, source):
@@ -88,22 +121,34 @@ def list_names(app, docname, source):
     listed = []
     for kind, target, members in AUTODOC.findall(source[0]):
         if kind == "module":
-            listed += [f"{target}.{name}" for name in getattr(import_module(target), "__all__", ()) if members]
+            listed += [
+                f"{target}.{name}"
+                for name in getattr(import_module(target), "__all__", ())
+                if members
+            ]
         else:
             listed.append(target)
     if len(listed) > 1:
         title, _, rest = source[0].partition("\n")
         entries = "\n".join(f"   ~{name}" for name in dict.fromkeys(listed))
-        table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{entries}\n```\n"
+        table = (
+            f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{entries}\n```\n"
+        )
         source[0] = f"{title}\n\n{table}\n{rest}"
 
 
 def names(entry) -> list[str]:
     """Return the surnames of an entry's authors."""
-    return [" ".join([*person.prelast_names, *person.last_names]) for person in entry.persons["author"]]
+    return [
+        " ".join([*person.prelast_names, *person.last_names])
+        for person in entry.persons["author"]
+    ]
 
 
-ENTRIES = {key: (names(entry), entry.fields["year"]) for key, entry in parse_file(BIBLIOGRAPHY).entries.items()}
+ENTRIES = {
+    key: (names(entry), entry.fields["year"])
+    for key, entry in parse_file(BIBLIOGRAPHY).entries.items()
+}
 FIRST = "|".join(sorted({re.escape(authors[0]) for authors, _ in ENTRIES.values()}))
 # Hron 2022, Hron et al. 2022, Meng and Wong (1996), Cotter, Roberts, Stuart, White 2013
 CITATION = re.compile(
@@ -114,9 +159,16 @@ CITATION = re.compile(
 
 def key_of(match: re.Match[str]) -> str | None:
     """Find what a match of ``CITATION`` cites: the first entry of that author and year that has all its names."""
-    first, others = match[1], set(re.findall(r"[A-Z][\w-]+(?:\s[A-Z][\w-]+)?", match[2]))
+    first, others = (
+        match[1],
+        set(re.findall(r"[A-Z][\w-]+(?:\s[A-Z][\w-]+)?", match[2])),
+    )
     for key, (authors, year) in ENTRIES.items():
-        if authors[0] == first and year == (match[3] or match[4]) and others <= {*authors}:
+        if (
+            authors[0] == first
+            and year == (match[3] or match[4])
+            and others <= {*authors}
+        ):
             return key
     return None
 
@@ -126,7 +178,9 @@ def cite(text: str, role: str) -> str:
 
     def reference(match):
         key = key_of(match)
-        if key is None or (match[4] and "(" in match[0]):  # "Meng and Wong (1996; ...)" stays as it is
+        if key is None or (
+            match[4] and "(" in match[0]
+        ):  # "Meng and Wong (1996; ...)" stays as it is
             return match[0]
         return role.format("cite:t" if match[3] else "cite:alp", key)
 
@@ -141,7 +195,9 @@ def cite_in_page(app, docname, source):
             parts += [cite(source[0][end : match.start()], "{{{}}}`{}`"), match[0]]
             end = match.end()
         source[0] = "".join([*parts, cite(source[0][end:], "{{{}}}`{}`")])
-        source[0] = re.sub(r"\b[Ee]quations?\s+(?=\{eq\})", "", source[0])  # which a reference says itself, "eq. 3"
+        source[0] = re.sub(
+            r"\b[Ee]quations?\s+(?=\{eq\})", "", source[0]
+        )  # which a reference says itself, "eq. 3"
 
 
 def cite_in_docstring(app, what, name, obj, options, lines):
@@ -156,7 +212,9 @@ class YearLabels(BaseLabelStyle):
         """Yield the label of each entry."""
         for entry in sorted_entries:
             authors = names(entry)
-            authors = f"{authors[0]} et al." if len(authors) > 2 else " and ".join(authors)
+            authors = (
+                f"{authors[0]} et al." if len(authors) > 2 else " and ".join(authors)
+            )
             yield f"{authors}, {entry.fields['year']}"
 
 
@@ -170,8 +228,12 @@ class Style(PlainStyle):
 class RoundBrackets(AuthorYearReferenceStyle):
     """Meng and Wong (1996), not Meng and Wong [1996]."""
 
-    bracket_textual: BracketStyle = dataclasses.field(default_factory=lambda: BracketStyle(left="(", right=")"))
+    bracket_textual: BracketStyle = dataclasses.field(
+        default_factory=lambda: BracketStyle(left="(", right=")")
+    )
 
 
 register_plugin("pybtex.style.formatting", "years", Style)
-register_reference_style("sphinxcontrib.bibtex.style.referencing", "years", RoundBrackets)
+register_reference_style(
+    "sphinxcontrib.bibtex.style.referencing", "years", RoundBrackets
+)

@@ -1,4 +1,4 @@
-"""Wrap, sample, predict: a wide network collapsed, repriorised and unwrapped, by SplitHMC and NUTS."""
+"""Why wrap? One network at three widths: collapsed by SplitHMC, and unwrapped by SplitHMC and NUTS."""
 
 import time
 
@@ -9,12 +9,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, set_blas_threads
+from numpyro_wide import ReadoutPredictive, SplitHMC, collapse_readout, set_blas_threads
 from numpyro_wide.diagnostics import projected_ess
-from numpyro_wide.mcmc import SplitHMC
+from numpyro_wide.plots import plot_prediction
 
 set_blas_threads(1)  # the fastest for small matrices on a CPU
-x, y, x_new = jnp.linspace(-1, 1, 20), jnp.sin(jnp.linspace(-4, 4, 20)), jnp.linspace(-1.5, 1.5, 60)
+x, x_new, key = jnp.linspace(-1, 1, 20), jnp.linspace(-1.5, 1.5, 60), jax.random.key(0)
+y = jnp.sin(4 * x) + 0.1 * jax.random.normal(key, x.shape)
 
 
 def bnn(x, y=None, width=200):  # an ordinary NumPyro model
@@ -25,36 +26,62 @@ def bnn(x, y=None, width=200):  # an ordinary NumPyro model
         numpyro.sample("y", dist.Normal(features @ readout, 0.1), obs=y)
 
 
-def sample(kernel, cost, num_samples):  # four chains: their hidden weights, gradients, and seconds
-    mcmc = MCMC(kernel, num_warmup=300, num_samples=num_samples, num_chains=4, chain_method="vectorized")
-    start = time.perf_counter()
-    mcmc.run(jax.random.key(0), x, y, extra_fields=(cost,))
-    return mcmc.get_samples(True)["hidden"], mcmc.get_extra_fields()[cost].sum(), time.perf_counter() - start
+def timed(task, *args):
+    start = time.process_time()
+    return jax.block_until_ready(task(*args)), time.process_time() - start
 
 
-print("Four chains each, for about the same seconds; compiling ...", flush=True)
+def sample(kernel, width, num_samples, thinning):  # two chains: hidden weights; core seconds to sample, to compile
+    options = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False, "thinning": thinning}
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=num_samples, **options)
+
+    def warm_up(key):
+        mcmc.warmup(key, x, y, width=width)
+        return mcmc.post_warmup_state
+
+    def go_on(state):
+        mcmc.post_warmup_state = state
+        mcmc.run(jax.random.key(1), x, y, width=width)
+        return mcmc.get_samples(group_by_chain=True)["hidden"]
+
+    program, first = timed(lambda: jax.jit(warm_up).lower(key).compile())
+    state = program(key)
+    program, second = timed(lambda: jax.jit(go_on).lower(state).compile())
+    hidden, seconds = timed(program, state)
+    return hidden, seconds, first + second
+
+
 collapsed = collapse_readout(bnn, readout="readout", features="features", observed="y")
-repriorised = repriorise(bnn, readout="readout", features="features", targets="y", noise_scale=0.1)
-runs = {
-    "collapsed, SplitHMC": sample(SplitHMC(collapsed), "num_grad", num_samples=1000),
-    "repriorised, SplitHMC": sample(SplitHMC(repriorised), "num_grad", num_samples=1000),
-    "unwrapped, SplitHMC": sample(SplitHMC(bnn), "num_grad", num_samples=8000),
-    "unwrapped, NUTS": sample(NUTS(bnn), "num_steps", num_samples=500),
+runs = {  # kernel, model, number of samples of a chain, and of how many one is kept
+    "collapsed, SplitHMC": (SplitHMC, collapsed, 1000, 1),
+    "unwrapped, SplitHMC": (SplitHMC, bnn, 4000, 4),
+    "unwrapped, NUTS": (NUTS, bnn, 300, 1),
 }
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-for i, (name, (hidden, gradients, seconds)) in enumerate(runs.items()):
-    predictive = ReadoutPredictive(collapsed, {"hidden": hidden.reshape(-1, 2, 200)}, (x, y))  # exact readouts
-    mean = predictive(jax.random.key(1), x_new)["mean"].reshape(4, -1, 60)
-    for j, (what, draws) in enumerate({"mean function": mean, "hidden weights": hidden}.items()):
-        ess = projected_ess({what: draws}, jax.random.key(2))["mean"]
+lines = {name: [] for name in runs}
+figure, (left, *panels) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+for width in (50, 200, 800):
+    for name, (kernel, model, *sizes) in runs.items():
+        hidden, seconds, compilation = sample(kernel(model), width, *sizes)
+        predictive = ReadoutPredictive(collapsed, {"hidden": hidden.reshape(-1, 2, width)}, (x, y), {"width": width})
+        found = predictive(key, x_new, width=width)  # the readout integrated out
+        mean = found["mean"].reshape(2, -1, 60)
+        ess = [projected_ess({"": draws}, jax.random.key(2))["mean"] / seconds for draws in (mean, hidden)]
+        lines[name].append((width, *ess))
         rhat = numpyro.diagnostics.split_gelman_rubin(mean).max()
-        print(f"{name:21s} {what:14s} ESS/s {ess / seconds:4.0f}, ESS/gradient {ess / gradients:.4f}, R-hat {rhat:.3f}")
-        right.bar_label(right.bar(i + 0.4 * j, ess / seconds, 0.4, color=f"C{j}", label="_" if i else what), fmt="%.0f")
-    left.fill_between(x_new, *jnp.percentile(mean, jnp.r_[5.0, 95.0], axis=(0, 1)), alpha=0.3)
-left.plot(x, y, "ko")
-left.set(title="90 % bands of the mean function: all four coincide", xlabel="input x", ylabel="output y")
-right.set_xticks([0.2, 1.2, 2.2, 3.2], [name.replace(", ", "\n") for name in runs])
-right.set(title="speed of the four forms", ylabel="effective samples per second", ymargin=0.1)
-right.legend(loc="upper right", fontsize="small")
-plt.savefig("wrap_sample_predict.png", dpi=150)
+        print(f"{width:4d} {name:20s} ESS per core second: function {ess[0]:5.0f}, weights {ess[1]:5.0f};", end=" ")
+        print(f"R-hat {rhat:.3f}; sampling {seconds:.1f} s, compilation {compilation:.0f} s", flush=True)
+        if width == 800 and name.startswith("collapsed"):
+            plot_prediction(x_new, found, data=(x, y), ax=left)
+for name, points in lines.items():
+    for panel, column in zip(panels, (1, 2), strict=True):
+        panel.loglog([point[0] for point in points], [point[column] for point in points], "o-", label=name)
+for panel, what in zip(panels, ("mean function", "hidden weights"), strict=True):
+    panel.set(title=f"sampling speed: {what}", xlabel="width", ylim=(10, 10_000))
+    panel.set_xticks([50, 200, 800], ["50", "200", "800"], minor=False)
+    panel.minorticks_off()
+panels[0].set(ylabel="effective samples per core second")
+panels[1].legend(fontsize="small")
+left.set(title="predictions of 800 units", xlabel="input x", ylabel="output y", ylim=(-3, 2))
+left.legend(loc="lower left", fontsize="small", frameon=False)
+plt.savefig("wrap_sample_predict.png", dpi=110)
 print("Figure: wrap_sample_predict.png")

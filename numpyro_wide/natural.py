@@ -64,7 +64,7 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
 
 @singledispatch
 def parameters(distribution: dist.Distribution) -> Array:
-    """Compute the natural parameters of a NumPyro distribution, (*batch_shape, size).
+    """Compute the natural parameters of a NumPyro distribution, ``(*batch_shape, size)``.
 
     Example:
         >>> import numpyro.distributions as dist

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_wide import _mixture
 from numpyro_wide._checks import check_levels, whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
 from numpyro_wide.diagnostics._scores import confidence_bins
@@ -13,7 +14,62 @@ from numpyro_wide.diagnostics._scores import confidence_bins
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_coverage", "plot_ess_by_width", "plot_rank_ecdf", "plot_reliability"]
+__all__ = ["plot_coverage", "plot_ess_by_width", "plot_prediction", "plot_rank_ecdf", "plot_reliability"]
+
+
+def plot_prediction(
+    x: ArrayLike,
+    predictions: Mapping[str, ArrayLike],
+    *,
+    data: tuple[ArrayLike, ArrayLike] | None = None,
+    level: float = 0.9,
+    ax: "Axes | None" = None,
+    **kwargs: Any,
+) -> "Axes":
+    """Draw the mean prediction over one input, a band of the function, and a wider one of observations with noise.
+
+    Both bands are central intervals of the mixture over draws.
+
+    Args:
+        x: one input, in any order, (m,) or (m, 1).
+        predictions: result of :class:`~numpyro_wide.ReadoutPredictive` at these inputs: ``"mean"``, ``"variance"`` and
+            ``"predictive_variance"``, each (draws, m); without ``"variance"`` only observations have a band.
+        data: inputs and targets to draw as points, (n,) or (n, 1), and (n,).
+        level: probability of each interval.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.plot``, for the mean.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_wide.plots import plot_prediction
+        >>> x, draws = np.linspace(-1, 1, 5), np.zeros((10, 5))
+        >>> ax = plot_prediction(x, {"mean": draws, "variance": draws + 0.1, "predictive_variance": draws + 0.2})
+        >>> [text.get_text() for text in ax.get_legend().get_texts()]
+        ['observations, 90 %', 'function, 90 %', 'mean']
+    """
+    check_levels("level", level)
+    mean = np.asarray(predictions["mean"], float)
+    inputs = np.asarray(x, float)
+    if mean.ndim != 2 or inputs.size != mean.shape[1]:
+        raise ValueError(
+            f"plot_prediction draws one output over one input: x of m numbers and predictions of shape (draws, m), but "
+            f"got x of shape {inputs.shape} and a mean of shape {mean.shape}. Pass one column of each."
+        )
+    inputs = inputs.ravel()
+    order = np.argsort(inputs)
+    ax = _axes_or_new(ax)
+    bands = {"observations": ("predictive_variance", 0.15), "function": ("variance", 0.35)}
+    for label, (name, alpha) in bands.items():
+        if name in predictions:
+            variance = np.asarray(predictions[name], float)
+            low, high = (_mixture.quantile(np.asarray(tail), mean, variance) for tail in _tails(level))
+            band = {"alpha": alpha, "linewidth": 0, "color": kwargs.get("color", "C0")}
+            ax.fill_between(inputs[order], low[order], high[order], label=f"{label}, {100 * level:g} %", **band)
+    ax.plot(inputs[order], mean.mean(axis=0)[order], **{"color": "C0", "label": "mean"} | kwargs)
+    if data is not None:
+        ax.plot(*(np.ravel(part) for part in data), "k.", label="data")
+    ax.legend(frameon=False, fontsize="small")
+    return ax
 
 
 def plot_rank_ecdf(
@@ -157,6 +213,10 @@ def plot_reliability(
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
     ax.set_title(f"{100 * level:g} % intervals; bars: share of all rows", fontsize="medium")
     return ax
+
+
+def _tails(level: float) -> tuple[float, float]:
+    return (1 - level) / 2, (1 + level) / 2
 
 
 def _axes_or_new(ax: Any) -> Any:

@@ -107,7 +107,7 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
 
     Args:
         y: observations, (n,) or (n, k).
-        mean: predicted means, (chains, draws, *y.shape).
+        mean: predicted means, ``(chains, draws, *y.shape)``.
         variance: predicted variances with the noise, of the shape of ``mean``.
         rhat_limit: largest $\hat R$ of chains that agree, above 1.
 

@@ -32,7 +32,7 @@ def log_predictive_density(
 
     Args:
         y: observations, (n,) or (n, k); outputs are scored by their marginals.
-        mean: predicted means, (draws, *y.shape) or y's shape.
+        mean: predicted means, ``(draws, *y.shape)`` or y's shape.
         variance: predicted variances with the noise, of the shape of ``mean``.
         pointwise: whether to return the log density of every entry instead.
 

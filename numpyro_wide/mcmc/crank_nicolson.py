@@ -95,14 +95,7 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     .. math::
         (2 + \delta)\, \phi' = (2 - \delta)\, \phi - 2\delta\, \nabla\Phi(\phi) + \sqrt{8\delta}\, \xi,
 
-    accepted with probability $\min(1, e^{\rho(\phi, \phi') - \rho(\phi', \phi)})$, where
-
-    .. math::
-        \rho(\phi, \phi') = \Phi(\phi) + \tfrac12\langle\phi' - \phi, \nabla\Phi(\phi)\rangle
-        + \tfrac{\delta}{4}\langle\phi + \phi', \nabla\Phi(\phi)\rangle
-        + \tfrac{\delta}{4}\|\nabla\Phi(\phi)\|^2.
-
-    A step costs one gradient.
+    and accept by Metropolis. A step costs one gradient.
 
     Args:
         model: NumPyro model, or None.

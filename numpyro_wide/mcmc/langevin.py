@@ -30,11 +30,8 @@ class UnderdampedLangevin(MetropolisKernel):
         m \leftarrow \sqrt{1 - \beta}\, m + \sqrt{\beta}\, \xi, \qquad
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
-    The adjusted sampler accepts with the error in the energy $U(\phi) + \tfrac12 \|m\|^2$ and turns the momentum round
-    when it rejects, which is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4) takes every finite step
-    and has a bias of order $\epsilon^2$; warmup looks for the step at which this is what ``bias_tolerance`` allows, by
-    the mean square of the energy error per dimension (:eq:`bias`), and refuses gross energy errors meanwhile. A step
-    costs one gradient.
+    A step costs one gradient. The adjusted sampler is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4)
+    takes every finite step, and has a bias that ``bias_tolerance`` sets (:eq:`bias`).
 
     Args:
         model: NumPyro model, or None.

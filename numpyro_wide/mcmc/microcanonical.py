@@ -40,19 +40,13 @@ LENGTH_PER_AUTOCORRELATION, ADJUSTED_LENGTH_PER_AUTOCORRELATION = 0.4, 0.6
 class MicrocanonicalLangevin(MetropolisKernel):
     r"""Microcanonical Langevin Monte Carlo: MAMS, or MCLMC with ``adjusted=False``.
 
-    The momentum has a fixed length, so that a direction $u$, $\|u\| = 1$, of all $d$ coordinates together is what is
-    left of it (Mathematics, :eq:`isokinetic`). A step of the integrator kicks (:eq:`isokinetic-kick`) and drifts with
-    two gradients, and moves every coordinate by about ``step_size``; before it the direction is renewed in part
-    (:eq:`isokinetic-refresh`), so that it decorrelates over the momentum length $L$, in units of $\sqrt d$.
+    It moves at a constant speed and turns downhill, so that far from N(0, I) too large a step costs it less than HMC:
+    for narrow or deep networks and latent scales. A step costs two gradients. The adjusted sampler accepts exactly; the
+    unadjusted one takes every finite step, with a bias of about ``bias_tolerance``.
 
-    The adjusted sampler (MAMS) starts each draw with a fresh direction, follows it for about the length $L$, half the
-    length over which it would decorrelate, and accepts with the energy error (:eq:`isokinetic-error`), exactly. The
-    unadjusted one (MCLMC) takes every finite step and keeps its direction from draw to draw. Its warmup brings the mean
-    square of the energy error per dimension to what ``bias_tolerance`` allows (:eq:`bias`), a theorem for Langevin
-    dynamics on Gaussian posteriors, and a measurement here.
-
-    Warmup also learns $L$, from the autocorrelation of the draws, and a diagonal mass, from their variances, in three
-    windows; shorter than 20 steps it learns the step size alone.
+    Mathematics has the dynamics (:eq:`isokinetic`, :eq:`isokinetic-kick`, :eq:`isokinetic-refresh`), the acceptance
+    (:eq:`isokinetic-error`) and the bias (:eq:`bias`). Warmup learns the step size, the momentum length $L$ and a
+    diagonal mass; shorter than 20 steps it learns the step size alone.
 
     Args:
         model: NumPyro model, or None.

@@ -32,25 +32,9 @@ JITTER = 0.2
 class SplitHMC(MetropolisKernel):
     r"""HMC that integrates a standard normal reference exactly, and treats the rest of the density by gradient kicks.
 
-    With $\Phi = U - \tfrac12\|\phi\|^2$ a trajectory alternates kicks, $v \leftarrow v - c\, h \nabla\Phi(\phi)$, with
-    exact rotations of $(\phi, v)$ by the angle $h$ (Mathematics, :eq:`split`), and is accepted by its error in the
-    energy. The Gaussian part has no discretisation error, so the step does not shrink with the dimension, and where
-    $\nabla\Phi \to 0$ a single rotation is an independent draw. From three rotations on, the first and the last kicks
-    and rotations are shorter (:eq:`graded`).
-
-    Warmup adapts the mean angle $h$ of a rotation, which costs one gradient. With ``num_steps="auto"`` a whole
-    trajectory has as many rotations as turn by ``trajectory_angle``. Every trajectory scales its angle by a random
-    factor, because a fixed one can return to where it began.
-
-    With ``persistence="auto"``, where a whole trajectory takes $N > 24$ rotations after three quarters of warmup or at
-    its end, each later draw is a tenth of one and keeps nine tenths of the velocity, so that it continues for about
-    ``trajectory_angle``: draws are cheaper, and more are needed. The criterion is the geometric mean of effective draws
-    a gradient of the mean function, which decorrelates early, and of the weights. Take ``persistence=0.0`` for
-    independent weights, or where few draws can be stored.
-
-    With ``adapt_reference`` warmup replaces N(0, I) by a Gaussian N(m, C), $C$ of low rank plus identity, fitted to
-    draws and gradients. A site of two or more axes shares m and C among the units along its last axis, as in the
-    weights (inputs, units) of a layer; a vector has its own. Warmups shorter than 20 steps keep N(0, I).
+    The first choice for exact draws of collapsed and repriorised models. The step does not shrink with the dimension,
+    and at the wide limit one gradient gives a nearly independent draw. A rotation costs one gradient; warmup adapts its
+    angle. Mathematics has the integrator, :eq:`split` and :eq:`graded`, and what warmup adapts.
 
     Args:
         model: NumPyro model, or None.
@@ -65,11 +49,14 @@ class SplitHMC(MetropolisKernel):
             the draws that a rejection repeats.
         max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
         persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
-            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. The first three quarters of warmup keep nothing. Or
-            ``"auto"``, as above; with a number of ``num_steps``, $1 - s$ if as many rotations turn by the share $s$ of
-            ``trajectory_angle``.
+            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. The first three quarters of warmup keep nothing.
+            ``"auto"`` keeps nothing if a whole trajectory has at most 24 rotations; of a longer one each draw is a
+            tenth, and keeps nine tenths: draws are cheaper, and more are needed. With a number of ``num_steps`` it is
+            $1 - s$ if as many rotations turn by the share $s$ of ``trajectory_angle``. Take 0.0 for independent
+            weights, or where few draws can be stored.
         adapt_step_size: whether warmup adapts the step size.
-        adapt_reference: whether warmup fits N(m, C).
+        adapt_reference: whether warmup replaces N(0, I) by a Gaussian that all units of a layer share, fitted to draws
+            and gradients. A warmup shorter than 20 steps keeps N(0, I).
         target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
         find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a single
             rotation crosses ``target_accept_prob``.

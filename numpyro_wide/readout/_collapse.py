@@ -172,26 +172,18 @@ class CollapsedModel(ReadoutModel):
 def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, variant: str = "auto") -> CollapsedModel:
     r"""Integrate the readout out of a model with a Gaussian likelihood, exactly.
 
-    The wrapped model has no readout site; its observed site follows the marginal
+    The wrapped model has no readout site. Its observed site follows the marginal
     $N(\text{loc}, \Psi \Psi^\top + \sigma^2 I)$, whose log density is the evidence (Hron 2022, eq. 5; Mathematics,
-    :eq:`evidence`), the likelihood of the hidden weights (:eq:`identity`), and all other sites are as they were. Loc
-    and noise are read off the model's own Normal, so offsets, heteroscedastic and latent noise need no further
-    argument. Where the observed site is not observed, the wrapped model is the unwrapped model.
+    :eq:`evidence`, :eq:`identity`). All other sites are as they were. Loc and noise are read off the model's own
+    Normal. Without observations the wrapped model is the unwrapped model.
 
-    Get readouts and predictions from :class:`~numpyro_wide.ReadoutPredictive`: draws of a collapsed model do not
-    contain the readout, and ``Predictive``, which would draw it from its prior, is refused. With
-    ``{**draws, readout: predictive.readout(key)}`` they are draws of the unwrapped model, for ``Predictive``,
-    ``log_likelihood`` by observation and ``arviz.loo``.
-
-    NumPyro's ``log_likelihood`` of the *wrapped* model is the joint density of all rows that it is given, with the
-    readout from its prior. At test rows that is not their predictive density: take
-    :meth:`ReadoutPredictive.log_density <numpyro_wide.ReadoutPredictive.log_density>`.
+    Draws of a collapsed model do not contain the readout: get readouts and predictions from
+    :class:`~numpyro_wide.ReadoutPredictive`. NumPyro's ``log_likelihood`` of the wrapped model is the joint density of
+    all rows under the readout's prior, not their predictive density.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
-    reach nothing else: no other distribution, observation, noise, scale or mask. Every evaluation of the density checks
-    that, by a second, hidden run of the model at another readout. Where it does not hold the density is NaN; where
-    numbers are known, as at the start of a chain, an error says what is wrong. Deterministic sites that depend on the
-    readout are not recorded.
+    reach nothing else. Every evaluation of the density checks that; where it does not hold the density is NaN, and an
+    error at the start of a chain says what is wrong. Deterministic sites that depend on the readout are not recorded.
 
     Args:
         fn: the model.

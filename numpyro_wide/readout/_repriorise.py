@@ -245,8 +245,8 @@ def repriorise(
     features site is not recorded. Without targets the wrapped model is the unwrapped model.
 
     Predict with :class:`~numpyro_wide.ReadoutPredictive`, or with the *unwrapped* model and draws of the readout site:
-    a wrapped model that is given targets computes the readout from the inputs it is given. Draws from a guide hold
-    $\phi$ and not the readout: see :func:`~numpyro_wide.guide_draws`.
+    given targets, a wrapped model would recompute the readout from the new inputs. Draws from a guide hold $\phi$ and
+    not the readout: see :func:`~numpyro_wide.guide_draws`.
 
     The map needs all rows: subsampled ones are refused. Features, targets or noise that are not those of the likelihood
     leave the posterior as it is, but the gain is lost.

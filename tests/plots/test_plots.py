@@ -3,8 +3,9 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from numpyro_wide.plots import plot_ess_by_width, plot_rank_ecdf
+from numpyro_wide.plots import plot_ess_by_width, plot_prediction, plot_rank_ecdf
 
 
 @pytest.fixture
@@ -53,3 +54,31 @@ def test_the_ranks_that_are_wrong_are_named():
 
 def test_a_new_figure_is_made_without_axes():
     assert plot_rank_ecdf(np.arange(4), 9) is not plot_rank_ecdf(np.arange(4), 9)
+
+
+def test_prediction_has_the_intervals_of_the_mixture(ax):
+    x, variance = np.array([[2.0], [1.0]]), np.array([[0.04, 0.09]])
+    found = {"mean": np.array([[3.0, -1.0]]), "variance": variance, "predictive_variance": variance + 0.16}
+    data = np.array([1.5]), np.array([0.5])
+    assert plot_prediction(x, found, data=data, level=0.8, ax=ax) is ax
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, -1], [2, 3]])  # sorted by the input
+    np.testing.assert_allclose(ax.lines[1].get_xydata(), [[1.5, 0.5]])
+    for index, extra in enumerate((0.16, 0.0)):
+        by_input = {1.0: (-1, (0.09 + extra) ** 0.5), 2.0: (3, (0.04 + extra) ** 0.5)}
+        for place, (mean, scale) in by_input.items():
+            np.testing.assert_allclose(band(ax, index)[place], norm.ppf((0.1, 0.9), mean, scale), rtol=1e-4)
+
+
+def test_prediction_mixes_draws(ax):
+    found = {"mean": np.array([[-1.0], [1.0]]), "predictive_variance": np.full((2, 1), 1e-6)}
+    plot_prediction([0.0], found, ax=ax)
+    assert len(ax.collections) == 1 and ax.lines[0].get_ydata()[0] == 0
+    np.testing.assert_allclose(band(ax)[0.0], (-1, 1), atol=0.01)
+
+
+def test_prediction_of_several_outputs_or_inputs_is_refused():
+    with pytest.raises(ValueError, match=r"one output over one input.*a mean of shape \(2, 3, 4\)"):
+        plot_prediction(np.zeros(3), {"mean": np.zeros((2, 3, 4))})
+    with pytest.raises(ValueError, match=r"got x of shape \(3, 2\) and a mean of shape \(2, 3\)"):
+        plot_prediction(np.zeros((3, 2)), {"mean": np.zeros((2, 3))})
+    assert not plt.get_fignums()
