@@ -108,7 +108,7 @@ def readout_function(
     if names is None:
         raise ValueError(
             f"the readout {model.readout!r} cannot be integrated out of this model with these arguments of the fit: no "
-            "observed site is Normal with a mean linear in it; take site_function of the plain model."
+            "observed site is Normal with a mean linear in it; take site_function of the unwrapped model."
         )
 
     def function(draw: Draw) -> Array:

@@ -242,7 +242,7 @@ def refuse_scaled(name: str, msg: dict) -> None:
     if msg["scale"] is not None:
         raise ValueError(
             f"the observed site {name!r} is scaled or in a subsampled plate; the readout can be integrated out of "
-            "the full data only. Drop subsample_size and handlers.scale, or use the plain model."
+            "the full data only. Drop subsample_size and handlers.scale, or use the unwrapped model."
         )
 
 
@@ -253,7 +253,7 @@ def refuse_masked(name: str, msg: dict) -> None:
         raise ValueError(
             f"the observed site {name!r} is masked by a handler around the model, entry by entry; with the readout "
             "integrated out its rows have one joint density, of which no entry can be left out. Leave out the rows "
-            "that the mask would hide, or use the plain model."
+            "that the mask would hide, or use the unwrapped model."
         )
 
 

@@ -249,7 +249,7 @@ class ThroughWeights(_Way):
         return log_of_average(found, is_finite), is_finite, jnp.ones(data.num_draws, bool)
 
     def _weights(self, draw: Draws, data: Data) -> Draws:
-        """Return one draw of the plain model, of one that may hold the base site instead of the readout."""
+        """Return one draw of the unwrapped model, of one that may hold the base site instead of the readout."""
         values = {**data.params, **draw}
         if self.model.readout in values:
             return values

@@ -1,4 +1,4 @@
-"""The repriorisation map, and draws of the plain model from runs of a repriorised one."""
+"""The repriorisation map, and draws of the unwrapped model from runs of a repriorised one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -85,7 +85,7 @@ def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
 
 
 def weights_of_run(sites: Sites) -> Draws:
-    """Return one draw of the plain model from a run with repriorised readouts: latent sites, readouts, other images."""
+    """Return one draw of the unwrapped model from a repriorised run: latent sites, readouts, other images."""
     latent = latent_sites(sites)
     bases = base_transforms(latent)
     if not bases:
@@ -103,7 +103,7 @@ def weights_of_run(sites: Sites) -> Draws:
 def image_draws(
     model: Callable, draws: Draws, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
 ) -> Draws:
-    """Return draws of the plain model for draws of a repriorised one that was fitted on ``args``."""
+    """Return draws of the unwrapped model for draws of a repriorised one that was fitted on ``args``."""
     arrays, join = split((draws, dict(params or {}), args, kwargs))
 
     def images(arrays: list[Array]) -> Draws:
