@@ -87,8 +87,8 @@ def refuse(findings: Findings, names: SiteNames) -> None:
                 raise ValueError(
                     f"the mean of observed site {site!r} must be features @ readout plus terms without the readout, "
                     f"but a change of {names.readout!r} does not move it by {names.features!r} @ that change (it "
-                    f"differs {by}). Record the features as they are multiplied by the readout, with their scale and bias "
-                    "column."
+                    f"differs {by}). Record the features as they are multiplied by the readout, with their scale and "
+                    "bias column."
                 )
             what = {
                 "features": f"the features {site!r} depend",
