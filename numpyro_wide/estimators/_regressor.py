@@ -217,8 +217,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
         if self.target_transform_ != "none" and np.min(observed) <= 0:
             raise ValueError(
-                f"y must be positive, as the targets of the fit were, which had a {self.target_transform_} taken, but the "
-                f'least is {np.min(observed):.4g}; fit with target_transform="none" for others.'
+                f'y must be positive for target_transform="{self.target_transform_}", as the targets of the fit were, '
+                f'but the least is {np.min(observed):.4g}; fit with target_transform="none" for others.'
             )
         targets = self._targets.forward(observed).reshape(len(observed), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
