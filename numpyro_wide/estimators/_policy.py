@@ -20,7 +20,7 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._noise import LARGEST_P, LARGEST_P_LEFT_OUT, fewest_rows, has_steps, noise_p_value
+from numpyro_wide.estimators._noise import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -104,16 +104,16 @@ def decide(
         line = "the targets are discrete (such as ratings), and predicted as continuous ones"
         report.add("Noise", f"constant: {line}; one that varies would vanish")
     elif noise == "auto" and varies:
-        largest_p, source = LARGEST_P_LEFT_OUT, "rows that the race left out"
+        source = "rows that the race left out"
         if p_value is None:
-            largest_p, source = LARGEST_P, "the limit's leave-one-out residuals"
+            source = "the limit's leave-one-out residuals"
             residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
             p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
-        is_by_row = p_value is not None and p_value < largest_p
+        is_by_row = p_value is not None and p_value < LARGEST_P
         if p_value is None:
             report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
         else:
-            line = f"below {largest_p:g}: by row" if is_by_row else f"not below {largest_p:g}: constant"
+            line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
     def draw(

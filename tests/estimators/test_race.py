@@ -152,7 +152,7 @@ def test_chains_start_with_the_winner(method, monkeypatch):
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}
     scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
     winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0)
-    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-3))
+    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-4))
     monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
     x = RANDOM.normal(size=(120, 2))
     model = WideBNNRegressor(method=method, random_state=0, time_budget=300).fit(x, x[:, 0])

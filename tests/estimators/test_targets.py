@@ -6,6 +6,7 @@ from scipy.integrate import quad
 from scipy.stats import lognorm, norm
 
 from numpyro_wide.estimators import WideBNNRegressor, _targets
+from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import Report
 from numpyro_wide.estimators._posteriors import Mixture
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, choose_scale
@@ -117,3 +118,19 @@ def test_several_targets_are_mapped_together():
     np.testing.assert_allclose(mean[:, 1], 1e6 * mean[:, 0], rtol=1e-6)
     np.testing.assert_allclose(deviation[:, 1], 1e6 * deviation[:, 0], rtol=1e-6)
     assert model.sample_y(X[:5], 3).shape == (5, 2, 3) and model.log_density(X[:5], both[:5]).shape == (5,)
+
+
+def test_a_noise_that_few_rows_do_not_tell_is_flagged():
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    report = str(WideBNNRegressor(method="limit", random_state=0).fit(x, np.sin(x).sum(axis=1)).report_)  # no noise
+    assert "is far below that error: the rows are too few to tell it" in report
+    assert "far below" not in str(fitted("none").report_)
+
+
+def test_the_report_says_what_leave_one_out_densities_are_worth():
+    lines = [loo.LeaveOneOut(np.zeros(5), share).reliability for share in (0.02, 0.3)]
+    assert lines[0] == "2.0% of the rows have a Pareto shape above 0.7"
+    assert (
+        lines[1] == "30.0% of the rows have a Pareto shape above 0.7, for draws know them: new rows score some tenths "
+        "of a nat less"
+    )
