@@ -88,8 +88,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "estimators: chains that still move called settled",
-            "return not found.unsettled,",
-            "return found.largest > 0,",
+            "if not found.unsettled:",
+            "if found.largest > 0:",
             "estimators/test_chains.py::test_judgement_of_chains",
         ),
     ],
