@@ -20,12 +20,12 @@ _NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps at most
 _NUM_SAMPLES = 3000  # steps before the first look
 _NUM_KEPT = (200, 100, 50)  # predictive draws by chain: few, where their predictions are dear
 _KEPT_SHARE = 0.15  # of the seconds left, for predictions of the draws
-_FEWEST_STEPS = 100  # of warmup
+_FEWEST_STEPS = 50  # of warmup
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
-_WARMUP_SHARE = 0.4  # of the seconds left
+_ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.9  # of those after it: scores follow
 _SECONDS_A_ROW = 7e-7  # of a gradient of fifty units
-_COMPILING = 10.0  # seconds of Adam's that may be compilation
+_COMPILING = 5.0  # seconds of Adam's compilation: measured
 _NUM_PROGRAMS = 3  # of that cost in warmup and samples: measured
 _GRADIENTS_A_PREDICTION = 10  # cost of a draw's predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
@@ -56,13 +56,12 @@ def run_chains(
     if affordable >= _FEWEST_STEPS:
         clock.begin("Adam, for starts of the chains")
         start_key, run_key = jax.random.split(key)
-        num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
+        num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=clock.progress_bar, **options)
-        # Adam's seconds beyond compilation show a slow machine, and those beyond its steps what a program costs.
-        spent = clock.seconds - before
-        compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)
-        measured = np.clip((spent - _COMPILING) / num_adam, gradients, 10 * gradients)
+        # A busy or a slow machine shows here, and programs that are there already.
+        pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
+        compiling, measured = pace * _COMPILING, max(1.0, pace) * gradients
         judging = compiling + _judging(num_kept, measured)
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
