@@ -91,7 +91,7 @@ def run(cell, options):
         coverage_90=float(np.mean((lower < test.targets) & (test.targets < upper))),
         widening=float(np.median(upper - lower) / np.median(known)),
         is_finite=float(model.method_ != "limit"),
-        by_row=float("noise by row" in str(model.report_)),
+        by_row=float("units, noise by row;" in str(model.report_)),
         seconds=seconds,
         core_seconds=core_seconds,
     )

@@ -18,15 +18,18 @@ BIAS_TOLERANCE = 0.15  # root mean square over directions
 MOST_CHECKED = 200  # rows of the comparison of chains
 _NUM_ADAM, _NUM_WARMUP = 500, 2000  # steps at most
 _NUM_SAMPLES = 3000  # steps before the first look
-_NUM_KEPT = 200  # predictive draws by chain
-_FEWEST_STEPS = 200  # of warmup, and of samples
+_NUM_KEPT = (200, 100, 50)  # predictive draws by chain: few, where their predictions are dear
+_KEPT_SHARE = 0.1  # of the seconds left, for predictions of the draws
+_FEWEST_STEPS = 50  # of warmup
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
-_WARMUP_SHARE = 0.4  # of the seconds left
+_ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.9  # of those after it: scores follow
 _SECONDS_A_ROW = 7e-7  # of a gradient of fifty units
-_COMPILING = 10.0  # seconds of Adam's that may be compilation
-_NUM_PROGRAMS = 4  # of that cost in warmup and samples: measured
-_GRADIENTS_A_PREDICTION = 1  # cost of a draw's predictions
+_COMPILING = 5.0  # seconds of Adam's compilation: measured
+_NUM_PROGRAMS = 3  # of that cost in warmup and samples: measured
+_GRADIENTS_A_PREDICTION = 10  # cost of a draw's predictions, in float64: measured
+_BY_ROW = 1.3  # cost of a gradient with noise by row
+_MOST_TIMES = 10  # as many steps, that are worth a number
 _TOLERANCE = 0.1  # of the budget, by which it may be overrun
 
 Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
@@ -47,22 +50,24 @@ def run_chains(
 ) -> tuple[MCMC, int] | None:
     """Run microcanonical chains until settled, or to the budget's end; None for too small a budget."""
     gradients = num_chains * gradient_seconds
+    most = _KEPT_SHARE * clock.left
+    num_kept = next((number for number in _NUM_KEPT if _judging(number, gradients) < most), _NUM_KEPT[-1])
     affordable = _num_warmup(clock, gradients)
     if affordable >= _FEWEST_STEPS:
         clock.begin("Adam, for starts of the chains")
         start_key, run_key = jax.random.split(key)
-        num_adam, before = min(int(0.1 * clock.left / gradients), _NUM_ADAM), clock.seconds
+        num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
         options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
         start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
-        # Adam's seconds beyond compilation show a slow machine, and those beyond its steps what a program costs.
-        spent = clock.seconds - before
-        compiling = np.clip(spent - num_adam * gradients, 0, _COMPILING)
-        measured = np.clip((spent - _COMPILING) / num_adam, gradients, 10 * gradients)
-        judging = compiling + _GRADIENTS_A_PREDICTION * _NUM_KEPT * measured
+        # A busy or a slow machine shows here, and programs that are there already.
+        pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
+        compiling, measured = pace * _COMPILING, max(1.0, pace) * gradients
+        judging = compiling + _judging(num_kept, measured)
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
-        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, of {_FEWEST_STEPS} at least"
+        fewest = f"fewer than the minimum of {_FEWEST_STEPS}"
+        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, {fewest}"
         report.add("Chains", line)
         line = f"{clock.budget:g} seconds are too few for chains: the limit predicts"
         report.announce(line)
@@ -78,7 +83,7 @@ def run_chains(
     kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "jit_model_args": True}
     # Equally many kept draws make all runs one program.
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=_NUM_KEPT, progress_bar=False, **form)
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
     mcmc.warmup(run_key, *args, init_params=start, **fields)
     jax.block_until_ready(mcmc.last_state)
@@ -86,18 +91,18 @@ def run_chains(
     def go_on(num_samples: int) -> float:
         """Run further steps, and return the seconds of one."""
         before = clock.seconds
-        mcmc.num_samples, mcmc.thinning = num_samples, num_samples // _NUM_KEPT
+        mcmc.num_samples, mcmc.thinning = num_samples, num_samples // num_kept
         mcmc.post_warmup_state = mcmc.last_state
         mcmc.run(mcmc.last_state.rng_key, *args, **fields)
         jax.block_until_ready(mcmc.last_state)
         return (clock.seconds - before) / num_samples
 
     # A short run without compilation shows the cost of a step.
-    step = go_on(_NUM_KEPT)
-    num_steps = num_warmup + _NUM_KEPT
+    step = go_on(num_kept)
+    num_steps = num_warmup + num_kept
     num_samples = min(_affordable(clock, step, judging), _NUM_SAMPLES)
     while True:
-        num_samples = max(num_samples // _NUM_KEPT, 1) * _NUM_KEPT
+        num_samples = max(num_samples // num_kept, 1) * num_kept
         clock.begin(f"samples of the chains, {num_samples} steps")
         step = go_on(num_samples)
         num_steps += num_samples
@@ -112,7 +117,7 @@ def run_chains(
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from Adam's optimum"
         + (", with scales and noise held at their medians" if hold else ""),
         f"{num_steps - num_samples} warmup steps and {num_samples} after them, {1000 * step:.3g} ms each; "
-        f"{_NUM_KEPT} draws kept per chain",
+        f"{num_kept} draws kept per chain",
         *lines,
     )
     return mcmc, num_steps
@@ -146,7 +151,13 @@ def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chain
         return True, [*lines, ONE_CHAIN]
     found = pooling(y, *by_chain)
     lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
-    return not found.unsettled, [*lines, found.advice]
+    if not found.unsettled:
+        return True, [*lines, found.advice]
+    # The excess of its square goes with one over the length.
+    factor = (found.between**2 - 1) / (found.limit**2 - 1)
+    many = f"about {factor:.1f} times" if factor < _MOST_TIMES else f"more than {_MOST_TIMES} times"
+    longer = f"{many} as many steps, of as much of the time_budget, would bring R-hat to {found.limit:g}"
+    return False, [*lines, found.advice, *([longer] if factor > 1 else [])]
 
 
 ONE_CHAIN = "R-hat is unknown for a single chain; run more of them"
@@ -158,10 +169,15 @@ def effective_draws(name: str, by_chain: np.ndarray) -> str:
     return f"effective draws of {name}: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"
 
 
-def gradient_seconds(num_rows: int, depth: int, width: int) -> float:
-    """Estimate the seconds of a gradient."""
+def gradient_seconds(num_rows: int, depth: int, width: int, by_row: bool = False) -> float:
+    """Estimate the seconds of a gradient, with constant noise or noise by row."""
     share = width / 50
-    return 1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)
+    return (1e-4 + _SECONDS_A_ROW * num_rows * max(share, depth * share**2)) * (_BY_ROW if by_row else 1.0)
+
+
+def _judging(num_kept: int, gradients: float) -> float:
+    """Return the seconds of predictions by the draws of all chains, once compiled."""
+    return _GRADIENTS_A_PREDICTION * num_kept * gradients
 
 
 def _num_warmup(clock: Clock, gradients: float, kept: float = 0.0) -> int:
@@ -170,8 +186,8 @@ def _num_warmup(clock: Clock, gradients: float, kept: float = 0.0) -> int:
 
 
 def _affordable(clock: Clock, step: float, judging: float) -> int:
-    """Return the affordable steps with a judgement after them, or the fewest."""
-    return max(int(_SAMPLES_SHARE * (clock.left - judging) / max(step, 1e-7)), _FEWEST_STEPS)
+    """Return the affordable steps with a judgement after them."""
+    return int(_SAMPLES_SHARE * (clock.left - judging) / max(step, 1e-7))
 
 
 def _rounded(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Regressor's decisions, in order: rows, scales, architecture, noise, network, precision, posterior."""
+"""Regressor's decisions, in order: rows, targets, scales, architecture, noise, network, precision, posterior."""
 
 import warnings
 from dataclasses import replace
@@ -20,7 +20,7 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._noise import LARGEST_P, LARGEST_P_LEFT_OUT, fewest_rows, has_steps, noise_p_value
+from numpyro_wide.estimators._noise import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -30,6 +30,7 @@ from numpyro_wide.estimators._posteriors import (
     collapsed,
 )
 from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
+from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
 from numpyro_wide.wide_limit._fit import fit
@@ -43,6 +44,7 @@ def decide(
     x: np.ndarray,
     y: np.ndarray,
     *,
+    transform: str,
     depth: int | None,
     width: int | None,
     noise: str,
@@ -51,8 +53,8 @@ def decide(
     clock: Clock,
     random: np.random.RandomState,
     report: Report,
-) -> tuple[str, WideLimitFit, Any, MCMC | None, int]:
-    """Fit x (n, d), y (n,) or (n, k); return method, the limit's fit, posterior, chains and their steps."""
+) -> tuple[TargetScale, str, WideLimitFit, Any, MCMC | None, int]:
+    """Fit x (n, d), y (n,) or (n, k); return scale of y, method, the limit's fit, posterior, chains and their steps."""
     # Rows, without copies.
     num_outputs = 1 if y.ndim == 1 else y.shape[1]
     report.add("Data", f"rows: {len(x)}, columns: {x.shape[1]}, targets: {num_outputs}")
@@ -65,6 +67,11 @@ def decide(
         some = "all rows" if allows_all else f"{MOST_KNOWN} rows, as the budget allows"
         report.announce(f"a finite network is fitted to {some}, in at most {clock.budget:g} seconds")
 
+    # Targets: as they are, or mapped where that is clearly better; all that follows is in standardised ones.
+    clock.begin("scale of the targets")
+    scale = choose_scale(x, y, transform, random, report)
+    y = scale.forward(y)
+
     # Scales: those of the infinitely wide network's largest evidence.
     clock.begin("scales of the infinitely wide network")
     fit, num_fitted = fit_scales(x, y, depth, clock, random, report)
@@ -75,7 +82,11 @@ def decide(
     inputs, targets = fit.inputs[rows], fit.targets.reshape(len(fit.inputs), -1)[rows]
     left_out = Mixture(*(part[:, rows] for part in limit.left_out(gram)))
     by_limit = loo.LeaveOneOut(left_out.by_draw(targets)[0])
-    report.add("Infinitely wide network", f"leave-one-out log density per row: {by_limit}")
+    error = float(np.sqrt(np.mean((targets - left_out.mean[0]) ** 2)))
+    report.add("Infinitely wide network", f"leave-one-out log density per row: {by_limit}, error {error:.4g}")
+    if fit.noise_scale < _NOISE_SHARE * error:
+        line = f"a noise of {fit.noise_scale:.2g} is far below that error: the rows are too few to tell it"
+        report.add("Infinitely wide network", f"{line}, and intervals rest on the spread of the function")
     varies = np.ptp(fit.targets, axis=0).any()
     if not varies:
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
@@ -90,18 +101,19 @@ def decide(
     is_by_row = noise == "by_row" and varies
     if noise == "auto" and varies and has_steps(fit.targets, fit.noise_scale):
         # Exact predictions of such a value have an unbounded density.
-        report.add("Noise", "constant: the targets lie on a grid (such as ratings), where one that varies would vanish")
+        line = "the targets are discrete (such as ratings), and predicted as continuous ones"
+        report.add("Noise", f"constant: {line}; one that varies would vanish")
     elif noise == "auto" and varies:
-        largest_p, source = LARGEST_P_LEFT_OUT, "rows that the race left out"
+        source = "rows that the race left out"
         if p_value is None:
-            largest_p, source = LARGEST_P, "the limit's leave-one-out residuals"
+            source = "the limit's leave-one-out residuals"
             residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
             p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
-        is_by_row = p_value is not None and p_value < largest_p
+        is_by_row = p_value is not None and p_value < LARGEST_P
         if p_value is None:
             report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
         else:
-            line = f"below {largest_p:g}: by row" if is_by_row else f"not below {largest_p:g}: constant"
+            line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
     def draw(
@@ -110,18 +122,19 @@ def decide(
         """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
         # Network: finite width, scales and noise latent around the fitted ones.
         chosen: Any = fit  # or an optimum
+        varying = is_by_row
         if optima:
-            chosen, units = affordable(optima, width, min(len(x), MOST_KNOWN), num_chains, clock, report)
-        network = Network(chosen.depth, units, chosen.activation, None if y.ndim == 1 else num_outputs, is_by_row)
-        kind = (
-            f"{chosen.depth} x {units} {chosen.activation} units, {'noise by row' if is_by_row else 'constant noise'}"
-        )
+            noises = [is_by_row] if noise == "by_row" or not is_by_row else [True, False]
+            given = width, noises, min(len(x), MOST_KNOWN), num_chains
+            chosen, units, varying = affordable(optima, *given, clock, report)
+        network = Network(chosen.depth, units, chosen.activation, None if y.ndim == 1 else num_outputs, varying)
+        kind = f"{chosen.depth} x {units} {chosen.activation} units, {'noise by row' if varying else 'constant noise'}"
         report.add("Finite network", f"{kind}; log-normal priors, of spread {SPREAD:g}, around the fitted scales")
         if not allows_all_rows(len(x), chosen.depth, units, num_chains, clock):
             x, y = fit.inputs, fit.targets
             report.add("Finite network", f"fitted to {len(x)} rows: the budget does not allow for all")
         known = {**chosen.scales, "noise": chosen.noise_scale}, x, y
-        gradient = gradient_seconds(len(x), chosen.depth, units)
+        gradient = gradient_seconds(len(x), chosen.depth, units, varying)
         key = jax.random.key(random.randint(2**31 - 1))
         model = collapsed(network)
 
@@ -184,24 +197,28 @@ def decide(
         posterior, by_draws, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
         penalised = loo.LeaveOneOut(by_limit.by_row - num_scales / num_fitted)
-        is_worse, gain = loo.is_better(penalised, by_draws)
+        is_worse, _ = loo.is_better(penalised, by_draws)
+        _, gain = loo.is_better(by_draws, penalised)
+        kind = "weighted draws" if mcmc is None else "chains"
+        is_kept = method != "auto" or not is_worse
         report.add(
             "Decision",
-            f"leave-one-out log density per row by draws: {by_draws}; {by_draws.reliability}",
-            f"limit minus draws, after one nat for each of its {num_scales} fitted scales: {gain}",
-            "the limit is better by more than two standard errors" if is_worse else "the limit is not clearly better",
+            f"leave-one-out log density per row by {kind}: {by_draws}; {by_draws.reliability}",
+            f"{kind} over the infinite-width limit: {gain} (leave-one-out, the limit less one nat for each of its "
+            f"{num_scales} scales): {kind} {'kept' if is_kept else 'dropped'}",
         )
-        if method != "auto" or not is_worse:
-            return "weighted" if mcmc is None else "chains", fit, posterior, mcmc, num_steps
+        if is_kept:
+            return scale, "weighted" if mcmc is None else "chains", fit, posterior, mcmc, num_steps
     if is_by_row:
         line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
         report.add("Noise", f'{line}; method="chains" has a noise by row')
-    return "limit", fit, limit, None, 1
+    return scale, "limit", fit, limit, None, 1
 
 
 # Rows
 _MANY = 10_000  # rows, above which a plan is announced
 _MOST_SCORED = 1000  # rows of compared log densities
+_NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
 _ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
 
 
@@ -235,27 +252,39 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 
 _DEEP_WIDTH = 32  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
-_FEWEST_STEPS = 700  # of chains; with less, fewer layers, and then fewer units
+_FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
+# Seconds of compiling chains: in all, by hidden layer, and of noise by row.
+_COMPILING, _COMPILING_A_LAYER, _COMPILING_BY_ROW = 16.0, 2.0, 8.0
 
 
 def affordable(
-    optima: list[Optimum], width: int | None, num_rows: int, num_chains: int, clock: Clock, report: Report
-) -> tuple[Optimum, int]:
-    """Return the best optimum and units whose chains are long enough in the seconds left, or the cheapest."""
+    optima: list[Optimum],
+    width: int | None,
+    noises: list[bool],  # whether by row, the best first
+    num_rows: int,
+    num_chains: int,
+    clock: Clock,
+    report: Report,
+) -> tuple[Optimum, int, bool]:
+    """Return the best optimum, units and noise whose chains are long enough in the seconds left, or the cheapest."""
     best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
     by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
-    choices = [(one, width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)) for one in by_depth]
-    choices.append((by_depth[-1], width or _CHEAP_WIDTH))
+    units = width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)
+    choices = [(one, units, by_row) for one in by_depth[:1] for by_row in noises]
+    choices += [(one, units, noises[-1]) for one in by_depth[1:]]
+    choices.append((by_depth[-1], width or _CHEAP_WIDTH, noises[-1]))
 
-    def is_affordable(one: Optimum, units: int) -> bool:
-        gradient = gradient_seconds(num_rows, one.depth, units)
+    def is_affordable(one: Optimum, units: int, by_row: bool) -> bool:
+        gradient = gradient_seconds(num_rows, one.depth, units, by_row)
         gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        return GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
+        compiling = _COMPILING + _COMPILING_A_LAYER * one.depth + _COMPILING_BY_ROW * by_row
+        return compiling + GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
 
     place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)
     if place:
-        (first, units), left = choices[0], f"{clock.left:.0f} s left"
-        report.add("Finite network", f"{first.depth} x {units} {first.activation} units are too dear for {left}")
+        one, units, by_row = choices[0]
+        kind = f"{one.depth} x {units} {one.activation} units{', noise by row,' if by_row else ''}"
+        report.add("Finite network", f"{kind} are too dear for {clock.left:.0f} s left")
     return choices[place]
 
 

@@ -13,6 +13,7 @@ from numpyro_wide._checks import check_levels, check_one_of, whole_number
 from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
+from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale
 from numpyro_wide.machine import set_blas_threads
 
 
@@ -26,6 +27,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
     Args:
         hidden: equal widths of the hidden layers, such as (50,); or "auto": depth and units as the budget pays.
+        target_transform: "none", "cube_root", "log" (of positive ones), or "auto": as they are, unless another
+            clearly has the larger leave-one-out density.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
         method: "auto", "limit", "weighted" or "chains".
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
@@ -36,7 +39,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     Attributes:
         report_: decisions with their numbers, as text by ``str``.
         method_: "limit", "weighted" or "chains".
-        fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data.
+        target_transform_: "none", "cube_root" or "log".
+        fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data, targets
+            transformed.
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
         model_args_: arguments of the model's fit; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
@@ -54,11 +59,13 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
     """
 
     _methods = METHODS
+    _targets: TargetScale
 
     def __init__(
         self,
         *,
         hidden: Any = "auto",
+        target_transform: str = "auto",
         noise: str = "auto",
         method: str = "auto",
         time_budget: float | None = None,
@@ -74,6 +81,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             random_state=random_state,
             progress_bar=progress_bar,
         )
+        self.target_transform = target_transform
         self.noise = noise
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "WideBNNRegressor":
@@ -85,6 +93,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         """
         depth, width, budget, random = self._checked_parameters()
         check_one_of("noise", self.noise, NOISES)
+        check_one_of("target_transform", self.target_transform, ("auto", *TRANSFORMS))
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
@@ -94,18 +103,23 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             inputs, targets = validate_data(self, X, y, **given)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, np.asarray(targets, float), report)
-        loc, scale = moments(targets)
+        scale = moments(targets)[1]
         if np.any(scale > 0) and np.any(scale == 0):
             raise ValueError(
                 f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and all columns share one noise; "
                 "leave them out."
             )
-        self._target_loc, self._target_scale = loc, np.where(scale > 0, scale, 1.0)
+        if self.target_transform not in ("auto", "none") and np.min(targets) <= 0:
+            raise ValueError(
+                f'target_transform="{self.target_transform}" needs positive targets, but the least is '
+                f'{np.min(targets):.4g}; take "none" or "auto".'
+            )
         # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
-            method, *found = decide(
+            self._targets, method, *found = decide(
                 self._learn_columns(inputs, report),
-                (targets - loc) / self._target_scale,
+                targets,
+                transform=self.target_transform,
                 depth=depth,
                 width=width,
                 noise=self.noise,
@@ -115,7 +129,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 random=random,
                 report=report,
             )
-        if np.all(scale > 0):
+        self.target_transform_ = self._targets.transform
+        if self.target_transform_ == "none" and np.all(scale > 0):
             noise = ", ".join(f"{number:.4g}" for number in found[0].noise_scale * np.ravel(scale))
             report.add("Infinitely wide network", f"noise in the units of the targets: {noise}")
         self._keep(report, clock, method, *found)
@@ -136,21 +151,23 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if return_std and return_cov:
             raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")
         rows = self._rows(X)
-        mean, variance = self._by_blocks(rows, lambda mixture, _: np.stack(mixture.moments()))
+        mean, deviation = self._by_blocks(rows, lambda mixture, _: np.stack(self._targets.moments(mixture)))
         if return_std:
-            return self._out(mean), self._out(np.sqrt(variance), deviation=True)
+            return self._out(mean), self._out(deviation)
         if not return_cov:
             return self._out(mean)
-        if np.any(self._target_scale > 1e150) or np.any(self._target_scale < 1e-150):
+        size = np.max(deviation)
+        if size > 1e150 or size < 1e-150:
             raise ValueError(
-                f"the covariances of targets with the standard deviation {np.max(self._target_scale):.3g} are out of "
-                "range; take other units, or return_std=True."
+                f"the covariances of targets with the standard deviation {size:.3g} are out of range; "
+                "take other units, or return_std=True."
             )
+        mean_z, variance_z = self._by_blocks(rows, lambda mixture, _: np.stack(mixture.moments()))
         covariance = self._posterior.covariance(rows)
         index = np.arange(len(rows))
-        covariance[index, index] = variance
-        covariance = covariance * np.reshape(self._target_scale, -1) ** 2
-        return self._out(mean), covariance if self._target_loc.ndim else covariance[..., 0]
+        covariance[index, index] = variance_z
+        covariance = self._targets.correlation(mean_z, covariance) * deviation[:, None] * deviation
+        return self._out(mean), covariance if self._targets.loc.ndim else covariance[..., 0]
 
     def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Predict quantiles of observations.
@@ -165,7 +182,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         levels = tuple(np.ravel(quantiles).tolist())
         check_levels("quantiles", levels)
         by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
-        return np.stack([self._out(values) for values in by_level], axis=-1)
+        return np.stack([self._out(self._targets.inverse(values)) for values in by_level], axis=-1)
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> np.ndarray:
         """Predict central intervals of observations.
@@ -195,12 +212,17 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         check_consistent_length(X, observed)
-        shape = (len(observed), *self._target_loc.shape)
+        shape = (len(observed), *self._targets.loc.shape)
         if observed.shape != shape:
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
-        targets = ((observed - self._target_loc) / self._target_scale).reshape(len(observed), -1)
+        if self.target_transform_ != "none" and np.min(observed) <= 0:
+            raise ValueError(
+                f'y must be positive for target_transform="{self.target_transform_}", as the targets of the fit were, '
+                f'but the least is {np.min(observed):.4g}; fit with target_transform="none" for others.'
+            )
+        targets = self._targets.forward(observed).reshape(len(observed), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
-        return found[0] - np.sum(np.log(self._target_scale))
+        return found[0] + self._targets.log_slope(observed)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations, independent over rows given a sample's weights.
@@ -217,7 +239,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         random = check_random_state(random_state)
         rows, places = self._rows(X), random.random_sample(num_samples)
         samples = self._by_blocks(rows, lambda mixture, _: mixture.sample(random, places))
-        return np.stack([self._out(values) for values in samples], axis=-1)
+        return np.stack([self._out(self._targets.inverse(values)) for values in samples], axis=-1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -233,9 +255,6 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             parts.append(find(Mixture(mean, variance + noise_variance), block))
         return np.concatenate(parts, axis=1)
 
-    def _out(self, values: np.ndarray, deviation: bool = False) -> np.ndarray:
-        """Return (m, k) in the units and shape of the targets."""
-        values = values * self._target_scale.reshape(1, -1)
-        if not deviation:
-            values = values + self._target_loc.reshape(1, -1)
-        return values if self._target_loc.ndim else values[:, 0]
+    def _out(self, values: np.ndarray) -> np.ndarray:
+        """Return (m, k) in the shape of the targets."""
+        return values if self._targets.loc.ndim else values[:, 0]

@@ -42,8 +42,8 @@ def run(judge, seconds=1e-4):
         return run_chains(model, args, 2, **options), str(report)
 
 
-@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 166)])
-def test_adam_takes_as_many_steps_as_a_tenth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
+@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)])
+def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
     def start(*_, num_steps, **__):
         raise RuntimeError(f"{num_steps} steps")
 
@@ -54,8 +54,8 @@ def test_adam_takes_as_many_steps_as_a_tenth_of_the_budget_pays_for(seconds, num
 
 def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
-    found, report = run(None, 1e3)
-    assert found is None and "1000000.0 s left allow 76 warmup steps, of 200 at least" in report
+    found, report = run(None, 2e3)
+    assert found is None and "1000000.0 s left allow 38 warmup steps, fewer than the minimum of 50" in report
 
 
 def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
@@ -125,9 +125,12 @@ def test_judgement_of_chains():
     apart = alike + 5.0 * np.repeat(np.arange(4), 200)[:, None, None]
     is_settled, lines = convergence(apart, variance, y, 4)  # longer chains would not meet
     assert is_settled and "an ensemble" in lines[-1]
+    halves = np.repeat(np.tile([0.0, 0.5], 4), 100)[:, None, None]
+    is_settled, lines = convergence(alike + np.repeat(np.arange(4), 200)[:, None, None] * 0.3 + halves, variance, y, 4)
+    assert not is_settled and "not settled" in lines[-2] and "times as many steps" in lines[-1]
     moving = alike + np.tile(np.linspace(0, 5, 200), 4)[:, None, None]
     is_settled, lines = convergence(moving, variance, y, 4)
-    assert not is_settled and "not settled" in lines[-1]
+    assert not is_settled and "not settled" in lines[-1]  # all move alike, and R-hat tells nothing of it
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
 
 

@@ -123,16 +123,27 @@ def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     assert with_limit(0.1, [], monkeypatch)[1] == []
 
 
-@pytest.mark.parametrize(("left", "expected"), [(20.0, (3, 32)), (6.0, (2, 32)), (4.5, (1, 32)), (1e-3, (1, 16))])
-def test_what_is_too_dear_gives_way_to_fewer_layers_and_then_to_fewer_units(left, expected):
+@pytest.mark.parametrize(
+    ("left", "noises", "expected"),
+    [
+        (60.0, [True, False], (3, 32, True)),
+        (33.0, [True, False], (3, 32, False)),
+        (25.0, [True, False], (2, 32, False)),
+        (33.0, [False], (3, 32, False)),
+        (20.0, [True], (1, 16, True)),  # asked for
+        (22.0, [False], (1, 32, False)),
+        (1e-3, [True, False], (1, 16, False)),
+    ],
+)
+def test_what_is_too_dear_gives_way_to_what_is_cheaper(left, noises, expected):
     optima = [optimum(3, 0.2), optimum(2, 0.3, "erf"), optimum(2, 0.4), optimum(1, 0.5)]
     report = Report("units")
     with Clock(left) as clock:
-        found, units = _policy.affordable(optima, None, 1000, 4, clock, report)
-    assert (found.depth, units) == expected and (found.depth != 2 or found.activation == "erf")
-    assert ("too dear" in str(report)) == (left < 20)
+        found, *others = _policy.affordable(optima, None, noises, 1000, 4, clock, report)
+    assert (found.depth, *others) == expected and (found.depth != 2 or found.activation == "erf")
+    assert ("too dear" in str(report)) == (expected != (3, 32, noises[0]))
     with Clock(left) as clock:
-        assert _policy.affordable(optima, 7, 1000, 4, clock, report)[1] == 7
+        assert _policy.affordable(optima, 7, noises, 1000, 4, clock, report)[1] == 7
 
 
 @pytest.mark.parametrize("method", ["auto", "limit"])
@@ -141,7 +152,7 @@ def test_chains_start_with_the_winner(method, monkeypatch):
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}
     scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
     winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0)
-    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-3))
+    monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-4))
     monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
     x = RANDOM.normal(size=(120, 2))
     model = WideBNNRegressor(method=method, random_state=0, time_budget=300).fit(x, x[:, 0])

@@ -248,7 +248,7 @@ def test_targets_in_steps_are_told_from_measurements():
     assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
     with pytest.warns(UserWarning, match="1 seconds are too few for chains: the limit predicts; give a larger"):
         marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
-    assert "the targets lie on a grid" in str(marks.report_)
+    assert "the targets are discrete" in str(marks.report_)
 
 
 def test_a_model_without_a_finite_density_is_worse():

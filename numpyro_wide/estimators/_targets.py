@@ -1,0 +1,141 @@
+"""Scale of the targets: as they are, cube roots or logarithms, standardised; chosen by leave-one-out densities."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_wide.estimators._base import Report, moments
+from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
+from numpyro_wide.wide_limit._fit import fit
+
+TRANSFORMS = ("none", "cube_root", "log")  # in the order of their extrapolations
+_NAMES = dict(zip(TRANSFORMS, ("as they are", "cube roots", "logarithms"), strict=True))
+_LEAST_RATIO = 3.0  # of the largest target to the least; below, the maps are nearly straight
+_FEWEST, _MOST = 50, 200  # rows
+_ERRORS = 2.0  # standard errors of a clear gain
+_LARGEST_ERROR = 1.05  # of means, relative to that of the targets as they are
+
+
+class TargetScale(NamedTuple):
+    """Map z of targets, standardised, elementwise."""
+
+    transform: str
+    loc: np.ndarray  # (k,), or () for vector targets
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, transform: str, y: np.ndarray) -> "TargetScale":
+        """Standardise the map of y (n,) or (n, k); a constant column has the scale one."""
+        loc, scale = moments(_mapped(transform, y))
+        return cls(transform, loc, np.where(scale > 0, scale, 1.0))
+
+    def forward(self, y: np.ndarray) -> np.ndarray:
+        """Return z of y."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (_mapped(self.transform, y) - self.loc) / self.scale
+
+    def inverse(self, z: np.ndarray) -> np.ndarray:
+        """Return y of z (..., k)."""
+        mapped = z * self.scale + self.loc
+        if self.transform == "log":
+            return np.exp(mapped)
+        return mapped**3 if self.transform == "cube_root" else mapped
+
+    def log_slope(self, y: np.ndarray) -> np.ndarray:
+        """Return log dz/dy, summed over outputs, of y (n,) or (n, k): (n,)."""
+        slope = -np.log(self.scale) + np.zeros(y.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.transform == "log":
+                slope = slope - np.log(y)
+            if self.transform == "cube_root":
+                slope = slope - np.log(3) - 2 / 3 * np.log(np.abs(y))
+        return slope.reshape(len(y), -1).sum(axis=1)
+
+    def moments(self, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and deviation of y, (m, k) each, for mixtures of Gaussian z."""
+        if self.transform == "none":
+            mean, variance = mixture.moments()
+            return self.inverse(mean), np.sqrt(variance) * self.scale
+        mean, variance, unit = self._in_units(*mixture)
+        mean, variance = Mixture(*_of_map(self.transform, mean, variance)).moments()
+        return mean * unit, np.sqrt(variance) * unit
+
+    def correlation(self, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Return correlations of y, (m, m, k), where z is jointly Gaussian, with means (m, k)."""
+        if self.transform == "none":
+            found = covariance
+        else:
+            variance = np.einsum("iik->ik", covariance)
+            mean, variance, _ = self._in_units(mean, variance)
+            covariance = covariance * (self.scale**2 if self.transform == "log" else 1.0)
+            if self.transform == "log":
+                found = np.expm1(covariance)
+            else:  # by Hermite polynomials
+                first, second = 3 * (mean**2 + variance), 3 * mean
+                found = first[:, None] * first * covariance + 2 * second[:, None] * second * covariance**2
+                found = found + 6 * covariance**3
+        deviation = np.sqrt(np.einsum("iik->ik", found))
+        return found / (deviation[:, None] * deviation)
+
+    def _in_units(self, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return moments of a map of y / unit, and the unit, which keeps squares in range."""
+        if self.transform == "log":
+            return mean * self.scale, variance * self.scale**2, np.exp(self.loc)
+        return mean + self.loc / self.scale, variance, self.scale**3
+
+
+def _mapped(transform: str, y: np.ndarray) -> np.ndarray:
+    if transform == "log":
+        return np.log(y)
+    return np.cbrt(y) if transform == "cube_root" else y
+
+
+def _of_map(transform: str, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and variance of the exponential or the cube of a Gaussian."""
+    if transform == "log":
+        expected = np.exp(mean + variance / 2)
+        return expected, np.expm1(variance) * expected**2
+    square = mean**2
+    return mean * (square + 3 * variance), variance * (9 * square**2 + 36 * square * variance + 15 * variance**2)
+
+
+def choose_scale(
+    x: np.ndarray, y: np.ndarray, transform: str, random: np.random.RandomState, report: Report
+) -> TargetScale:
+    """Choose a map of targets y (n,) or (n, k) that are positive, by densities of y in its own units."""
+    if transform != "auto":
+        return TargetScale.of(transform, y)
+    as_they_are = TargetScale.of("none", y)
+    if len(y) < _FEWEST or np.min(y) <= 0 or np.max(y) < _LEAST_RATIO * np.min(y):
+        return as_they_are
+    rows = random.permutation(len(y))[:_MOST]
+    known = {name: TargetScale.of(name, y) for name in TRANSFORMS}
+    scores = {name: _left_out(x[rows], y[rows], scale) for name, scale in known.items()}
+    unit = np.mean(as_they_are.scale)
+    report.add(
+        "Targets",
+        f"leave-one-out log densities per row, and errors, of an infinitely wide network for {len(rows)} rows: "
+        + ", ".join(
+            f"{_NAMES[name]} {found.mean():.3f}, {error / unit:.3f}" for name, (found, error) in scores.items()
+        ),
+    )
+    best = "none"
+    for name in TRANSFORMS[1:]:
+        gain = scores[name][0] - scores[best][0]
+        is_clear = gain.mean() > _ERRORS * gain.std() / len(gain) ** 0.5
+        if is_clear and scores[name][1] < _LARGEST_ERROR * scores["none"][1]:
+            best = name
+    report.add("Targets", f"they are taken {'' if best == 'none' else 'as their '}{_NAMES[best]}")
+    return known[best]
+
+
+def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale) -> tuple[np.ndarray, float]:
+    """Return leave-one-out log densities (n,) of the infinitely wide network, and its root mean square error."""
+    z = scale.forward(y)
+    limit = LimitPosterior(
+        fit(x, z, activation="erf", depth=1, input_scale=x.shape[1] > 1, num_restarts=1, num_rows=len(x))
+    )
+    left_out = limit.left_out(limit.kernel(x))
+    by_row = left_out.log_density(z.reshape(len(z), -1)) + scale.log_slope(y)
+    errors = scale.moments(left_out)[0] - y.reshape(len(y), -1)
+    return by_row, float(np.sqrt(np.mean(errors**2)))
