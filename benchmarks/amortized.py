@@ -1,4 +1,4 @@
-"""Steps of the amortised trainer against a plain JAX and optax loop of the same: the paper's rotation study."""
+"""Steps of the amortised trainer against plain JAX and optax loops: the rotation study, and an automatic guide."""
 
 import statistics
 import time
@@ -15,12 +15,15 @@ from jax.scipy.special import i0e
 from numpyro.contrib.module import flax_module
 
 from numpyro_wide import AmortizedForwardKL, natural
+from numpyro_wide.autoguide import AutoAmortized
+from numpyro_wide.nn import ResidualEncoder
 from studies._scaled_relu import ScaledReLU, inverse_time_schedule
 
 WIDTH = 1024
 BATCH_SIZE = 16
 NUM_STEPS = 10_000
 ROUNDS = 15
+NUM_LATENTS, NUM_DATA, AUTO_BATCH_SIZE, AUTO_NUM_STEPS = 4, 20, 256, 400
 
 
 def rotation() -> None:
@@ -83,6 +86,55 @@ def seconds(functions: dict[str, Callable]) -> dict[str, list[float]]:
     return taken
 
 
+def noisy_sums() -> None:
+    """Sample sums of latents with noise."""
+    theta = numpyro.sample("theta", dist.Normal(0, 1).expand([NUM_LATENTS]).to_event(1))
+    slopes = random.normal(random.key(0), (NUM_LATENTS, NUM_DATA))
+    numpyro.sample("x", dist.Normal(theta @ slopes, 1).to_event(1))
+
+
+def auto_trainer() -> Callable[[], Array]:
+    """Return a run of the trainer with an automatic guide, on given simulations."""
+    auto = AutoAmortized(noisy_sums, observed="x")
+    training = AmortizedForwardKL(noisy_sums, auto, optax.adam(1e-3), observed="x", batch_size=AUTO_BATCH_SIZE)
+    given = training.simulate(random.key(1), 10_000)
+    state = training.init(random.key(0), simulations=given)
+    options = {"init_state": state, "simulations": given, "progress_bar": False}
+    return lambda: training.run(random.key(0), AUTO_NUM_STEPS, **options).losses
+
+
+def network_alone() -> Callable[[], Array]:
+    """Return as many steps of the automatic guide's encoder and linear layer, on one batch and its mean square."""
+    encoder, optim = ResidualEncoder(), optax.adam(1e-3)
+    x = random.normal(random.key(0), (AUTO_BATCH_SIZE, NUM_DATA))
+    num_outputs = 1 + 2 * NUM_LATENTS + NUM_LATENTS * (NUM_LATENTS - 1) // 2
+    variables = encoder.init(random.key(1), x)
+    head = jnp.ones((encoder.apply(variables, x).shape[1], num_outputs))
+    params = variables, head
+
+    def loss(params: tuple) -> Array:
+        return jnp.mean(jnp.square(encoder.apply(params[0], x) @ params[1]))
+
+    def step(carry: tuple, _: None) -> tuple[tuple, Array]:
+        params, opt_state = carry
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, opt_state = optim.update(gradient, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    return partial(jax.jit(partial(jax.lax.scan, step, length=AUTO_NUM_STEPS)), (params, optim.init(params)))
+
+
+def auto_table() -> None:
+    """Measure steps a second of an automatic guide, and the share of a step that is not its network."""
+    taken = seconds({"network alone": network_alone(), "trainer": auto_trainer()})
+    print(f"\n## AutoAmortized, encoder of width 256, batch {AUTO_BATCH_SIZE}, given simulations, float32\n")
+    print("| | steps a second | share that is not the network |")
+    print("|---|---|---|")
+    for name in taken:
+        share = statistics.median(1 - n / t for n, t in zip(taken["network alone"], taken[name], strict=True))
+        print(f"| {name} | {AUTO_NUM_STEPS / statistics.median(taken[name]):.0f} | {share:.0%} |")
+
+
 def compiled_cost() -> None:
     """Return what the compiler counts in one step of each."""
     training = trainer()
@@ -120,3 +172,4 @@ def tables() -> None:
         ratio = statistics.median(p / t for p, t in zip(taken["plain scan"], taken[name], strict=True))
         print(f"| {name} | {NUM_STEPS / statistics.median(taken[name]):.0f} | {ratio:.2f} | {goal} |")
     compiled_cost()
+    auto_table()

@@ -14,7 +14,16 @@ from numpyro_wide.diagnostics._scores import confidence_bins
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_coverage", "plot_ess_by_width", "plot_prediction", "plot_rank_ecdf", "plot_reliability"]
+    from numpyro_wide.amortized import AmortizedRunResult
+
+__all__ = [
+    "plot_coverage",
+    "plot_ess_by_width",
+    "plot_prediction",
+    "plot_rank_ecdf",
+    "plot_reliability",
+    "plot_training",
+]
 
 
 def plot_prediction(
@@ -212,6 +221,46 @@ def plot_reliability(
     ax.errorbar(places, heights, np.stack([heights - low, high - heights]), **style)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
     ax.set_title(f"{100 * level:g} % intervals; bars: share of all rows", fontsize="medium")
+    return ax
+
+
+def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
+    """Draw the loss of a training run and, where simulations were held out, theirs with the step that was best.
+
+    A held-out loss that rises while the loss falls tells of too few simulations for the number of steps, or of too
+    little weight decay. The line is an average over a hundredth of the steps.
+
+    Args:
+        result: result of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`.
+        ax: matplotlib axes, or None for a new figure.
+        **kwargs: keyword arguments of ``Axes.plot``, for the loss.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide import AmortizedForwardKL
+        >>> from numpyro_wide.plots import plot_training
+        >>> def model():
+        ...     numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0, 2)), 1))
+        >>> def guide(observed):
+        ...     numpyro.sample("mu", dist.Normal(numpyro.param("slope", 0.0) * observed["y"], 1))
+        >>> trainer = AmortizedForwardKL(model, guide, numpyro.optim.Adam(0.02), observed="y")
+        >>> result = trainer.run(jax.random.key(0), 400, held_out=100, progress_bar=False)
+        >>> [line.get_label() for line in plot_training(result).lines]
+        ['loss', 'held out', 'best']
+    """
+    losses, last = np.asarray(result.losses), int(result.state.step)
+    if not losses.size:
+        raise ValueError("result must hold the losses of at least one step, but its losses are empty.")
+    ax = _axes_or_new(ax)
+    window = max(len(losses) // 100, 1)
+    blocks = np.ma.masked_invalid(losses[: len(losses) // window * window].reshape(-1, window))
+    steps = last - len(losses) + window * (np.arange(len(blocks)) + 0.5)
+    ax.plot(steps, blocks.mean(axis=1).filled(np.nan), label="loss", **{"linewidth": 1.2} | kwargs)
+    if (held_out := result.state.held_out) is not None:
+        ax.plot(held_out.steps, held_out.losses, marker="o", markersize=3, linewidth=1.2, label="held out")
+        ax.axvline(int(held_out.best_step), color="0.5", linewidth=1, linestyle="--", label="best")
+    ax.set(xlabel="step", ylabel="loss in nats")
+    ax.legend(frameon=False, fontsize="small")
     return ax
 
 

@@ -104,12 +104,13 @@ def resumed(path: Path, cells: list[Any], row_type: Any, run: Callable, *, unit:
     kinds = get_type_hints(cell_type)
     with path.open("a+", newline="") as file:
         file.seek(0)
+        lines = list(csv.reader(file))
         rows = {}  # first those of an earlier run
-        for line in list(csv.reader(file))[1:]:
+        for line in lines[1:]:
             fields = (kind(text) for kind, text in zip(kinds.values(), line, strict=False))
             rows[cell_type(*fields)] = row_type(*map(float, line[len(kinds) :]))
         writer = csv.writer(file)
-        if not rows:
+        if not lines:
             writer.writerow((*kinds, *row_type._fields))
         todo = [cell for cell in cells if cell not in rows]
         print(f"{len(todo)} {unit}s to run, {len(cells) - len(todo)} done before; rows go to {path}", flush=True)

@@ -113,6 +113,20 @@ def test_the_duel_shows_the_rows_that_were_run():
             assert float(str(shown.loc[place, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
 
 
+def test_the_public_benchmark_shows_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "sbibm.csv").groupby(["task", "budget", "family"])
+    shown = pandas.read_csv(DOCS / "figures" / "sbibm_summary.csv").set_index(["task", "simulations", "family"])
+    for (task, budget, family), group in rows:
+        line = shown.loc[task, budget, family]
+        assert (line["seeds"], line["guides"]) == (len(group), group["num_guides"].iloc[0])
+        scores = group.filter(like="c2st")
+        assert line["observations"] == scores.iloc[0].count()
+        assert str(line["C2ST"]).split(" ±")[0] == f"{scores.mean(axis=1).mean():.3g}"
+        if group["corrected"].notna().any():
+            line = shown.loc[task, budget, f"{family}, importance-corrected"]
+            assert str(line["C2ST"]).split(" ±")[0] == f"{group['corrected'].mean():.3g}"
+
+
 def table(page, heading):
     """Cells of the rows of the Markdown table whose heading begins so, minus signs as Python writes them."""
     lines = (DOCS / page).read_text().replace("−", "-").splitlines()

@@ -24,6 +24,10 @@ SECTIONS = {
         # Rows, units, steps and draws; of the table of costs.
         "1000 2000 128 100 60 400 1.02 158 1600 256 2022,",
     ),
+    ("gallery/sbibm.md", "Results"): (
+        "sbibm_summary",
+        "",
+    ),
     ("how_wide.md", "One hidden layer"): (
         "how_wide_gradients how_wide_seconds",
         "1000 1024 17 12 1.4 2.4 2.2",

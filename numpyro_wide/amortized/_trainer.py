@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.example_libraries import optimizers
 from numpyro.distributions import biject_to, constraints
+from numpyro.handlers import substitute
 from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
@@ -24,6 +25,7 @@ from numpyro_wide.amortized._simulation import (
     check_guide,
     check_params,
     check_simulator,
+    draw_from_guide,
     log_density,
     run_guide,
     simulate,
@@ -355,6 +357,41 @@ class AmortizedForwardKL:
         """Weigh draws of the guide, by :func:`numpyro_wide.amortized.importance_sample` of the trainer's model."""
         check_observed_values(observed_values, self.observed)
         return importance_sample(rng_key, num_samples, self.model, self.guide, params, observed_values, *args, **kwargs)
+
+    def posterior_predictive(
+        self,
+        rng_key: Array,
+        num_samples: int,
+        params: Mapping[str, Any],
+        observed_values: Mapping[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Draws:
+        """Draw latents from the guide given one data set, and simulate new data from them: all sites of the model.
+
+        Args:
+            rng_key: a PRNG key.
+            num_samples: number of draws.
+            params: values of the guide's param and mutable sites.
+            observed_values: values of the observed sites of one data set, by name.
+            *args: arguments of model and guide.
+            **kwargs: keyword arguments.
+
+        Returns:
+            Values of all sample and observed sites, with a leading axis (num_samples,).
+        """
+        check_key("rng_key", rng_key, "(rng_key, num_samples, params, observed_values)")
+        check_observed_values(observed_values, self.observed)
+        values = {name: jnp.asarray(value) for name, value in observed_values.items()}
+        check_simulator(run_model(self.model, args, kwargs), self.observed)
+        check_params(self.guide, rng_key, params, values, args, kwargs)
+
+        def single(key: Array) -> Draws:
+            guide_key, model_key = random.split(key)
+            latents, _ = draw_from_guide(self.guide, guide_key, params, values, args, kwargs)
+            return simulate(substitute(self.model, data=latents), model_key, self.observed, args, kwargs)
+
+        return jax.jit(jax.vmap(single))(random.split(rng_key, whole_number("num_samples", num_samples)))
 
     def _know_guide(self, state: AmortizedState, args: tuple, kwargs: dict, given: Draws | None = None) -> None:
         """Run the guide once if another trainer has made the state."""

@@ -16,7 +16,16 @@ import pytest
 from jax.example_libraries import optimizers
 
 from numpyro_wide import AmortizedForwardKL
-from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SLOPE, failing_model, linear_guide, normal_model
+from tests.amortized.amortized_cases import (
+    ENTROPY,
+    INTERCEPT,
+    NOISE_SCALE,
+    SCALE,
+    SLOPE,
+    failing_model,
+    linear_guide,
+    normal_model,
+)
 
 KEY = jax.random.key(3)
 
@@ -211,3 +220,20 @@ def test_a_second_start_compiles_nothing_unless_the_guide_is_another():
         traced.append(len(times))
         assert_same(result, trainer(optax.sgd(0.1), model, guide).run(KEY, 3, *arguments, progress_bar=False))
     assert traced[1] == 1 < min(traced[0], *traced[2:])  # the start itself runs the guide once
+
+
+def test_posterior_predictive_is_that_of_the_guide():
+    params = {"slope": jnp.array(SLOPE), "intercept": jnp.array(INTERCEPT), "scale": jnp.array(SCALE)}
+    training, observed = trainer(), {"x": 2.0}
+    draws = training.posterior_predictive(KEY, 20_000, params, observed)
+    assert set(draws) == {"theta", "x"}
+    mean = SLOPE * 2 + INTERCEPT
+    assert float(draws["theta"].mean()) == pytest.approx(mean, abs=0.02)
+    assert float(draws["x"].mean()) == pytest.approx(mean, abs=0.02)
+    assert float(draws["x"].std()) == pytest.approx(np.hypot(SCALE, NOISE_SCALE), abs=0.02)
+    # New data belong to the draw they stand beside.
+    assert float((draws["x"] - draws["theta"]).std()) == pytest.approx(NOISE_SCALE, abs=0.02)
+    with pytest.raises(ValueError, match="observed_values must"):
+        training.posterior_predictive(KEY, 10, params, {"y": 2.0})
+    with pytest.raises(ValueError, match="params must hold values for all param and mutable sites"):
+        training.posterior_predictive(KEY, 10, {"slope": params["slope"]}, observed)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from numpyro_wide.plots import plot_ess_by_width, plot_prediction, plot_rank_ecdf
+from numpyro_wide.amortized import AmortizedRunResult, AmortizedState, HeldOut
+from numpyro_wide.plots import plot_ess_by_width, plot_prediction, plot_rank_ecdf, plot_training
 
 
 @pytest.fixture
@@ -82,3 +83,24 @@ def test_prediction_of_several_outputs_or_inputs_is_refused():
     with pytest.raises(ValueError, match=r"got x of shape \(3, 2\) and a mean of shape \(2, 3\)"):
         plot_prediction(np.zeros((3, 2)), {"mean": np.zeros((2, 3))})
     assert not plt.get_fignums()
+
+
+def test_training_that_went_on(ax):
+    """The last 400 of 1000 steps, averaged by four; a skipped step counts for nothing."""
+    losses = np.repeat(np.arange(100.0), 4)
+    losses[1] = np.nan
+    seen = HeldOut(np.array([800, 1000]), np.array([3.0, 4.0]), {}, np.array(3.0), np.array(800))
+    state = AmortizedState(None, None, None, np.array(1000), np.array(1), seen)
+    assert plot_training(AmortizedRunResult({}, state, losses), ax=ax) is ax
+    loss, held_out, best = ax.lines
+    np.testing.assert_allclose(loss.get_xydata(), np.stack([602 + 4 * np.arange(100), np.arange(100)], axis=1))
+    np.testing.assert_allclose(held_out.get_xydata(), [[800, 3], [1000, 4]])
+    assert set(best.get_xdata()) == {800}
+
+
+def test_training_without_held_out_simulations_or_steps(ax):
+    state = AmortizedState(None, None, None, np.array(3), np.array(0))
+    result = AmortizedRunResult({}, state, np.ones(3))
+    assert len(plot_training(result, ax=ax).lines) == 1
+    with pytest.raises(ValueError, match="must hold the losses of at least one step"):
+        plot_training(result._replace(losses=np.zeros(0)))
