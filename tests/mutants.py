@@ -736,7 +736,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "label regression: the slope at its mode, not averaged",
-            "spread = min(_SPREAD, 1 / np.sqrt(max(curvature, 1e-12)))",
+            "spread = min(prior_spread, 1 / np.sqrt(max(curvature, 1e-12)))",
             "spread = 1e-6",
             "wide_limit/test_label_regression.py::test_the_slope_is_averaged_over_its_posterior",
         ),
@@ -768,6 +768,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "wide_limit/_fit.py": [
+        (
+            "label regression: few labels calibrate scales that they have chosen",
+            "if len(labels) <= _FEW_LABELS:",
+            "if len(labels) <= 0:",
+            "wide_limit/test_label_regression.py::test_few_labels_that_say_nothing_are_not_believed",
+        ),
         (
             "label regression: noise of some rows kept for all",
             "logarithms = _with_best_noise(score, logarithms, gram)",
@@ -1251,7 +1257,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "outputs far beyond the targets not warned of",
             'warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})',
             'warn_of_prior_sizes({"y": (variance / size, np.sqrt(size))})',
-            "mcmc/test_prior_sizes.py",
+            "mcmc/test_prior_sizes.py::test_features_that_grow_with_the_width_are_told",
         ),
         (
             "noise of another shape let through",

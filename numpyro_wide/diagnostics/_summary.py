@@ -99,7 +99,7 @@ class RunSummary:
         told = "" if np.isnan(rhat) else f"R-hat {rhat:.2f}, "
         told += f"least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
         if not self.is_converged:
-            return f"not converged: {told}; run longer"
+            return f"not converged: {told}; run longer, or scale every layer (FAQ)"
         return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
     def _worst(self) -> tuple[float, float]:

@@ -58,7 +58,7 @@ class Clock:
         self.budget, self._start = budget, time.perf_counter()
         form = "{desc}, since second {n:.0f} of {total:g} |{bar}|"
         self._stages: list[tuple[str, float]] = []
-        self._bar = progress(total=budget, bar_format=form, shown=progress_bar, leave=False)
+        self._bar = progress(total=budget, bar_format=form, shown=progress_bar, leave=False, desc="preparing")
 
     @property
     def seconds(self) -> float:

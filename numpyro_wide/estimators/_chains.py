@@ -69,7 +69,7 @@ def run_chains(
         fewest = f"fewer than the minimum of {_FEWEST_STEPS}"
         line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, {fewest}"
         report.add("Chains", line)
-        line = f"{clock.budget:g} seconds are too few for chains: the limit predicts"
+        line = f"the {clock.left:.0f} seconds that are left are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
             warnings.warn(

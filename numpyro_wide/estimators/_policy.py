@@ -20,7 +20,6 @@ from numpyro_wide.estimators._chains import (
     gradient_seconds,
     run_chains,
 )
-from numpyro_wide.estimators._noise import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import (
     SPREAD,
     DrawnPosterior,
@@ -30,6 +29,7 @@ from numpyro_wide.estimators._posteriors import (
     collapsed,
 )
 from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
+from numpyro_wide.estimators._scoring import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws

@@ -14,8 +14,8 @@ from jax import Array
 
 from numpyro_wide._compile import over_chains, run_program
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._noise import noise_p_value
 from numpyro_wide.estimators._posteriors import LimitPosterior
+from numpyro_wide.estimators._scoring import noise_p_value
 from numpyro_wide.linear_gaussian._problem import log_evidence, readout_map
 from numpyro_wide.machine import precision
 from numpyro_wide.nn._layers import ACTIVATIONS, scaled_features, unit_scale

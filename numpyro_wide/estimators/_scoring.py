@@ -1,14 +1,17 @@
-"""Leave-one-out log densities of known rows."""
+"""Leave-one-out log densities of known rows, and tests of their noise."""
 
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
+from scipy.stats import chi2
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture
 
 LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
+LARGEST_P = 1e-3  # below which the noise is by row: a network that does not fit looks like it
+_ROWS_A_COLUMN = 10  # at least, for the test's distribution
 _MOST_UNSURE = 0.1  # share of rows above it, with which the average is too large
 
 
@@ -63,3 +66,28 @@ def is_better(one: LeaveOneOut, other: LeaveOneOut, errors: float = 2.0) -> tupl
     error = np.std(gain) / np.sqrt(len(gain))
     is_better = not np.isfinite(other.by_row).all() or gain.mean() > errors * error
     return bool(is_better), f"{gain.mean():+.4f} +- {error:.2g} nats per row"
+
+
+def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
+    """Return the p-value of a test of constant noise by residuals (n,) (Koenker 1981); None for few rows."""
+    if len(x) < fewest_rows(x.shape[1]):
+        return None
+    regressors = np.column_stack([x, mean, mean**2])
+    # Logarithms are robust against single rows.
+    squares = np.log(np.maximum(standardised**2, 1e-8))
+    squares = squares - squares.mean()
+    regressors = regressors - regressors.mean(axis=0)
+    coefficients, _, rank, _ = np.linalg.lstsq(regressors, squares, rcond=None)
+    explained = np.sum((regressors @ coefficients) ** 2) / np.sum(squares**2)
+    return float(chi2.sf(len(x) * explained, rank))
+
+
+def fewest_rows(num_columns: int) -> int:
+    """Return the fewest rows of the noise test."""
+    return _ROWS_A_COLUMN * (num_columns + 2)  # columns, and two powers of the prediction
+
+
+def has_steps(targets: np.ndarray, noise_scale: float) -> bool:
+    """Tell whether targets take few values further apart than the noise."""
+    by_target = (np.unique(column) for column in targets.reshape(len(targets), -1).T)
+    return any(len(values) < len(targets) / 2 and np.median(np.diff(values)) > noise_scale for values in by_target)

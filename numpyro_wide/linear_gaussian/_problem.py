@@ -43,7 +43,7 @@ def check_data(features: Any, targets: Array) -> None:
     if targets.ndim not in (1, 2) or targets.shape[0] != features.shape[0]:
         raise ValueError(
             f"targets must have shape ({features.shape[0]},) or ({features.shape[0]}, k), like the "
-            f"features {features.shape}, but got {targets.shape}."
+            f"features {features.shape}, but got {targets.shape}; are these features what multiplies the readout?"
         )
 
 

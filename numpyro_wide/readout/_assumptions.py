@@ -28,6 +28,7 @@ from numpyro_wide.readout._model import (
     ReadoutRun,
     ReadoutSites,
     SiteNames,
+    normal_parameters,
     only_given_values,
     read_sites,
 )
@@ -166,7 +167,10 @@ def preview(model: Callable, names: SiteNames, args: tuple, kwargs: dict) -> tup
     def run(shift: Array) -> dict[str, Any]:
         with _Shifted(names.readout, shift):
             sites = trace(seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
-        is_observed.update({name: site["is_observed"] for name, site in sample_sites(sites).items()})
+        found = sample_sites(sites)
+        is_observed.update({name: site["is_observed"] for name, site in found.items()})
+        if names.observed in found:  # a latent site of another kind would never be integrated over
+            normal_parameters(names.observed, "observed site", unwrap(found[names.observed]["fn"], masks=True))
         kept = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
         return {name: value for name, value in kept.items() if name != names.features}
 

@@ -62,6 +62,12 @@ class ReadoutRun:
 
     def problem(self, variant: str = "auto") -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
+        if self.residual.ndim == 1 and self.prior_loc.ndim == 2:
+            raise ValueError(
+                f"readout {self.readout!r} is a matrix of shape {self.prior_loc.shape}, but the observations are a "
+                f"vector, {self.residual.shape}: sample it as a vector, ({self.prior_loc.shape[0]},), or observe a "
+                "matrix, y[:, None], by a Normal that is not squeezed."
+            )
         problem = readout_problem(
             self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
         )

@@ -266,6 +266,8 @@ def left_out(gram: np.ndarray, observations: Observations) -> float:
 
 _MOST_COMPARED = 1000  # rows
 _MOST_COLUMNS = 50  # of inputs whose scales are compared by default
+_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
+_FEW_SPREAD = 1.5  # prior standard deviation of the log slope of their calibration
 _RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
 
@@ -282,16 +284,7 @@ def fit_labels(
     # All rows in their order, where they are few.
     some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
     rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
-    tried = []
-    for problem in map(_with_narrow_relevance, problems):
-        score = LabelScore(problem[some], labels[some], num_classes)
-        logarithms = _mode(score, rows, num_restarts, random)
-        left_out = score.left_out(logarithms)
-        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
-        row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
-        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
-        tried.append((row, problem, score, logarithms, left_out))
-    tried.sort(key=lambda one: -one[0]["held_out"])
+    tried = _tried(map(_with_narrow_relevance, problems), labels, num_classes, some, rows, num_restarts, random)
     _, problem, score, logarithms, left_out = tried[0]
     _, _, errors = _laplace(score, logarithms)
     if len(some) < len(labels):
@@ -305,13 +298,60 @@ def fit_labels(
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
     quadratic, count = np.sum(left_out.weights * score.codes) / size**2, len(score.codes)
     log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
-    calibration = Calibration.of(left_out.mean, score.labels)
+    if len(labels) <= _FEW_LABELS:
+        values = _cross_fitted([problem for _, problem, *_ in tried], labels, num_classes, random)
+        calibration = Calibration.of(values, labels, _FEW_SPREAD)
+    else:
+        values, calibration = left_out.mean, Calibration.of(left_out.mean, labels)
     return _fields(problem, scales, errors) | {
         "log_evidence": float(log_evidence),
         "table": [row for row, *_ in tried],
         "calibration": calibration,
-        "held_out": calibration.log_probs(left_out.mean, labels),
+        "held_out": calibration.log_probs(values, labels),
     }
+
+
+def _tried(
+    problems: Iterable[ScaleProblem],
+    labels: np.ndarray,
+    num_classes: int,
+    some: np.ndarray,
+    rows: np.ndarray,
+    num_restarts: int,
+    random: np.random.Generator,
+) -> list[tuple]:
+    """Fit each problem to some rows; return row of the table, problem, score, logarithms and LeftOut, best first."""
+    tried = []
+    for problem in problems:
+        score = LabelScore(problem[some], labels[some], num_classes)
+        logarithms = _mode(score, rows, num_restarts, random)
+        left_out = score.left_out(logarithms)
+        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
+        row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
+        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
+        tried.append((row, problem, score, logarithms, left_out))
+    return sorted(tried, key=lambda one: -one[0]["held_out"])
+
+
+def _cross_fitted(
+    problems: list[ScaleProblem], labels: np.ndarray, num_classes: int, random: np.random.Generator
+) -> np.ndarray:
+    """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone.
+
+    Scales that are chosen by the leave-one-out probabilities of few labels fit these labels.
+    """
+    order = np.lexsort((random.random(len(labels)), labels))
+    folds = np.argsort(order) % _NUM_LABEL_FOLDS  # of every class about a fifth
+    values = np.empty((len(labels), num_classes))
+    for fold in np.unique(folds):
+        kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        _, problem, score, logarithms, _ = _tried(problems, labels, num_classes, kept, np.arange(len(kept)), 1, random)[
+            0
+        ]
+        gram, noise_variance = problem.gram(logarithms), problem.scales(logarithms)["noise_scale"] ** 2
+        known = Conditioned(gram[np.ix_(kept, kept)], score.codes, noise_variance)
+        values[out] = known.moments(gram[np.ix_(out, kept)], np.diagonal(gram)[out])[0]
+    return values
 
 
 def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
@@ -377,7 +417,8 @@ def fit(
 
     Classes are regression on their one-hot codes: scales, noise and architecture are those of the largest log
     probability of each label given all others, in closed form, and so is the softmax that turns predictions of the
-    codes into probabilities (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). With
+    codes into probabilities (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). Up to 80
+    rows the softmax is that of predictions by scales which a fifth of the rows had no part in. With
     ``labels="logits"`` they are logits of the network, by the variational bound; the readout's scale is then chosen by
     the log probability of labels left out in three folds, and has no standard error.
 
@@ -531,7 +572,8 @@ def _num_classes(labels: np.ndarray) -> int:
     if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
         raise ValueError(
             f"labels of a categorical must be 0, 1, ..., two at least, but y holds "
-            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class."
+            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class, "
+            "number words by np.unique(y, return_inverse=True), and leave likelihood out for numbers to regress on."
         )
     return len(present)
 

@@ -263,7 +263,7 @@ def _check_images_or_rows(name: str, x: Array) -> None:
     if x.ndim < 2 or 0 in x.shape:
         raise ValueError(
             f"{name} must have at least one row and one column, (n, d_in) or (n, height, width, channels), but has "
-            f"shape {x.shape}; write a single input as x[None]."
+            f"shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
         )
 
 

@@ -29,15 +29,15 @@ class Calibration:
     shift: np.ndarray  # (k,)
 
     @classmethod
-    def of(cls, values: np.ndarray, labels: np.ndarray) -> "Calibration":
+    def of(cls, values: np.ndarray, labels: np.ndarray, prior_spread: float = _SPREAD) -> "Calibration":
         """Fit to predictions (n, k), or to those of draws to be averaged over (draws, n, k), of labels (n,)."""
         values = np.asarray(values, float)
-        mode = calibrated(values, labels)
+        mode = calibrated(values, labels, prior_spread=prior_spread)
         log_slope, shift = mode[0], mode[1:]
-        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels)[0]  # noqa: E731
+        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, prior_spread)[0]  # noqa: E731
         step = 0.05
         curvature = (2 * along(0.0) - along(step) - along(-step)) / step**2
-        spread = min(_SPREAD, 1 / np.sqrt(max(curvature, 1e-12)))
+        spread = min(prior_spread, 1 / np.sqrt(max(curvature, 1e-12)))
         log_posterior = np.array([along(spread * node) for node in _NODES])
         return cls(np.exp(log_slope + spread * _NODES), softmax(log_posterior), shift)
 
@@ -52,7 +52,9 @@ class Calibration:
         return np.log(np.maximum(probs if probs.ndim == 1 else probs.mean(axis=0), np.finfo(float).tiny))
 
 
-def calibrated(values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+def calibrated(
+    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, prior_spread: float = _SPREAD
+) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
     from scipy.optimize import minimize  # loaded late
 
@@ -60,14 +62,14 @@ def calibrated(values: np.ndarray, labels: np.ndarray, start: np.ndarray | None 
         start = np.append(_LOG_SLOPE, np.zeros(values.shape[-1]))
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient, _ = _log_posterior(parameters, values, labels)
+        value, gradient, _ = _log_posterior(parameters, values, labels, prior_spread)
         return -value, -gradient
 
     return minimize(loss, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-13, "gtol": 1e-6}).x
 
 
 def _log_posterior(
-    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray
+    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior_spread: float = _SPREAD
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log posterior of slope and shifts, its gradient, and that by the predictions."""
     slope, shift = np.exp(parameters[0]), parameters[1:]
@@ -81,7 +83,7 @@ def _log_posterior(
         total = np.sum(by_row - np.log(len(values)))
         residual = np.exp(by_draw - by_row)[..., None] * residual
     distance = parameters - np.append(_LOG_SLOPE, np.zeros(len(shift)))
-    precision = np.append(_SPREAD**-2, np.full(len(shift), _SHIFT**-2))
+    precision = np.append(prior_spread**-2, np.full(len(shift), _SHIFT**-2))
     by_value = slope * residual
     by_shift = residual.reshape(-1, len(shift)).sum(axis=0)
     gradient = np.append(np.sum(by_value * values), by_shift) - precision * distance

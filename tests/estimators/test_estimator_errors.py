@@ -6,8 +6,8 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
-from numpyro_wide.estimators._noise import noise_p_value
 from numpyro_wide.estimators._policy import scored_rows
+from numpyro_wide.estimators._scoring import noise_p_value
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))

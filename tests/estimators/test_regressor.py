@@ -14,8 +14,8 @@ from sklearn.gaussian_process.kernels import Kernel
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor, _posteriors
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._noise import has_steps, noise_p_value
 from numpyro_wide.estimators._posteriors import Mixture
+from numpyro_wide.estimators._scoring import has_steps, noise_p_value
 from numpyro_wide.machine import double_precision
 
 UNITS = 50.0, 7.0  # of the targets: mean and scale
@@ -246,7 +246,7 @@ def test_targets_in_steps_are_told_from_measurements():
     y = random.normal(size=400)
     assert has_steps(np.round(y), 0.5) and has_steps(np.stack([y, np.round(y)], axis=1), 0.5)
     assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
-    with pytest.warns(UserWarning, match="1 seconds are too few for chains: the limit predicts; give a larger"):
+    with pytest.warns(UserWarning, match="are too few for chains: the limit predicts; give a larger"):
         marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
     assert "the targets are discrete" in str(marks.report_)
 

@@ -88,6 +88,15 @@ def noise_that_follows(features, w, y):
     numpyro.sample("y", dist.Normal(features @ w, 0.3 * jnp.exp(w[0])).to_event(2), obs=y)
 
 
+def latent_noise(features, w, y):
+    noise = numpyro.sample("noise", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(features @ w, noise).to_event(2), obs=y)
+
+
+def squeezed(features, w, y):
+    numpyro.sample("y", dist.Normal((features @ w)[:, 0], 0.3).to_event(1), obs=y)
+
+
 def with_latent_scale(x, y=None):
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
     features = numpyro.deterministic("features", scale * x)
@@ -371,6 +380,16 @@ CASES = [
         "collapse: used twice",
         lambda: collapsed(model=observed_by(used_twice)),
         "the distribution of site 'other' depends on the readout 'w'.*use repriorise instead",
+    ),
+    Case(
+        "collapse: latent site as observed",
+        lambda: run(collapse_readout(observed_by(latent_noise), **SITES | {"observed": "noise"}), Y),
+        "observed site 'noise' must have a Normal distribution .*, but its distribution is HalfNormal",
+    ),
+    Case(
+        "collapse: column of readouts",
+        lambda: run(collapse_readout(observed_by(squeezed), **SITES), Y[:, 0]),
+        r"readout 'w' is a matrix of shape \(4, 2\), but the observations are a vector, \(6,\): sample it as a vector",
     ),
     Case("collapse: variant", lambda: collapsed(variant="eigen"), "variant must be one of"),
     Case(

@@ -208,3 +208,13 @@ def test_copies_that_stay_in_are_told():
     x, labels = np.tile(X, (2, 1)), np.tile(LABELS, 2)
     with pytest.warns(UserWarning, match="30 of 60 rows repeat others, labels included"):
         wide_limit.fit(x, labels, likelihood="categorical", **QUICK)
+
+
+def test_few_labels_that_say_nothing_are_not_believed():
+    """Coin flips: scales that fit twelve of them gave a log loss of 2.2, where log 2 is the best."""
+    random = np.random.default_rng(0)
+    x, labels = random.normal(size=(12, 4)), np.arange(12) % 2
+    x_new, labels_new = random.normal(size=(300, 4)), random.integers(0, 2, 300)
+    fit = wide_limit.fit(x, labels, likelihood="bernoulli")
+    log_loss = -np.log(fit.predict(x_new)[np.arange(300), labels_new]).mean()
+    assert log_loss < 0.95 and -fit.held_out.mean() > 0.6

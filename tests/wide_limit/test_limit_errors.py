@@ -80,7 +80,7 @@ CASES = [
     Case(
         "network kernel: a vector",
         lambda: wide_limit.kernel(FCN(1, 1))(np.ones(3)),
-        r"x1 must have at least one row .*shape \(3,\); write a single input as x\[None\]",
+        r"x1 must have at least one row .*shape \(3,\); write a single input as x\[None\], a single column",
     ),
     Case(
         "network kernel: infinity",
