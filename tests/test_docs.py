@@ -198,12 +198,8 @@ def test_what_is_cited_is_in_the_bibliography_and_nothing_else():
     assert {(name, year) for name, year in cited if name not in NO_NAMES} == set(entries)
 
 
-# Of other pages, which are being written: their lines may be longer.
-WIDE_PAGES = {"amortise.md", "sbibm.md"}
-
-
 def test_code_fits_its_column():
-    for page in (page for page in pages() if page.name not in WIDE_PAGES):
+    for page in pages():
         for block in re.findall(r"^```(?:python|py|sh|text)\n(.*?)^```", page.read_text(), re.M | re.S):
             assert [line for line in block.splitlines() if len(line) > 88] == [], page.name
 
