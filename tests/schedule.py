@@ -19,11 +19,12 @@ PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "te
 # Of these rooms the files of many models, each of which compiles programs of its own: they ask what is computed, or
 # whether a chain goes where it should, and not to which digit. Compiled quickly they take half the time.
 LONG = (
-    *("tests/diagnostics", "tests/elbo", "tests/estimators", "tests/evidence/test_density.py"),
+    *("tests/amortized", "tests/diagnostics", "tests/elbo", "tests/estimators", "tests/evidence/test_density.py"),
     *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py"),
     *("tests/mcmc/test_protocol.py", "tests/nn"),
     *("tests/readout/test_handlers.py", "tests/readout/test_log_density.py", "tests/readout/test_one_predictive.py"),
     *("tests/readout/test_random_models.py", "tests/runs", "tests/surrogates/test_fitted_posteriors.py"),
+    "tests/test_autoguide.py",
 )
 # Of these rooms the files whose time is that of many compilations: of a test over several cases one in `STRIDE` is
 # compiled as users compile, which is enough to see that XLA's optimisations change nothing, and the others quickly.

@@ -34,6 +34,7 @@ def network(x, y=None, batch=None):
         numpyro.sample("y", dist.Normal(mean, NOISE).to_event(1), obs=None if y is None else y[index])
 
 
+@pytest.mark.slow
 def test_gradient_is_dropout_with_l2(x64):
     """Rows by masks, squared error, and L2 on kept rows: parameter by parameter (Hron 2018, section 4.1)."""
     x, y, rate = jnp.asarray(X, float), jnp.asarray(Y, float), {"w1": 0.2, "w2": 0.4}

@@ -51,6 +51,7 @@ def test_conjugate_gaussian():
         np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.015)
 
 
+@pytest.mark.slow
 def test_gamma_poisson():
     def model(num_counts):
         rate = numpyro.sample("rate", dist.Gamma(3.0, 1.5))

@@ -119,6 +119,7 @@ def test_density_is_that_of_normals_in_unconstrained_coordinates(x64, family):
     np.testing.assert_allclose(log_q, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_bounded_latents_of_independent_guides_are_truncated_normals():
     """A point of a box measured with a noise: the posterior is the normal around it, cut off by the box."""
 
@@ -160,6 +161,7 @@ def test_draws_have_the_moments_of_the_density(x64):
     np.testing.assert_allclose(np.cov(u.T), second - np.outer(mean, mean), atol=0.06)
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_moments_of_the_prior():
     guide = AutoAmortized(mixed_model, observed="y")
     params = first_params(guide, {"y": 0.7})
@@ -210,6 +212,7 @@ def test_parameters_hold_the_constants(trained):
     np.testing.assert_array_equal(*draws)
 
 
+@pytest.mark.slow
 def test_rows_are_pooled_in_any_number():
     """Two numbers of rows in turn; the posterior's mean and width are exact for both, and in any order of rows."""
 
@@ -292,6 +295,7 @@ def test_another_encoder_and_fewer_sites(trained):
     np.testing.assert_allclose(draws["offset"].std(), covariance[1, 1] ** 0.5, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_an_observation_unlike_all_simulations_is_told(trained):
     guide, params = trained
     keys = jax.random.split(jax.random.key(4), 40)
@@ -305,6 +309,7 @@ def test_an_observation_unlike_all_simulations_is_told(trained):
     assert guide.typicality(KEY, params, {"x": likely[0]}, simulations=given).p_value > 0.01
 
 
+@pytest.mark.slow
 def test_a_flow_has_one_density_for_all_sites():
     pytest.importorskip("flowjax")
     guide = AutoAmortized(linear_model, observed="x", family="flow", encoder=SMALL)

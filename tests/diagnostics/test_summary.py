@@ -278,6 +278,7 @@ def test_an_energy_that_single_precision_does_not_resolve_is_told():
 
 
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
+@pytest.mark.slow
 def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):
     model = {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
     draws = draws_of((2, 20))

@@ -241,6 +241,7 @@ def test_constant_features_are_the_limit():
     np.testing.assert_allclose(row.log_evidence, stats.multivariate_normal.logpdf(Y, mean, covariance), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_gap_falls_like_one_over_width():
     widths = (32, 128, 512)
     report = wide_enough(KEY, {width: collapsed(width) for width in widths}, X, Y, num_draws=4000, batch_size=500)

@@ -65,6 +65,7 @@ def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
     assert gradient_seconds(10_000, 3, 50) == pytest.approx(3 * small, rel=0.02)
 
 
+@pytest.mark.slow
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
@@ -102,6 +103,7 @@ def test_chains_that_never_settle_end_with_the_budget():
     assert run(judge)[0][1] == 200 + 200 + 3 * 200 and len(looks) == 2
 
 
+@pytest.mark.filterwarnings("ignore:outputs of the model are")
 @pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
 def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):
     scales = SCALES | {"readout_w_std": readout_w_std}
@@ -150,6 +152,7 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
 
 
 @pytest.mark.parametrize("noise", ["constant", "by_row"])
+@pytest.mark.slow
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
     monkeypatch.setattr(_policy, "convergence", lambda *_: (True, []))
 

@@ -17,6 +17,7 @@ X = RANDOM.normal(size=(45, 2))
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
+@pytest.mark.slow
 def test_the_fit_is_a_limit_of_its_labels():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, X[:, 0] > 0)
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
@@ -24,6 +25,7 @@ def test_the_fit_is_a_limit_of_its_labels():
     np.testing.assert_allclose(model.predict_proba(X), model.fit_.predict(inputs), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_words_for_labels_and_what_is_told():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, WORDS)
     assert model.classes_.tolist() == ["high", "low", "middle"] and model.score(X, WORDS) > 0.8

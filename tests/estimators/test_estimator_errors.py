@@ -121,6 +121,7 @@ def test_units_of_the_targets_and_of_the_columns_change_nothing(fitted):
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
+@pytest.mark.slow
 def test_numbers_whose_squares_are_out_of_range(size, fitted):
     model = WideBNNRegressor(**LIMIT).fit(size * X, size * Y)
     mean, deviation = (part / size for part in model.predict(size * X, return_std=True))
@@ -166,6 +167,7 @@ def test_equal_rows_of_inputs_that_take_few_values_are_measurements():
     np.testing.assert_allclose(deviation, 0.3, rtol=0.03)
 
 
+@pytest.mark.slow
 def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     def fail(*_, **__):
         raise ValueError("nowhere finite")
@@ -186,6 +188,7 @@ def test_many_columns_have_enough_rows_for_the_test_of_the_noise():
     assert noise_p_value(x[rows], x[rows, 0], RANDOM.normal(size=len(rows))) is not None
 
 
+@pytest.mark.slow
 def test_a_finite_network_is_fitted_to_each_row_once():
     options = {"method": "weighted", "noise": "by_row", "hidden": (3,), "random_state": 0}
     with pytest.warns(UserWarning, match="24 of 48 rows are copies"):

@@ -89,6 +89,7 @@ def test_variance_of_the_cnn_is_one(depth, width):
     assert abs(variance - 1) < 3.5 * error
 
 
+@pytest.mark.slow
 def test_variance_of_the_residual_network_is_one():
     network = WideResNet(2, 16, "relu", c=0.5, readout_b_std=0.1, pooling="flatten")
     variance, error = prior_variance(network, unit_inputs(1, 2, 2, 3), 400)
