@@ -144,6 +144,8 @@ def prior_sizes(
     A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
+    if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are
+        return {}
     random = np.random.default_rng(0)
 
     def drawn(index: Array, msg: dict) -> Array | None:

@@ -130,7 +130,9 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
 @cache
 def collapsed(network: Network) -> Any:
     """Return the collapsed model ``(medians, x, y)`` of a network."""
-    return collapse_readout(partial(run_network, network), readout="readout", features="features", observed="y")
+    model = partial(run_network, network)
+    vars(model)["is_scaled"] = True
+    return collapse_readout(model, readout="readout", features="features", observed="y")
 
 
 class DrawnModel:

@@ -187,7 +187,7 @@ def warn_of_prior_size(
         return
     size = np.mean(np.square(np.asarray(y, float)))
     # A readout at zero has been integrated out, by a wrapper that compares as well.
-    if is_known(readout) and np.any(readout):
+    if readout is not None and is_known(readout) and np.any(readout):
         warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})
     expected = max(variance, np.mean(np.square(np.asarray(noise_scale, float))))
     if expected > 0 and size > LARGEST_VARIANCE * expected:
@@ -254,7 +254,9 @@ def bnn(
         raise TypeError("only a flax module runs in blocks here; use by_row_blocks inside of a function of your own.")
     by_row_blocks(features_net, block_size)  # checks the size
     scales = _checked_scales(features_net, scales)
-    return partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
+    model = partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
+    vars(model)["is_scaled"] = isinstance(features_net, FCN | CNN | WideResNet)
+    return model
 
 
 def _bnn(
@@ -292,7 +294,9 @@ def _bnn(
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
     is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
-    warn_of_prior_size(features, readout, readout_scale, noise_scale, None if is_latent else y)
+    is_scaled = isinstance(features_net, FCN | CNN | WideResNet)
+    size = features, None if is_scaled else readout, readout_scale, noise_scale
+    warn_of_prior_size(*size, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(

@@ -103,7 +103,6 @@ def test_chains_that_never_settle_end_with_the_budget():
     assert run(judge)[0][1] == 200 + 200 + 3 * 200 and len(looks) == 2
 
 
-@pytest.mark.filterwarnings("ignore:outputs of the model are")
 @pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
 def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):
     scales = SCALES | {"readout_w_std": readout_w_std}

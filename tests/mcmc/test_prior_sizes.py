@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide._traces import prior_sizes
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.nn import bnn
+from numpyro_wide.nn import FCN, bnn
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(30, 5)).astype("f")
@@ -79,6 +79,12 @@ def test_features_that_grow_with_the_width_are_told(kernel, make, wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         start(kernel, wrap(make(8.0)))
+
+
+def test_scales_that_are_given_are_meant():
+    for kernel in (SplitHMC, NUTS):
+        for wrap in (same, collapsed):
+            start(kernel, wrap(bnn(FCN(1, 20, readout_w_std=10.0), None, 0.3)))
 
 
 def test_sizes_are_root_mean_squares():

@@ -86,7 +86,6 @@ def test_another_mean_is_refused_at_every_scale(mean, scale):
 
 
 @pytest.mark.filterwarnings("ignore:the noise of observed site 'y' is too small")  # at the largest scale
-@pytest.mark.filterwarnings("ignore:outputs of the model are")
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("mean", RIGHT)
 def test_the_mean_is_accepted_at_every_scale(mean, scale):

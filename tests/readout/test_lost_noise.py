@@ -57,7 +57,6 @@ def test_svi_says_why_it_finds_no_start():
         svi.init(jax.random.key(0), X, Y)
 
 
-@pytest.mark.filterwarnings("ignore:outputs of the model are")
 @pytest.mark.parametrize("noise", [1e-5, np.float32(1e-5), jnp.float32(1e-5), jnp.full(50, 1e-5)])
 def test_however_the_noise_is_given(noise):
     with pytest.warns(UserWarning, match=TOLD):
