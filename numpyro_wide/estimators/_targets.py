@@ -132,9 +132,9 @@ def choose_scale(
 def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale) -> tuple[np.ndarray, float]:
     """Return leave-one-out log densities (n,) of the infinitely wide network, and its root mean square error."""
     z = scale.forward(y)
-    limit = LimitPosterior(
-        fit(x, z, activation="erf", depth=1, input_scale=x.shape[1] > 1, num_restarts=1, num_rows=len(x))
-    )
+    by_column = x.shape[1] > 1
+    found = fit(x, z, input_scale=by_column, num_restarts=1, num_rows=len(x), progress_bar=False)
+    limit = LimitPosterior(found)
     left_out = limit.left_out(limit.kernel(x))
     by_row = left_out.log_density(z.reshape(len(z), -1)) + scale.log_slope(y)
     errors = scale.moments(left_out)[0] - y.reshape(len(y), -1)

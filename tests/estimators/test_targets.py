@@ -134,3 +134,8 @@ def test_the_report_says_what_leave_one_out_densities_are_worth():
         lines[1] == "30.0% of the rows have a Pareto shape above 0.7, for draws know them: new rows score some tenths "
         "of a nat less"
     )
+
+
+def test_the_choice_shows_no_bar_of_its_own(bars, capsys):
+    choose_scale(X, Y["log"], "auto", np.random.RandomState(0), Report("targets"))
+    assert capsys.readouterr().err == ""
