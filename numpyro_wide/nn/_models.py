@@ -255,7 +255,7 @@ def bnn(
     by_row_blocks(features_net, block_size)  # checks the size
     scales = _checked_scales(features_net, scales)
     model = partial(_bnn, features_net, num_outputs, noise, scales, readout_scale, block_size)
-    vars(model)["is_scaled"] = isinstance(features_net, FCN | CNN | WideResNet)
+    vars(model)["is_scaled"] = _is_scaled(features_net)
     return model
 
 
@@ -294,8 +294,7 @@ def _bnn(
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
     is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
-    is_scaled = isinstance(features_net, FCN | CNN | WideResNet)
-    size = features, None if is_scaled else readout, readout_scale, noise_scale
+    size = features, None if _is_scaled(features_net) else readout, readout_scale, noise_scale
     warn_of_prior_size(*size, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
@@ -320,12 +319,17 @@ def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
     return by_row if num_outputs is None else by_row[:, None]
 
 
+def _is_scaled(features_net: Any) -> bool:
+    """Tell whether a network has scales of its own."""
+    return isinstance(features_net, FCN | CNN | WideResNet)
+
+
 def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
     """Return the scales of :func:`bnn` as a new dictionary."""
     scales = dict(scales or {})
     if not scales:
         return scales
-    if not isinstance(features_net, FCN | CNN | WideResNet):
+    if not _is_scaled(features_net):
         raise TypeError("scales are those of an FCN, CNN or WideResNet; give others sites in a function of your own.")
     known = [name for name in SCALES if hasattr(features_net, name)]
     if unknown := [name for name in scales if name not in known]:
