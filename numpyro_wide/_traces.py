@@ -141,7 +141,8 @@ def prior_sizes(
 ) -> dict[str, tuple[Array, Array]]:
     """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
 
-    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same.
+    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same. Nothing is known of
+    a prior without draws, as an improper one.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
     if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are
@@ -166,7 +167,10 @@ def prior_sizes(
             for name, site in normal.items()
         }
 
-    found = jax.vmap(squares)(jnp.arange(_NUM_PRIOR_DRAWS))
+    try:
+        found = jax.vmap(squares)(jnp.arange(_NUM_PRIOR_DRAWS))
+    except NotImplementedError:  # of the method `sample`
+        return {}
     return jax.tree.map(lambda squares: jnp.sqrt(jnp.median(squares)), found)
 
 

@@ -96,6 +96,14 @@ def test_sizes_are_root_mean_squares():
     np.testing.assert_allclose(observed, np.sqrt(np.mean(Y**2)), rtol=1e-6)
 
 
+def test_improper_priors_are_left_alone():
+    def improper(x, y=None):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("y", dist.Normal(level + 0 * x[:, 0], 0.3), obs=y)
+
+    start(SplitHMC, improper)
+
+
 def test_other_likelihoods_are_left_alone():
     def classes(x, y=None):
         logits = 100 * numpyro.sample("w", dist.Normal(0, 1)) * x[:, 0]
