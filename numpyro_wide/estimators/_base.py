@@ -196,7 +196,7 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @contextmanager
 def words_named(X: Any) -> Iterator[None]:
-    """Name the columns of words in the error of their conversion to numbers."""
+    """Name the columns of words, or the targets, in the error of their conversion to numbers."""
     try:
         yield
     except ValueError as error:
@@ -206,10 +206,10 @@ def words_named(X: Any) -> Iterator[None]:
         names = list(X.columns) if hasattr(X, "columns") else list(range(np.shape(table)[1]))
         by_column = (np.asarray(table)[:, place] for place in range(len(names)))
         words = [name for name, column in zip(names, by_column, strict=True) if not _are_numbers(column)]
-        if not words:
-            raise
         raise ValueError(
             f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
+            if words
+            else "y holds words, but must hold numbers; WideBNNClassifier learns classes."
         ) from error
 
 

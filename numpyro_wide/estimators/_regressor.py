@@ -101,8 +101,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
         with words_named(X):
             inputs, targets = validate_data(self, X, y, **given)
+            targets = np.asarray(targets, float)
         report = Report("Bayesian neural network, regression")
-        inputs, targets = without_copies(inputs, np.asarray(targets, float), report)
+        inputs, targets = without_copies(inputs, targets, report)
         scale = moments(targets)[1]
         if np.any(scale > 0) and np.any(scale == 0):
             raise ValueError(
