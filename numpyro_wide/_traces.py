@@ -141,8 +141,8 @@ def prior_sizes(
 ) -> dict[str, tuple[Array, Array]]:
     """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
 
-    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same. Nothing is known of
-    a prior without draws, as an improper one.
+    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same. Improper priors
+    have no draws, and nothing is said of them.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
     if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are

@@ -1,9 +1,10 @@
 """Amortised guides on a public benchmark: eight simulators, posteriors known, published scores beside ours.
 
 Guides for all observations of a task are trained on a budget of simulations, a tenth of it held out. The held-out loss
-alone chooses the weight decay of the hidden layers and the step to stop at. With that weight decay more guides are
-trained from other seeds, and their mixture is told from reference draws by a classifier (C2ST, 0.5 is perfect). Without
-a folder of references only "gaussian_linear" runs, against its closed form. Prints a table, and draws a figure.
+alone chooses the weight decay of the hidden layers, the step to stop at, and how to join guides of several seeds: as a
+mixture, or by the mean of what their networks compute. A classifier then tells draws from reference draws (C2ST, 0.5 is
+perfect). Without a folder of references only "gaussian_linear" runs, against its closed form. Prints a table, and draws
+a figure.
 
     python studies/sbibm.py --data ../shared/data/sbibm
     python studies/sbibm.py --data ../shared/data/sbibm --tasks lotka_volterra --budgets 100000
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from flax import linen
 from jax.scipy.special import logsumexp
 from numpyro.infer import Predictive
 
@@ -26,8 +28,10 @@ import _sbibm_tasks
 from numpyro_wide import AmortizedForwardKL, calibration
 from numpyro_wide.amortized import importance_sample
 from numpyro_wide.autoguide import AutoAmortized
+from numpyro_wide.nn import ResidualEncoder
 
 ALGORITHMS = ("NPE", "SNPE", "NLE", "REJ-ABC")
+AVERAGED = ("normal", "independent")  # families whose components have no order to agree on
 BATCH_SIZE = 256
 
 
@@ -43,9 +47,10 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What it gave: the weight decay chosen, held-out loss in nats, seconds of all trainings, and C2ST."""
+    """What it gave: what was chosen, held-out loss in nats, seconds of all trainings, and C2ST."""
 
     decay: float
+    is_averaged: float
     held_out: float
     seconds: float
     corrected: float  # mean C2ST of draws weighted by importance, NaN where the task does not ask for it
@@ -58,7 +63,27 @@ class Row(NamedTuple):
     @property
     def mean(self) -> float:
         """Mean C2ST over the observations that were scored."""
-        return float(np.nanmean(self[4:]))
+        return float(np.nanmean(self[5:]))
+
+
+class Encoders(linen.Module):
+    """Encoders of several guides side by side, for one guide that averages what their linear layers compute."""
+
+    number: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the features of all."""
+        return jnp.concatenate([ResidualEncoder(name=f"guide_{i}")(x) for i in range(self.number)], axis=1)
+
+
+def averaged(members: list[dict]) -> dict:
+    """Return the parameters of the guide with all encoders. The loss is convex in the averages of c and A."""
+    heads = [params["auto_head"] for params in members]
+    encoder = {f"guide_{i}": params["auto_encoder"] for i, params in enumerate(members)}
+    kernel = jnp.concatenate([head["kernel"] for head in heads]) / len(heads)
+    bias = jnp.mean(jnp.stack([head["bias"] for head in heads]), axis=0)
+    return members[0] | {"auto_encoder": encoder, "auto_head": {"kernel": kernel, "bias": bias}}
 
 
 class Guides(NamedTuple):
@@ -67,6 +92,7 @@ class Guides(NamedTuple):
     guide: AutoAmortized
     params: list[dict]
     decay: float
+    is_averaged: bool
     held_out: float
     seconds: float
 
@@ -98,7 +124,7 @@ def is_decayed(params: dict) -> dict:
 
 
 def train(model, cell: Cell, decays: list[float]) -> Guides:
-    """Train guides on a budget: one for each weight decay, and more with that of the best."""
+    """Train guides on a budget, one for each weight decay and more with that of the best, and join them."""
     simulations = simulations_of(model, cell.budget, cell.seed)
     held_out = cell.budget // 10
     apart = {name: values[-held_out:] for name, values in simulations.items()}
@@ -123,13 +149,22 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
     members = sorted(
         [(loss, params), *(trained(trainer, i) for i in range(1, cell.num_guides))], key=lambda entry: entry[0]
     )
-    log_probs = jnp.stack([trainer.guide_log_prob(params, apart) for _, params in members])
-    mixture = jnp.mean(logsumexp(log_probs, axis=0)) - np.log(cell.num_guides)
-    return Guides(guide, [params for _, params in members], decay, -float(mixture), time.perf_counter() - start)
+    params = [params for _, params in members]
+    log_probs = jnp.stack([trainer.guide_log_prob(member, apart) for member in params])
+    loss = np.log(cell.num_guides) - float(jnp.mean(logsumexp(log_probs, axis=0)))
+    is_averaged = False
+    if cell.family in AVERAGED:
+        joint = AutoAmortized(model, observed="x", family=cell.family, sites=["theta"], encoder=Encoders(len(params)))
+        trainer = AmortizedForwardKL(model, joint, optimiser, observed="x", batch_size=batch_size)
+        mean = averaged(params)
+        loss_of_mean = -float(jnp.mean(trainer.guide_log_prob(mean, apart)))
+        if is_averaged := loss_of_mean < loss:
+            guide, params, loss = joint, [mean], loss_of_mean
+    return Guides(guide, params, decay, is_averaged, loss, time.perf_counter() - start)
 
 
 def weighted_draws(model, guides: Guides, seed: int, num_draws: int, data: dict) -> np.ndarray:
-    """Draw ten times as many from the best guide, and of these in proportion to their importance."""
+    """Draw ten times as many from the first guide, and of these in proportion to their importance."""
     found = importance_sample(jax.random.key(seed), 10 * num_draws, model, guides.guide, guides.params[0], data)
     weights = np.exp(np.float64(found.log_weights))
     rows = np.random.default_rng(seed).choice(10 * num_draws, num_draws, p=weights / weights.sum())
@@ -151,7 +186,7 @@ def score(cell: Cell, options) -> Row:
             draws = weighted_draws(model, guides, number, num_draws, data)
             corrected.append(calibration.c2st(key, draws, exact))
     mean = float(np.mean(corrected)) if corrected else np.nan
-    return Row(guides.decay, guides.held_out, guides.seconds, mean, *found)
+    return Row(guides.decay, guides.is_averaged, guides.held_out, guides.seconds, mean, *found)
 
 
 def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
@@ -168,7 +203,8 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
         trained |= {"weight decay": "/".join(f"{row.decay:g}" for row in found)}
         trained |= {"seconds": f"{np.mean([row.seconds for row in found]):.0f}"}
-        scored = {"observations": int(np.sum(np.isfinite(found[0][4:])))}
+        trained |= {"joined as": "/".join("mean" if row.is_averaged else "mixture" for row in found)}
+        scored = {"observations": int(np.sum(np.isfinite(found[0][5:])))}
         table.append(line | scored | {"C2ST": _common.with_error([row.mean for row in found])} | rivals | trained)
         if np.isfinite(found[0].corrected):
             corrected = _common.with_error([row.corrected for row in found])

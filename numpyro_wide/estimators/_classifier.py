@@ -19,8 +19,8 @@ from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence
 from numpyro_wide.estimators._policy import needs_double, without_copies
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, blocks, collapsed
 from numpyro_wide.machine import precision, set_blas_threads
-from numpyro_wide.wide_limit._fit import fit, of_every_class
-from numpyro_wide.wide_limit._label_regression import Calibration
+from numpyro_wide.wide_limit._fit import fit
+from numpyro_wide.wide_limit._label_regression import Calibration, of_every_class
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 _MOST_KNOWN = 3000  # rows of limit and chains: a factorisation takes n³

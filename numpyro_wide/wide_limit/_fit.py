@@ -4,9 +4,8 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -15,12 +14,12 @@ from numpyro_wide._checks import check_finite, check_known, check_one_of, listin
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
-from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore
+from numpyro_wide.wide_limit._label_regression import fit_labels
 from numpyro_wide.wide_limit._layer_kernels import check_matrix, check_targets, rule_of
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem
+from numpyro_wide.wide_limit._scale_problem import BOUND, ScaleProblem, finite_value, laplace, mode_of
 from numpyro_wide.wide_limit._variational import State, VariationalFit
 
 # The objectives.
@@ -57,7 +56,7 @@ class Evidence:
 class Bound:
     """Minus the log posterior of the scales, bounded (Mathematics, :eq:`bound-slope`)."""
 
-    step = 0.03
+    step: ClassVar[float] = 0.03
 
     def __init__(self, problem: ScaleProblem, observations: Observations):
         self.problem, self.observations = problem, observations
@@ -90,140 +89,24 @@ class Bound:
         return self.problem.with_prior(logarithms, value, self.problem.pull_back(logarithms, slope))
 
 
-Objective: TypeAlias = Evidence | Bound | LabelScore
-
-# The search for the mode.
-
-_BOUND = 4.0  # of the logarithms, in prior standard deviations
-_TRIED = 15  # steps of each start
-_NOT_FINITE = 1e12  # for the optimiser
-
-
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
     """Find the mode of the scales' posterior and its curvature, from starts on some rows."""
     problem = objective.problem
-    logarithms = _mode(objective, rows, num_restarts, random)
-    loss, log_marginal, errors = _laplace(objective, logarithms)
+    logarithms = mode_of(objective, rows, num_restarts, random)
+    loss, log_marginal, errors = laplace(objective, logarithms)
     extra: dict[str, float] = {}
     if isinstance(objective, Bound) and objective.is_of_classes:
         logarithms, extra["held_out"] = choose_readout(objective[rows], logarithms)
         errors[problem.place("readout_w_std")] = np.nan
-        loss = _value(objective, logarithms)[0]
+        loss = finite_value(objective, logarithms)[0]
     log_evidence = float(0.5 * np.sum((logarithms / problem.spreads) ** 2) - loss)
-    fields = _fields(problem, problem.scales(logarithms), errors) | {"log_evidence": log_evidence}
+    fields = problem.fields(problem.scales(logarithms), errors) | {"log_evidence": log_evidence}
     if fields["noise_scale"] is not None:
         extra["noise_scale"] = fields["noise_scale"]
-    row = _row(problem) | {"log_evidence": log_evidence, "log_marginal": log_marginal, **extra}
+    row = problem.row() | {"log_evidence": log_evidence, "log_marginal": log_marginal, **extra}
     return fields, row, logarithms
-
-
-def _mode(objective: Objective, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
-    """Return the logarithms at the mode, from starts on some rows."""
-    problem, some = objective.problem, objective[rows]
-    spreads, size = problem.spreads, len(problem.spreads)
-    starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
-    begun = min((_descend(some, start, _TRIED) for start in starts), key=lambda result: result.fun)
-    best = _descend(some, begun.x, 60)
-    _check_finite(problem, best.fun)
-    logarithms = np.asarray(best.x)
-    if len(rows) < len(problem.inputs):
-        values, vectors = _curvature(some, logarithms)
-        # The curvature grows with the rows.
-        share = len(rows) / len(problem.inputs)
-        logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))
-    return logarithms
-
-
-def _laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Return the loss at the mode, the log marginal, and standard errors of the logarithms."""
-    spreads = objective.problem.spreads
-    loss = _value(objective, logarithms)[0]
-    _check_finite(objective.problem, loss)
-    values, vectors = _curvature(objective, logarithms)
-    log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
-    errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
-    errors[np.abs(logarithms) > (_BOUND - 1e-6) * spreads] = np.nan
-    return loss, log_marginal, errors
-
-
-def _fields(problem: ScaleProblem, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
-    """Return what a fit says of its network."""
-    scales = {name: value if np.ndim(value) else float(value) for name, value in scales.items()}
-    noise_scale = scales.pop("noise_scale", None)
-    return {
-        "activation": problem.activation,
-        "depth": problem.depth,
-        "noise_scale": noise_scale,
-        "scales": scales,
-        "standard_errors": problem.split(errors),
-        "network": None if problem.network is None else problem.network.clone(**scales),
-    }
-
-
-def _row(problem: ScaleProblem) -> dict[str, Any]:
-    """Return the columns of a table that name an architecture."""
-    by_input = "input_scale" in problem.medians
-    return {"activation": problem.activation, "depth": problem.depth, "input_scale": by_input}
-
-
-def _check_finite(problem: ScaleProblem, loss: float) -> None:
-    """Refuse data of which the best scales have no evidence."""
-    if not loss < _NOT_FINITE:
-        raise ValueError(
-            f"no start of a {activation_name(problem.activation)} network of depth {problem.depth} has a finite "
-            "evidence; standardise the inputs and the targets."
-        )
-
-
-def _value(objective: Objective, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return an objective and its gradient, always finite."""
-    value, gradient = objective(logarithms)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        return _NOT_FINITE, np.zeros_like(gradient)
-    return value, gradient
-
-
-def _descend(objective: Objective, start: np.ndarray, max_steps: int) -> Any:
-    """Minimise within the bounds by L-BFGS-B."""
-    from scipy.optimize import minimize  # loaded late
-
-    bounds = [(-_BOUND * spread, _BOUND * spread) for spread in objective.problem.spreads]
-    options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
-    return minimize(partial(_value, objective), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-
-
-def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Minimise along the columns of ``directions``, in which the curvature is about one."""
-    from scipy.optimize import minimize  # loaded late
-
-    bounds = _BOUND * objective.problem.spreads
-    start = np.clip(start, -bounds, bounds)
-
-    def inside(steps: np.ndarray) -> np.ndarray:
-        return np.clip(start + directions @ steps, -bounds, bounds)  # constraints may fail by rounding
-
-    def along(steps: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = _value(objective, inside(steps))
-        return value, directions.T @ gradient
-
-    edges = np.concatenate([-directions, directions])
-    room = np.concatenate([bounds - start, bounds + start])
-    constraint = {"type": "ineq", "fun": lambda steps: room + edges @ steps, "jac": lambda _: edges}
-    options = {"maxiter": 40, "ftol": 1e-3}
-    zero = np.zeros(len(start))
-    return inside(minimize(along, zero, jac=True, method="SLSQP", constraints=[constraint], options=options).x)
-
-
-def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
-    gradient, size = _value(objective, logarithms)[1], objective.step
-    moved = [_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
-    hessian = np.stack(moved) / size
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # No direction is known worse than a priori.
-    return np.maximum(values, 1 / objective.problem.spreads.max() ** 2), vectors
 
 
 # The readout of classes.
@@ -239,7 +122,7 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
     spread, tried = bound.problem.spreads[place], []
     for step in range(-1, _MOST + 1):
         moved = logarithms.copy()
-        moved[place] = np.clip(moved[place] + step * _STEP, -_BOUND * spread, _BOUND * spread)
+        moved[place] = np.clip(moved[place] + step * _STEP, -BOUND * spread, BOUND * spread)
         score = left_out(bound.problem.gram(moved), bound.observations)
         tried.append((score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2, moved, score))
     _, logarithms, score = max(tried, key=lambda one: one[0])
@@ -262,129 +145,10 @@ def left_out(gram: np.ndarray, observations: Observations) -> float:
     return float(np.mean(np.concatenate(found)))
 
 
-# Regression on codes of classes.
-
-_MOST_COMPARED = 1000  # rows
-_MOST_COLUMNS = 50  # of inputs whose scales are compared by default
-_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
-_FEW_SPREAD = 1.5  # prior standard deviation of the log slope of their calibration
-_RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
-
-
-def fit_labels(
-    problems: Iterable[ScaleProblem],
-    labels: np.ndarray,
-    num_classes: int,
-    most: int,
-    num_rows: int,
-    num_restarts: int,
-    random: np.random.Generator,
-) -> dict[str, Any]:
-    """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
-    # All rows in their order, where they are few.
-    some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
-    rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
-    tried = _tried(map(_with_narrow_relevance, problems), labels, num_classes, some, rows, num_restarts, random)
-    _, problem, score, logarithms, left_out = tried[0]
-    _, _, errors = _laplace(score, logarithms)
-    if len(some) < len(labels):
-        score = LabelScore(problem, labels, num_classes)
-        gram = problem.gram(logarithms)
-        logarithms = _with_best_noise(score, logarithms, gram)
-        left_out = score.left_out(logarithms, gram)
-    # Function and noise in the size that the residuals have: probabilities do not depend on it.
-    size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
-    scales = problem.scales(logarithms)
-    scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
-    quadratic, count = np.sum(left_out.weights * score.codes) / size**2, len(score.codes)
-    log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
-    if len(labels) <= _FEW_LABELS:
-        values = _cross_fitted([problem for _, problem, *_ in tried], labels, num_classes, random)
-        calibration = Calibration.of(values, labels, _FEW_SPREAD)
-    else:
-        values, calibration = left_out.mean, Calibration.of(left_out.mean, labels)
-    return _fields(problem, scales, errors) | {
-        "log_evidence": float(log_evidence),
-        "table": [row for row, *_ in tried],
-        "calibration": calibration,
-        "held_out": calibration.log_probs(values, labels),
-    }
-
-
-def _tried(
-    problems: Iterable[ScaleProblem],
-    labels: np.ndarray,
-    num_classes: int,
-    some: np.ndarray,
-    rows: np.ndarray,
-    num_restarts: int,
-    random: np.random.Generator,
-) -> list[tuple]:
-    """Fit each problem to some rows; return row of the table, problem, score, logarithms and LeftOut, best first."""
-    tried = []
-    for problem in problems:
-        score = LabelScore(problem[some], labels[some], num_classes)
-        logarithms = _mode(score, rows, num_restarts, random)
-        left_out = score.left_out(logarithms)
-        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
-        row = _row(problem) | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
-        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
-        tried.append((row, problem, score, logarithms, left_out))
-    return sorted(tried, key=lambda one: -one[0]["held_out"])
-
-
-def _cross_fitted(
-    problems: list[ScaleProblem], labels: np.ndarray, num_classes: int, random: np.random.Generator
-) -> np.ndarray:
-    """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone.
-
-    Scales that are chosen by the leave-one-out probabilities of few labels fit these labels.
-    """
-    order = np.lexsort((random.random(len(labels)), labels))
-    folds = np.argsort(order) % _NUM_LABEL_FOLDS  # of every class about a fifth
-    values = np.empty((len(labels), num_classes))
-    for fold in np.unique(folds):
-        kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        _, problem, score, logarithms, _ = _tried(problems, labels, num_classes, kept, np.arange(len(kept)), 1, random)[
-            0
-        ]
-        gram, noise_variance = problem.gram(logarithms), problem.scales(logarithms)["noise_scale"] ** 2
-        known = Conditioned(gram[np.ix_(kept, kept)], score.codes, noise_variance)
-        values[out] = known.moments(gram[np.ix_(out, kept)], np.diagonal(gram)[out])[0]
-    return values
-
-
-def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
-    spreads = problem.spreads.copy()
-    spreads[len(spreads) - problem.medians.get("input_scale", np.empty(0)).size :] = _RELEVANCE
-    return replace(problem, spreads=spreads)
-
-
-def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
-    """Return the first rows, and one of every other class."""
-    some = rows[:most]
-    missing = np.setdiff1d(labels[rows], labels[some])
-    return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
-
-
-def _standard_error(by_row: np.ndarray) -> float:
-    return float(np.std(by_row) / np.sqrt(len(by_row)))
-
-
-def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """Return the logarithms with the best noise for all rows, of which each value costs a factorisation."""
-    from scipy.optimize import minimize_scalar  # loaded late
-
-    place = score.problem.place("noise_scale")
-    moved = lambda move: logarithms + move * (np.arange(len(logarithms)) == place)  # noqa: E731
-    found = minimize_scalar(
-        lambda move: score.value(moved(move), gram), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
-    )
-    return moved(found.x)
-
-
 # The fit.
 
+_MOST_COMPARED = 1000  # rows whose labels are left out, one by one
+_MOST_COLUMNS = 50  # of inputs whose scales are compared by default
 _ONE_THREAD = 3000  # rows, up to which one BLAS thread is the quickest
 
 

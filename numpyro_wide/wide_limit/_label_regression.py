@@ -1,14 +1,15 @@
 """Regression on one-hot codes of classes, chosen and calibrated by leave-one-out (Rifkin and Klautau 2004)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.linalg import lapack
 from scipy.special import log_softmax, logsumexp, softmax
 
-from numpyro_wide.wide_limit._gp import inverse_of
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem
+from numpyro_wide.wide_limit._gp import Conditioned, inverse_of
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem, laplace, mode_of
 
 # Priors: normal of the log slope, and of the shift of each class.
 _LOG_SLOPE, _SPREAD, _SHIFT = np.log(5.0), 0.5, 1.0
@@ -157,3 +158,122 @@ class LabelScore:
         place, noise_scale = self.problem.place("noise_scale"), self.problem.scales(logarithms)["noise_scale"]
         pulled[place] += 2 * noise_scale**2 * np.trace(slope)
         return self.problem.with_prior(logarithms, value, pulled)
+
+
+# The choice of an architecture, of its scales and of the calibration.
+
+_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
+_FEW_SPREAD = 1.5  # prior standard deviation of the log slope of their calibration
+_RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
+
+
+def fit_labels(
+    problems: Iterable[ScaleProblem],
+    labels: np.ndarray,
+    num_classes: int,
+    most: int,
+    num_rows: int,
+    num_restarts: int,
+    random: np.random.Generator,
+) -> dict[str, Any]:
+    """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
+    # All rows in their order, where they are few.
+    some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
+    rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
+    tried = _tried(map(_with_narrow_relevance, problems), labels, num_classes, some, rows, num_restarts, random)
+    _, problem, score, logarithms, left_out = tried[0]
+    _, _, errors = laplace(score, logarithms)
+    if len(some) < len(labels):
+        score = LabelScore(problem, labels, num_classes)
+        gram = problem.gram(logarithms)
+        logarithms = _with_best_noise(score, logarithms, gram)
+        left_out = score.left_out(logarithms, gram)
+    # Function and noise in the size that the residuals have: probabilities do not depend on it.
+    size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
+    scales = problem.scales(logarithms)
+    scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
+    quadratic, count = np.sum(left_out.weights * score.codes) / size**2, len(score.codes)
+    log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
+    if len(labels) <= _FEW_LABELS:
+        values = _cross_fitted([problem for _, problem, *_ in tried], labels, num_classes, random)
+        calibration = Calibration.of(values, labels, _FEW_SPREAD)
+    else:
+        values, calibration = left_out.mean, Calibration.of(left_out.mean, labels)
+    return problem.fields(scales, errors) | {
+        "log_evidence": float(log_evidence),
+        "table": [row for row, *_ in tried],
+        "calibration": calibration,
+        "held_out": calibration.log_probs(values, labels),
+    }
+
+
+def _tried(
+    problems: Iterable[ScaleProblem],
+    labels: np.ndarray,
+    num_classes: int,
+    some: np.ndarray,
+    rows: np.ndarray,
+    num_restarts: int,
+    random: np.random.Generator,
+) -> list[tuple]:
+    """Fit each problem to some rows; return row of the table, problem, score, logarithms and LeftOut, best first."""
+    tried = []
+    for problem in problems:
+        score = LabelScore(problem[some], labels[some], num_classes)
+        logarithms = mode_of(score, rows, num_restarts, random)
+        left_out = score.left_out(logarithms)
+        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
+        row = problem.row() | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
+        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
+        tried.append((row, problem, score, logarithms, left_out))
+    return sorted(tried, key=lambda one: -one[0]["held_out"])
+
+
+def _cross_fitted(
+    problems: list[ScaleProblem], labels: np.ndarray, num_classes: int, random: np.random.Generator
+) -> np.ndarray:
+    """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone.
+
+    Scales that are chosen by the leave-one-out probabilities of few labels fit these labels.
+    """
+    order = np.lexsort((random.random(len(labels)), labels))
+    folds = np.argsort(order) % _NUM_LABEL_FOLDS  # of every class about a fifth
+    values = np.empty((len(labels), num_classes))
+    for fold in np.unique(folds):
+        kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        _, problem, score, logarithms, _ = _tried(problems, labels, num_classes, kept, np.arange(len(kept)), 1, random)[
+            0
+        ]
+        gram, noise_variance = problem.gram(logarithms), problem.scales(logarithms)["noise_scale"] ** 2
+        known = Conditioned(gram[np.ix_(kept, kept)], score.codes, noise_variance)
+        values[out] = known.moments(gram[np.ix_(out, kept)], np.diagonal(gram)[out])[0]
+    return values
+
+
+def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
+    spreads = problem.spreads.copy()
+    spreads[len(spreads) - problem.medians.get("input_scale", np.empty(0)).size :] = _RELEVANCE
+    return replace(problem, spreads=spreads)
+
+
+def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
+    """Return the first rows, and one of every other class."""
+    some = rows[:most]
+    missing = np.setdiff1d(labels[rows], labels[some])
+    return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
+
+
+def _standard_error(by_row: np.ndarray) -> float:
+    return float(np.std(by_row) / np.sqrt(len(by_row)))
+
+
+def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """Return the logarithms with the best noise for all rows, of which each value costs a factorisation."""
+    from scipy.optimize import minimize_scalar  # loaded late
+
+    place = score.problem.place("noise_scale")
+    moved = lambda move: logarithms + move * (np.arange(len(logarithms)) == place)  # noqa: E731
+    found = minimize_scalar(
+        lambda move: score.value(moved(move), gram), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
+    )
+    return moved(found.x)

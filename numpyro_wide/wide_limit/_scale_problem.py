@@ -1,16 +1,16 @@
-"""Architecture, data and priors of scales to fit, and the kernel with its derivatives by tiles."""
+"""Architecture, data and priors of scales to fit, the kernel with its derivatives, and the search for the mode."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_wide.wide_limit._duals import Activation, activation_dual
+from numpyro_wide.wide_limit._duals import Activation, activation_dual, activation_name
 from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 
@@ -112,6 +112,23 @@ class ScaleProblem:
         prior = 0.5 * np.sum((logarithms / self.spreads) ** 2)
         return prior - value, logarithms / self.spreads**2 - slope
 
+    def fields(self, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
+        """Return what a fit says of its network."""
+        scales = {name: value if np.ndim(value) else float(value) for name, value in scales.items()}
+        noise_scale = scales.pop("noise_scale", None)
+        return {
+            "activation": self.activation,
+            "depth": self.depth,
+            "noise_scale": noise_scale,
+            "scales": scales,
+            "standard_errors": self.split(errors),
+            "network": None if self.network is None else self.network.clone(**scales),
+        }
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of a table that name the architecture."""
+        return {"activation": self.activation, "depth": self.depth, "input_scale": "input_scale" in self.medians}
+
     def _products(self, scales: dict[str, Any]) -> np.ndarray:
         """Return the mean products of the scaled inputs, (n, n)."""
         x = self.inputs * scales.get("input_scale", 1.0)
@@ -202,3 +219,113 @@ def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: A
 def _unit_scale(activation: Activation) -> Array:
     """Return the scale of weights that keeps the variance at one."""
     return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
+
+
+# The search for the mode.
+
+
+class Objective(Protocol):
+    """Minus the log posterior of a problem's scales, of all rows or, by an index, of some."""
+
+    step: ClassVar[float]  # of the logarithms, for the curvature
+
+    @property
+    def problem(self) -> ScaleProblem: ...
+
+    def __getitem__(self, rows: np.ndarray) -> "Objective": ...
+
+    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]: ...
+
+
+BOUND = 4.0  # of the logarithms, in prior standard deviations
+_TRIED = 15  # steps of each start
+_NOT_FINITE = 1e12  # for the optimiser
+
+
+def mode_of(objective: Objective, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
+    """Return the logarithms at the mode, from starts on some rows."""
+    problem, some = objective.problem, objective[rows]
+    spreads, size = problem.spreads, len(problem.spreads)
+    starts = [np.zeros(size), *(0.7 * spreads * random.normal(size=size) for _ in range(num_restarts - 1))]
+    begun = min((_descend(some, start, _TRIED) for start in starts), key=lambda result: result.fun)
+    best = _descend(some, begun.x, 60)
+    _check_finite(problem, best.fun)
+    logarithms = np.asarray(best.x)
+    if len(rows) < len(problem.inputs):
+        values, vectors = _curvature(some, logarithms)
+        # The curvature grows with the rows.
+        share = len(rows) / len(problem.inputs)
+        logarithms = _descend_scaled(objective, logarithms, vectors * np.sqrt(share / values))
+    return logarithms
+
+
+def laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray]:
+    """Return the loss at the mode, the log marginal, and standard errors of the logarithms."""
+    spreads = objective.problem.spreads
+    loss = finite_value(objective, logarithms)[0]
+    _check_finite(objective.problem, loss)
+    values, vectors = _curvature(objective, logarithms)
+    log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
+    errors = np.sqrt(np.sum(vectors**2 / values, axis=1))
+    errors[np.abs(logarithms) > (BOUND - 1e-6) * spreads] = np.nan
+    return loss, log_marginal, errors
+
+
+def _check_finite(problem: ScaleProblem, loss: float) -> None:
+    """Refuse data of which the best scales have no evidence."""
+    if not loss < _NOT_FINITE:
+        raise ValueError(
+            f"no start of a {activation_name(problem.activation)} network of depth {problem.depth} has a finite "
+            "evidence; standardise the inputs and the targets."
+        )
+
+
+def finite_value(objective: Objective, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return an objective and its gradient, always finite."""
+    value, gradient = objective(logarithms)
+    if not (np.isfinite(value) and np.isfinite(gradient).all()):
+        return _NOT_FINITE, np.zeros_like(gradient)
+    return value, gradient
+
+
+def _descend(objective: Objective, start: np.ndarray, max_steps: int) -> Any:
+    """Minimise within the bounds by L-BFGS-B."""
+    from scipy.optimize import minimize  # loaded late
+
+    bounds = [(-BOUND * spread, BOUND * spread) for spread in objective.problem.spreads]
+    options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
+    return minimize(
+        partial(finite_value, objective), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
+
+
+def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Minimise along the columns of ``directions``, in which the curvature is about one."""
+    from scipy.optimize import minimize  # loaded late
+
+    bounds = BOUND * objective.problem.spreads
+    start = np.clip(start, -bounds, bounds)
+
+    def inside(steps: np.ndarray) -> np.ndarray:
+        return np.clip(start + directions @ steps, -bounds, bounds)  # constraints may fail by rounding
+
+    def along(steps: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = finite_value(objective, inside(steps))
+        return value, directions.T @ gradient
+
+    edges = np.concatenate([-directions, directions])
+    room = np.concatenate([bounds - start, bounds + start])
+    constraint = {"type": "ineq", "fun": lambda steps: room + edges @ steps, "jac": lambda _: edges}
+    options = {"maxiter": 40, "ftol": 1e-3}
+    zero = np.zeros(len(start))
+    return inside(minimize(along, zero, jac=True, method="SLSQP", constraints=[constraint], options=options).x)
+
+
+def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
+    gradient, size = finite_value(objective, logarithms)[1], objective.step
+    moved = [finite_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
+    hessian = np.stack(moved) / size
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    # No direction is known worse than a priori.
+    return np.maximum(values, 1 / objective.problem.spreads.max() ** 2), vectors
