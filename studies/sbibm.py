@@ -11,6 +11,7 @@ a figure.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Cell(NamedTuple):
     seed: int
     num_epochs: int
     num_guides: int
+    width: int  # of the encoder
 
 
 class Row(NamedTuple):
@@ -70,11 +72,12 @@ class Encoders(linen.Module):
     """Encoders of several guides side by side, for one guide that averages what their linear layers compute."""
 
     number: int
+    width: int
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the features of all."""
-        return jnp.concatenate([ResidualEncoder(name=f"guide_{i}")(x) for i in range(self.number)], axis=1)
+        return jnp.concatenate([ResidualEncoder(self.width, name=f"guide_{i}")(x) for i in range(self.number)], axis=1)
 
 
 def averaged(members: list[dict]) -> dict:
@@ -131,7 +134,8 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
     batch_size = min(BATCH_SIZE, (cell.budget - held_out) // 4)
     num_steps = cell.num_epochs * ((cell.budget - held_out) // batch_size)
     schedule = optax.cosine_decay_schedule(2e-3, num_steps)
-    guide = AutoAmortized(model, observed="x", family=cell.family, sites=["theta"])
+    make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"])
+    guide = make(encoder=ResidualEncoder(cell.width))
 
     def trained(trainer: AmortizedForwardKL, number: int) -> tuple[float, dict]:
         key = jax.random.key(1000 * cell.seed + number)
@@ -154,7 +158,7 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
     loss = np.log(cell.num_guides) - float(jnp.mean(logsumexp(log_probs, axis=0)))
     is_averaged = False
     if cell.family in AVERAGED:
-        joint = AutoAmortized(model, observed="x", family=cell.family, sites=["theta"], encoder=Encoders(len(params)))
+        joint = make(encoder=Encoders(len(params), cell.width))
         trainer = AmortizedForwardKL(model, joint, optimiser, observed="x", batch_size=batch_size)
         mean = averaged(params)
         loss_of_mean = -float(jnp.mean(trainer.guide_log_prob(mean, apart)))
@@ -186,7 +190,7 @@ def score(cell: Cell, options) -> Row:
             draws = weighted_draws(model, guides, number, num_draws, data)
             corrected.append(calibration.c2st(key, draws, exact))
     mean = float(np.mean(corrected)) if corrected else np.nan
-    return Row(guides.decay, guides.is_averaged, guides.held_out, guides.seconds, mean, *found)
+    return Row(guides.decay, float(guides.is_averaged), guides.held_out, guides.seconds, mean, *found)
 
 
 def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
@@ -194,11 +198,11 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
     others = _sbibm_tasks.published(folder)
     groups: dict[tuple, list[Row]] = {}
     for cell, row in rows.items():
-        groups.setdefault((cell.task, cell.budget, cell.family, cell.num_epochs, cell.num_guides), []).append(row)
+        groups.setdefault(cell._replace(seed=0), []).append(row)
     table = []
-    for (task, budget, family, num_epochs, num_guides), found in sorted(groups.items()):
+    for (task, family, budget, _, num_epochs, num_guides, width), found in sorted(groups.items()):
         line = {"task": task, "simulations": budget, "family": family, "epochs": num_epochs, "guides": num_guides}
-        line["seeds"] = len(found)
+        line |= {"width": width, "seeds": len(found)}
         rivals = {name: f"{others[task, budget, name]:.3f}" for name in ALGORITHMS if (task, budget, name) in others}
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
         trained |= {"weight decay": "/".join(f"{row.decay:g}" for row in found)}
@@ -245,7 +249,8 @@ def main() -> None:
         budgets=([1000, 10_000], "numbers of simulations"),
         seeds=(1, "number of seeds"),
         num_epochs=(50, "epochs of each training"),
-        num_guides=(3, "guides in the mixture"),
+        num_guides=(3, "guides that are joined"),
+        width=(256, "units of the encoder's layers"),
         num_observations=(_sbibm_tasks.NUM_OBSERVATIONS, "observations to score"),
         num_draws=(10_000, "draws to tell from as many of the reference; fewer flatter"),
         decays=([0.3, 1.0, 5.0], "weight decays, of which held-out simulations choose one"),
@@ -261,6 +266,7 @@ def main() -> None:
             seed,
             options.num_epochs,
             options.num_guides,
+            options.width,
         )
         for task in tasks
         for budget in options.budgets
