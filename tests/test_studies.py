@@ -39,7 +39,8 @@ TINY = {
     "images.py": "--sizes 20 40 --num-test 20",
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
-    "sbibm.py": "--budgets 200 --num-epochs 1 --num-draws 100 --decays 1",
+    "sbibm.py": "--budgets 200 --num-epochs 1 --num-draws 100 --decays 1 --num-guides 2 --width 8",
+    "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
 FIGURES = {
@@ -70,6 +71,7 @@ FIGURES = {
     "images.py": {"images.csv", "images.png", "kernels"},
     "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
     "sbibm.py": {"sbibm.csv", "sbibm_summary.csv", "sbibm.png"},
+    "parametrisations.py": {"parametrisations.csv", "parametrisations_summary.csv"},
     "how_wide.py": {
         "how_wide.csv",
         *(
@@ -96,6 +98,7 @@ SILENT_FOR_LONG = {
     "finite_cnn.py",
     "estimator.py",
     "sbibm.py",
+    "parametrisations.py",
 }
 
 
