@@ -212,6 +212,14 @@ def progress(iterable: Iterable | None = None, *, shown: bool = True, **options:
     return tqdm(iterable, disable=not shown or "CI" in os.environ, **options)
 
 
+_PATIENCE = 5.0  # seconds
+
+
+def late_progress(iterable: Iterable, *, desc: str, shown: bool = True) -> tqdm:
+    """Return a bar over work that seldom takes long: it shows after five seconds, and leaves nothing behind."""
+    return progress(iterable, shown=shown, desc=desc, delay=_PATIENCE, leave=False)
+
+
 def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool, stacklevel: int = 3) -> None:
     """Warn of chains with at most 2 % distinct draws; draws (chain, draw, ...) by site, or (draw, ...) of one chain."""
     is_moved: Any = False

@@ -18,6 +18,7 @@ from numpyro_wide._checks import (
     check_levels,
     check_one_of,
     kind_of,
+    late_progress,
     listing,
     whole_number,
 )
@@ -412,7 +413,7 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
     return _of_ranks(tarp_ranks(rng_key, simulations, references), simulations.num_draws)
 
 
-def c2st(rng_key: Array, draws: Any, reference: Any) -> float:
+def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
     """Tell draws from reference draws by a classifier: its accuracy, 0.5 where it cannot (a two-sample test).
 
     The classifier is scikit-learn's multilayer perceptron with two layers of 10 d units, its accuracy that of five-fold
@@ -423,6 +424,7 @@ def c2st(rng_key: Array, draws: Any, reference: Any) -> float:
         rng_key: a PRNG key for folds and first weights.
         draws: draws, (n,), (n, ...), or a dictionary of them by site.
         reference: as many draws of the exact posterior, in the same form.
+        progress_bar: whether to show a bar over the folds, from the fifth second on.
 
     Returns:
         The accuracy.
@@ -444,7 +446,7 @@ def c2st(rng_key: Array, draws: Any, reference: Any) -> float:
             f"{first.shape} and {second.shape}, draws in front; thin the longer one."
         )
     try:
-        from sklearn.model_selection import KFold, cross_val_score
+        from sklearn.model_selection import KFold
         from sklearn.neural_network import MLPClassifier
     except ImportError as error:
         raise ImportError("c2st needs scikit-learn: pip install 'numpyro_wide[estimators]'.") from error
@@ -454,9 +456,12 @@ def c2st(rng_key: Array, draws: Any, reference: Any) -> float:
     labels = np.repeat([0, 1], len(first))
     seed = int(np.asarray(jax.random.bits(rng_key, (), "uint32")))
     units = 10 * first.shape[1]
-    classifier = MLPClassifier((units, units), max_iter=10_000, random_state=seed)
-    folds = KFold(n_splits=5, shuffle=True, random_state=seed)
-    return float(np.mean(cross_val_score(classifier, features, labels, cv=folds, scoring="accuracy")))
+    folds = list(KFold(n_splits=5, shuffle=True, random_state=seed).split(features))
+    accuracy = []
+    for kept, left_out in late_progress(folds, shown=progress_bar, desc="classifiers"):
+        classifier = MLPClassifier((units, units), max_iter=10_000, random_state=seed)
+        accuracy.append(classifier.fit(features[kept], labels[kept]).score(features[left_out], labels[left_out]))
+    return float(np.mean(accuracy))
 
 
 def _vectors(name: str, draws: Any) -> np.ndarray:

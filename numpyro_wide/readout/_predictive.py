@@ -22,8 +22,8 @@ from numpyro_wide._checks import (
     is_known,
     is_tracing,
     kind_of,
+    late_progress,
     listing,
-    progress,
     refuse_frames,
     warn_if_stuck,
     whole_number,
@@ -457,7 +457,7 @@ class ReadoutPredictive:
     def _solve(self) -> BlockedPosterior:
         """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
         found = []
-        for index in progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw", delay=5):
+        for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
             posterior, _, is_right = self._computed("posteriors", None, Data(draw, self._params, self._fit))
             if not np.all(is_right):

@@ -19,7 +19,7 @@ from numpyro_wide._checks import (
     check_not_negative,
     is_known,
     is_tracing,
-    progress,
+    late_progress,
     whole_number,
 )
 from numpyro_wide._compile import program_of
@@ -194,7 +194,7 @@ class NetworkKernel:
             return program(traced.consts, *first)
         nngp, ntk = (np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2))
         error = 0.0
-        for i, above in enumerate(_with_bar(rows)):
+        for i, above in enumerate(late_progress(rows, desc="rows of blocks")):
             for left in columns[i:] if len(inputs) == 1 else columns:
                 *parts, share = program(traced.consts, *_arguments(inputs, above, left))
                 for matrix, part in zip((nngp, ntk), parts, strict=True):
@@ -235,14 +235,6 @@ class NetworkKernel:
 
         nngp, ntk, error = jax.jit(lambda: in_row_blocks(rows, len(x1), self.block_size))()
         return nngp, ntk, jnp.max(error)
-
-
-_PATIENCE = 5  # seconds before a progress bar shows
-
-
-def _with_bar(rows: Sequence[slice]) -> Any:
-    """Return an iterator over rows, with a progress bar if they take long."""
-    return progress(rows, desc="rows of blocks", delay=_PATIENCE, leave=False)
 
 
 def _blocks(num: int, size: int | None) -> list[slice]:

@@ -107,13 +107,13 @@ class Observations:
         fits = [VariationalFit(column, kernel) for column in self.columns()]
         return [fit.sites(fit.climb(), _MOST_WEIGHT) for fit in fits]
 
-    def surrogate(self, kernel: np.ndarray) -> Surrogate:
+    def surrogate(self, kernel: np.ndarray, progress_bar: bool = True) -> Surrogate:
         """Fit the Gaussian likelihood of all columns, for JAX's float type."""
         # The largest sum of w K_ii that the map resolves.
         most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
         with double_precision():
             columns = [replace(one, is_bound=False) if isinstance(one, StudentT) else one for one in self.columns()]
-            fits = [VariationalFit(column, kernel).fit(most) for column in columns]
+            fits = [VariationalFit(column, kernel).fit(most, progress_bar) for column in columns]
         targets = np.concatenate([fit.targets for fit in fits], axis=1)
         scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
         if "num_classes" not in self.parameters:

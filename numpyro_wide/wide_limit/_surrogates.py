@@ -33,6 +33,7 @@ def fitted_surrogate(
     df: ArrayLike | None = None,
     scale: ArrayLike | None = None,
     offset: ArrayLike = 0.0,
+    progress_bar: bool = True,
 ) -> Surrogate:
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
@@ -57,6 +58,7 @@ def fitted_surrogate(
         scale: scale $s$ of Student's t.
         offset: part of the function values besides ``features @ readout``, such as a log exposure; broadcasts against
             the observations, or the (n, k) logits.
+        progress_bar: whether to show a bar from the fifth second on.
 
     Returns:
         ``(targets, noise_scale)``, of the shape of the observations; for a categorical (n, k), or (n, k - 1) with
@@ -90,7 +92,7 @@ def fitted_surrogate(
     kind = FunctionObservations if callable(likelihood) else Observations
     observed = kind.of(observations, likelihood, given, offset, contrasts)
     covariance = _checked_kernel(kernel, len(observed.values))
-    return observed.surrogate(covariance)
+    return observed.surrogate(covariance, progress_bar)
 
 
 def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Variational fit of a surrogate to a likelihood under a Gaussian process prior, in NumPy's float64."""
 
 import warnings
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 from scipy.linalg.lapack import dtrtri
 
+from numpyro_wide._checks import late_progress
 from numpyro_wide.machine import set_blas_threads
 from numpyro_wide.wide_limit._gp import inverse_of
 from numpyro_wide.wide_limit._likelihoods import Likelihood
@@ -52,7 +54,7 @@ class VariationalFit(NamedTuple):
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
         """Maximise the bound, from the Gaussian likelihood of another state if given."""
         with set_blas_threads(1):
-            return self._climb(None if start is None else self._from(start), tolerance)[0]
+            return self._climb(None if start is None else self._from(start), tolerance, range(_MAX_STEPS))[0]
 
     def kernel_slope(self, state: State) -> np.ndarray:
         """Return the bound's derivative by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
@@ -60,11 +62,12 @@ class VariationalFit(NamedTuple):
         inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
-    def fit(self, total_weight: float) -> GaussianLikelihood:
+    def fit(self, total_weight: float, progress_bar: bool) -> GaussianLikelihood:
         """Maximise the bound; Σ w K_ii is at most about ``total_weight``."""
+        steps = late_progress(range(_MAX_STEPS), shown=progress_bar, desc="surrogate")
         # Threads of several BLAS libraries hinder each other.
-        with set_blas_threads(1):
-            state, moved = self._climb(None, _TOLERANCE)
+        with set_blas_threads(1), steps:
+            state, moved = self._climb(None, _TOLERANCE, steps)
         if not moved < 1e-2:
             warnings.warn(
                 f"the surrogate's means and weights still move by {moved:.2g} after all steps; the posterior stays "
@@ -86,10 +89,10 @@ class VariationalFit(NamedTuple):
         variances = np.diagonal(self.kernel)
         return np.maximum(variances, 1e-6 * np.max(variances))
 
-    def _climb(self, start: State | None, tolerance: float) -> tuple[State, float]:
+    def _climb(self, start: State | None, tolerance: float, steps: Iterable) -> tuple[State, float]:
         """Take natural-gradient steps to convergence; return the size of the last."""
         state, step, moved = self._start() if start is None else start, 1.0, np.inf
-        for _ in range(_MAX_STEPS):
+        for _ in steps:
             new = self._towards(state, step)
             if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
                 step /= 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from numpyro_wide import _checks
 from numpyro_wide.calibration import c2st
 
 KEY = jax.random.key(0)
@@ -46,3 +47,10 @@ def test_accuracy_is_that_of_the_best_classifier(loc, scale, expected):
 def test_mistakes(draws, reference, message):
     with pytest.raises(ValueError, match=message):
         c2st(KEY, draws, reference)
+
+
+def test_a_bar_is_over_the_folds(bars, monkeypatch, capsys):
+    monkeypatch.setattr(_checks, "_PATIENCE", 0)
+    for shown in (True, False):
+        c2st(KEY, normals(50, 0.0, 1.0, 1), normals(50, 0.0, 1.0, 2), progress_bar=shown)
+        assert ("classifiers: 100%" in capsys.readouterr().err) == shown

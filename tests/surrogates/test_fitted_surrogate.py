@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from numpyro_wide import fitted_surrogate, wide_limit
+from numpyro_wide import _checks, fitted_surrogate, wide_limit
 from numpyro_wide.surrogates import class_contrasts
 from numpyro_wide.wide_limit._likelihoods import Categorical
 from numpyro_wide.wide_limit._surrogates import normal_pairs
@@ -379,3 +379,11 @@ def test_a_fit_that_does_not_settle_says_so(monkeypatch):
         warnings.simplefilter("error")
         monkeypatch.undo()
         fitted_surrogate([0, 4, 17, 2], "poisson", KERNEL)
+
+
+def test_a_fit_that_takes_long_shows_a_bar(bars, monkeypatch, capsys):
+    likelihood, y, _ = LIKELIHOODS["poisson"]
+    monkeypatch.setattr(_checks, "_PATIENCE", 0)
+    for shown in (True, False):
+        fitted_surrogate(y, likelihood, KERNEL, progress_bar=shown)
+        assert ("surrogate: " in capsys.readouterr().err) == shown

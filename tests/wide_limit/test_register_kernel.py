@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from flax import linen
 
-from numpyro_wide import wide_limit
+from numpyro_wide import _checks, wide_limit
 from numpyro_wide.nn import CNN, NTKConv
-from numpyro_wide.wide_limit import _kernels as _tiles
 from numpyro_wide.wide_limit import _layer_kernels as _rules
 
 X = np.random.default_rng(0).normal(size=(5, 4, 4, 2)).astype("f")
@@ -62,6 +61,6 @@ def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
     kernel = wide_limit.kernel(CNN(1, 1, "relu"), block_size=2)
     kernel(X)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(_tiles, "_PATIENCE", 0)
+    monkeypatch.setattr(_checks, "_PATIENCE", 0)
     kernel(X)
     assert "rows of blocks" in (shown := capsys.readouterr().err) and "0/3" in shown
