@@ -127,6 +127,17 @@ def test_the_public_benchmark_shows_the_rows_that_were_run():
             assert str(line["C2ST"]).split(" ±")[0] == f"{group['corrected'].mean():.3g}"
 
 
+def test_the_parametrisations_show_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "parametrisations.csv")
+    shown = pandas.read_csv(DOCS / "figures" / "parametrisations_summary.csv").set_index(["parametrisation", "width"])
+    means = rows.groupby(["form", "width", "learning_rate"])["held_out"].agg(["mean", "count"]).reset_index()
+    best = means.loc[means.groupby(["form", "width"])["mean"].idxmin()].set_index(["form", "width"])
+    assert set(best.index) == set(shown.index)
+    for place, line in shown.iterrows():
+        assert (line["learning rate"], line["seeds"]) == (best.loc[place, "learning_rate"], best.loc[place, "count"])
+        assert float(line["held-out loss"].split(" ±")[0]) == float(f"{best.loc[place, 'mean']:.3g}")
+
+
 def table(page, heading):
     """Cells of the rows of the Markdown table whose heading begins so, minus signs as Python writes them."""
     lines = (DOCS / page).read_text().replace("−", "-").splitlines()
