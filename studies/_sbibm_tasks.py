@@ -14,8 +14,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pandas
+from numpyro.infer import Predictive
 
 NUM_OBSERVATIONS = 5
+BATCH_SIZE = 256
 
 
 class Task(NamedTuple):
@@ -156,6 +158,21 @@ def load(name: str, folder: Path | None) -> tuple[Callable, Reference]:
         if name == "bernoulli_glm":
             model = bernoulli_glm(file["design_matrix"])
         return model, Reference(file["observation"], file["reference"])
+
+
+def simulations_of(model, budget: int, seed: int) -> dict[str, np.ndarray]:
+    """Simulate a budget; NumPy arrays of "theta" and "x"."""
+    single = lambda key: Predictive(model, num_samples=1, return_sites=["theta", "x"])(key)  # noqa: E731
+    keys = jax.random.split(jax.random.key(1000 + seed), budget)
+    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(budget, 1000)))(keys)
+    return {name: np.asarray(values)[:, 0] for name, values in draws.items()}
+
+
+def lengths_of(budget: int, num_epochs: int) -> tuple[int, int, int]:
+    """Return the numbers of simulations held out and of a batch, and of steps."""
+    held_out = budget // 10
+    batch_size = min(BATCH_SIZE, (budget - held_out) // 4)
+    return held_out, batch_size, num_epochs * ((budget - held_out) // batch_size)
 
 
 def published(folder: Path | None) -> dict[tuple[str, int, str], float]:

@@ -24,7 +24,6 @@ import _sbibm_tasks
 from numpyro_wide import AmortizedForwardKL, natural
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
-from sbibm import simulations_of
 
 DIM = 4
 FORMS = ("natural", "mean and factor", "regressions")
@@ -77,21 +76,17 @@ def guide_of(form: str, width: int, simulations: dict[str, np.ndarray]):
     return guide
 
 
-def train(cell: Cell) -> Row:
+def train(cell: Cell, simulations: dict[str, np.ndarray]) -> Row:
     """Train one guide."""
     model = _sbibm_tasks.lotka_volterra
-    simulations = simulations_of(model, cell.num_simulations, 0)
-    held_out = cell.num_simulations // 10
-    batch_size = min(256, (cell.num_simulations - held_out) // 4)
-    epoch = (cell.num_simulations - held_out) // batch_size
-    num_steps = cell.num_epochs * epoch
+    held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.num_simulations, cell.num_epochs)
     adam = optax.adam(optax.cosine_decay_schedule(cell.learning_rate, num_steps))
     optimiser = optax.chain(optax.clip_by_global_norm(5.0), adam)
     guide = guide_of(cell.form, cell.width, simulations)
     trainer = AmortizedForwardKL(model, guide, optimiser, observed="x", batch_size=batch_size)
     options = {"simulations": simulations, "held_out": held_out, "progress_bar": False}
     result = trainer.run(jax.random.key(cell.seed), num_steps, **options)
-    return Row(float(result.state.held_out.best_loss), float(np.mean(result.losses[-epoch:])))
+    return Row(float(result.state.held_out.best_loss), float(np.mean(result.losses[-(num_steps // cell.num_epochs) :])))
 
 
 def table_of(rows: dict[Cell, Row]) -> list[dict]:
@@ -126,8 +121,15 @@ def main() -> None:
         for rate in options.learning_rates
         for seed in range(options.seeds)
     ]
-    path = options.output / "parametrisations.csv"
-    rows = _common.resumed(path, cells, Row, train, unit="training", name=lambda cell: f"{cell.form}, {cell.width}")
+    simulations = _sbibm_tasks.simulations_of(_sbibm_tasks.lotka_volterra, options.num_simulations, 0)
+    rows = _common.resumed(
+        options.output / "parametrisations.csv",
+        cells,
+        Row,
+        lambda cell: train(cell, simulations),
+        unit="training",
+        name=lambda cell: f"{cell.form}, {cell.width}",
+    )
     _common.write_table(table_of(rows), options.output / "parametrisations_summary.csv")
 
 

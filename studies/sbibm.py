@@ -33,7 +33,6 @@ from numpyro_wide.nn import ResidualEncoder
 
 ALGORITHMS = ("NPE", "SNPE", "NLE", "REJ-ABC")
 AVERAGED = ("normal", "independent")  # families whose components have no order to agree on
-BATCH_SIZE = 256
 
 
 class Cell(NamedTuple):
@@ -109,14 +108,6 @@ class Guides(NamedTuple):
         return np.concatenate(draws)[:num_draws]
 
 
-def simulations_of(model, budget: int, seed: int) -> dict[str, np.ndarray]:
-    """Simulate a budget; NumPy arrays of "theta" and "x"."""
-    single = lambda key: Predictive(model, num_samples=1, return_sites=["theta", "x"])(key)  # noqa: E731
-    keys = jax.random.split(jax.random.key(1000 + seed), budget)
-    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(budget, 1000)))(keys)
-    return {name: np.asarray(values)[:, 0] for name, values in draws.items()}
-
-
 def is_decayed(params: dict) -> dict:
     """Tell which weights decay: those of hidden layers. Biases, and what is linear in features or data, do not."""
 
@@ -128,11 +119,9 @@ def is_decayed(params: dict) -> dict:
 
 def train(model, cell: Cell, decays: list[float]) -> Guides:
     """Train guides on a budget, one for each weight decay and more with that of the best, and join them."""
-    simulations = simulations_of(model, cell.budget, cell.seed)
-    held_out = cell.budget // 10
+    simulations = _sbibm_tasks.simulations_of(model, cell.budget, cell.seed)
+    held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     apart = {name: values[-held_out:] for name, values in simulations.items()}
-    batch_size = min(BATCH_SIZE, (cell.budget - held_out) // 4)
-    num_steps = cell.num_epochs * ((cell.budget - held_out) // batch_size)
     schedule = optax.cosine_decay_schedule(2e-3, num_steps)
     make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"])
     guide = make(encoder=ResidualEncoder(cell.width))

@@ -34,7 +34,6 @@ class Evidence:
     problem: ScaleProblem
     targets: np.ndarray
     step: ClassVar[float] = 1e-3  # of the logarithms, for the curvature
-    is_of_classes: ClassVar[bool] = False
 
     def __getitem__(self, rows: np.ndarray) -> "Evidence":
         return Evidence(self.problem[rows], self.targets[rows])
