@@ -15,6 +15,13 @@ from numpyro_wide._checks import is_tracing
 # By their text, the oldest first.
 _SHARED: dict[str, Callable] = {}
 _MOST_SHARED = 256
+# Without optimisations, and without the code generators of fusions, most of the time of compilation. Code is then
+# generated in one part: parts generated in parallel have come out wrong.
+_QUICKLY = {
+    "xla_backend_optimization_level": "0",
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 
 
 def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
@@ -50,9 +57,16 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     if key not in _SHARED:
         while len(_SHARED) >= _MOST_SHARED:
             del _SHARED[next(iter(_SHARED))]
-        _SHARED[key] = lowered.compile({"xla_backend_optimization_level": "0"} if quick else None)
+        _SHARED[key] = _compiled_quickly(lowered) if quick else lowered.compile()
     shared = _SHARED[key]
     return lambda *args: jax.tree.unflatten(results, shared(*needed(args)))
+
+
+def _compiled_quickly(lowered: Any) -> Any:
+    try:
+        return lowered.compile(_QUICKLY)
+    except jax.errors.JaxRuntimeError:  # another version of XLA has other options
+        return lowered.compile()
 
 
 def _is_traced(tree: Any) -> bool:

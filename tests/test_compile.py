@@ -92,3 +92,9 @@ def test_a_tree_is_split_into_arrays_and_all_else():
     found = join([2 * array for array in arrays])
     assert found[0]["name"] == "relu" and found[1][:2] == [None, 3]
     np.testing.assert_array_equal(found[0]["x"], 2 * X)
+
+
+def test_options_of_another_compiler_are_left_out(monkeypatch):
+    monkeypatch.setattr("numpyro_wide._compile._QUICKLY", {"xla_has_no_such_option": True})
+    found = run_program(lambda x: 2.75 * x, X, quick=True)
+    np.testing.assert_allclose(found, 2.75 * X)
