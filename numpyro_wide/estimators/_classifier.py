@@ -29,6 +29,7 @@ _SECONDS = 100.0  # of the limit at most
 _FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
 _QUICK = 10.0  # seconds of a budget that pays for one architecture
 _MOST_DRAWS = 200  # that are averaged over
+_CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
 
 
 def fit_limit(
@@ -222,7 +223,9 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             if first is None:
                 return None
             codes = first[0].codes(limit.inputs[out])
-            calibration = Calibration.of(codes, labels[out])
+            # A fifth of the rows may be easy by chance: the limit's calibration, by all rows, is the prior.
+            of_limit: Any = limit.calibration
+            calibration = Calibration.of(codes, labels[out], of_limit.as_prior(_CALIBRATION_SPREAD))
             by_chains = loo.LeaveOneOut(calibration.log_probs(codes, labels[out]))
             is_better, gain = loo.is_better(by_chains, loo.LeaveOneOut(np.asarray(limit.held_out)[out]), errors=1.0)
             report.add(

@@ -119,10 +119,14 @@ class Conditioned:
         self._factor = cho_factor(kernel + np.diag(np.broadcast_to(noise_variance, len(kernel))), lower=True)
         self._weights = cho_solve(self._factor, targets)
 
+    def mean(self, cross: np.ndarray) -> np.ndarray:
+        """Return means (m, c) from covariances (m, n)."""
+        return cross @ self._weights
+
     def moments(self, cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return means (m, c) and variances (m,) from covariances (m, n) and prior variances (m,)."""
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)
-        return cross @ self._weights, np.maximum(prior - explained, 0.0)
+        return self.mean(cross), np.maximum(prior - explained, 0.0)
 
     def left_out(self) -> np.ndarray:
         """Return the leave-one-out residuals, (n, c) (Rasmussen 2006, p. 117)."""

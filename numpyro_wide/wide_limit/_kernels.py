@@ -34,7 +34,7 @@ from numpyro_wide.wide_limit._layer_kernels import (
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
-Tile = tuple[Array, Array, Array]  # nngp and ntk, (rows, columns), and the share left out
+Tile = tuple[tuple[Array, ...], Array]  # nngp and, if asked for, ntk, (rows, columns), and the share left out
 
 
 def fcn_kernel(
@@ -154,6 +154,8 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
         >>> nngp, ntk = wide_limit.kernel(network)(jnp.ones((3, 8, 8, 1)), jnp.zeros((4, 8, 8, 1)))
         >>> nngp.shape, ntk.shape
         ((3, 4), (3, 4))
+        >>> wide_limit.kernel(network).nngp(jnp.ones((3, 8, 8, 1))).shape  # alone, at two thirds of the cost
+        (3, 3)
     """
     rule_of(network)
     return NetworkKernel(network, None if block_size is None else whole_number("block_size", block_size))
@@ -167,44 +169,50 @@ class NetworkKernel:
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...)."""
-        nngp, ntk, error = self._compute(_checked(x1, x2))
+        (nngp, ntk), error = self._compute(_checked(x1, x2))
         warn_of_truncation(error)
         return nngp, ntk
 
+    def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
+        """Return the NNGP kernel alone, (n1, n2), which takes about two thirds of the time of both."""
+        (nngp,), error = self._compute(_checked(x1, x2), num_kernels=1)
+        warn_of_truncation(error)
+        return nngp
+
     def truncation_error(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
         """Return the largest share of a layer's moments that a Hermite series leaves out."""
-        return self._compute(_checked(x1, x2))[2]
+        return self._compute(_checked(x1, x2), num_kernels=1)[1]
 
-    def _compute(self, inputs: tuple[Array, ...]) -> Tile:
-        """Return both kernels of (x1,) or (x1, x2), and the error."""
+    def _compute(self, inputs: tuple[Array, ...], num_kernels: int = 2) -> Tile:
+        """Return kernels of (x1,) or (x1, x2), and the error."""
         if is_tracing() or not all(map(is_known, inputs)):
-            return self._traced(inputs)
+            return self._traced(inputs, num_kernels)
         rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
         first = _arguments(inputs, rows[0], columns[0])
-        traced = jax.make_jaxpr(self._tile(len(inputs) == 1))(*first)
+        traced = jax.make_jaxpr(self._tile(len(inputs) == 1, num_kernels))(*first)
         if not all(map(is_known, traced.consts)):  # differentiated scales
-            return self._traced(inputs)
+            return self._traced(inputs, num_kernels)
 
         def tile(scales: list[Array], *args: Array) -> Tile:
-            nngp, ntk, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
-            return nngp, ntk, error
+            *kernels, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
+            return tuple(kernels), error
 
         program = program_of(tile, traced.consts, *first)
         if len(rows) == len(columns) == 1:
             return program(traced.consts, *first)
-        nngp, ntk = (np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(2))
+        kernels = [np.empty((len(inputs[0]), len(inputs[-1])), inputs[0].dtype) for _ in range(num_kernels)]
         error = 0.0
         for i, above in enumerate(late_progress(rows, desc="rows of blocks")):
             for left in columns[i:] if len(inputs) == 1 else columns:
-                *parts, share = program(traced.consts, *_arguments(inputs, above, left))
-                for matrix, part in zip((nngp, ntk), parts, strict=True):
+                parts, share = program(traced.consts, *_arguments(inputs, above, left))
+                for matrix, part in zip(kernels, parts, strict=True):
                     matrix[above, left] = part
                     if len(inputs) == 1:
                         matrix[left, above] = np.asarray(part).T
                 error = max(error, float(share))
-        return jnp.asarray(nngp), jnp.asarray(ntk), jnp.asarray(error, inputs[0].dtype)
+        return tuple(map(jnp.asarray, kernels)), jnp.asarray(error, inputs[0].dtype)
 
-    def _tile(self, is_one_set: bool) -> Callable[[Array, Array, Array, Array], Tile]:
+    def _tile(self, is_one_set: bool, num_kernels: int) -> Callable[[Array, Array, Array, Array], Tile]:
         """Return the function from rows of both inputs, and their places, to a tile."""
         rule, network = rule_of(self.network), self.network
 
@@ -214,27 +222,27 @@ class NetworkKernel:
                 found = rule(network, Inputs(x1, x2, same))
             except AllPairsNeededError:
                 found = rule(network, Inputs(x1, x2, same, all_pairs=True))
-            return found.product, found.product + found.tangent, found.error
+            return (found.product, found.product + found.tangent)[:num_kernels], found.error
 
         return tile
 
-    def _traced(self, inputs: tuple[Array, ...]) -> Tile:
+    def _traced(self, inputs: tuple[Array, ...], num_kernels: int) -> Tile:
         """Compute the kernels of traced inputs or scales, by blocks in a loop."""
-        tile, x1, x2 = self._tile(len(inputs) == 1), inputs[0], inputs[-1]
+        tile, x1, x2 = self._tile(len(inputs) == 1, num_kernels), inputs[0], inputs[-1]
         places = jnp.arange(max(len(x1), len(x2)))
 
         def rows(start: Array | int, num_rows: int) -> Tile:
             def columns(first: Array | int, num_columns: int) -> Tile:
                 some = take_rows(x1, start, num_rows), take_rows(x2, first, num_columns)
                 at = take_rows(places, start, num_rows), take_rows(places, first, num_columns)
-                nngp, ntk, error = tile(*some, *at)
-                return nngp.T, ntk.T, jnp.broadcast_to(error, (num_columns,))
+                kernels, error = tile(*some, *at)
+                return tuple(part.T for part in kernels), jnp.broadcast_to(error, (num_columns,))
 
-            nngp, ntk, error = in_row_blocks(columns, len(x2), self.block_size)
-            return nngp.T, ntk.T, jnp.broadcast_to(jnp.max(error), (num_rows,))
+            kernels, error = in_row_blocks(columns, len(x2), self.block_size)
+            return tuple(part.T for part in kernels), jnp.broadcast_to(jnp.max(error), (num_rows,))
 
-        nngp, ntk, error = jax.jit(lambda: in_row_blocks(rows, len(x1), self.block_size))()
-        return nngp, ntk, jnp.max(error)
+        kernels, error = jax.jit(lambda: in_row_blocks(rows, len(x1), self.block_size))()
+        return kernels, jnp.max(error)
 
 
 def _blocks(num: int, size: int | None) -> list[slice]:

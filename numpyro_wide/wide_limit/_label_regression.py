@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack
@@ -11,14 +11,24 @@ from scipy.special import log_softmax, logsumexp, softmax
 from numpyro_wide.wide_limit._gp import Conditioned, inverse_of
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem, laplace, mode_of
 
-# Priors: normal of the log slope, and of the shift of each class.
-_LOG_SLOPE, _SPREAD, _SHIFT = np.log(5.0), 0.5, 1.0
 _NODES = np.linspace(-4.0, 4.0, 17)  # of the log slope, in posterior standard deviations
 
 
 def codes_of(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Return one-hot codes less their mean over classes, (n, k)."""
     return np.eye(num_classes)[labels] - 1 / num_classes
+
+
+class Prior(NamedTuple):
+    """Normal priors of the log slope, and of the shift of each class."""
+
+    log_slope: float = float(np.log(5.0))
+    spread: float = 0.5
+    shift: np.ndarray | float = 0.0
+    shift_spread: float = 1.0
+
+
+_PRIOR = Prior()
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,15 @@ class Calibration:
     shift: np.ndarray  # (k,)
 
     @classmethod
-    def of(cls, values: np.ndarray, labels: np.ndarray, prior_spread: float = _SPREAD) -> "Calibration":
+    def of(cls, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR) -> "Calibration":
         """Fit to predictions (n, k), or to those of draws to be averaged over (draws, n, k), of labels (n,)."""
         values = np.asarray(values, float)
-        mode = calibrated(values, labels, prior_spread=prior_spread)
+        mode = calibrated(values, labels, prior=prior)
         log_slope, shift = mode[0], mode[1:]
-        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, prior_spread)[0]  # noqa: E731
+        along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, prior)[0]  # noqa: E731
         step = 0.05
         curvature = (2 * along(0.0) - along(step) - along(-step)) / step**2
-        spread = min(prior_spread, 1 / np.sqrt(max(curvature, 1e-12)))
+        spread = min(prior.spread, 1 / np.sqrt(max(curvature, 1e-12)))
         log_posterior = np.array([along(spread * node) for node in _NODES])
         return cls(np.exp(log_slope + spread * _NODES), softmax(log_posterior), shift)
 
@@ -47,6 +57,10 @@ class Calibration:
         by_node = (softmax(slope * values + self.shift, axis=-1) for slope in self.slopes)
         return sum(weight * probs for weight, probs in zip(self.weights, by_node, strict=True))
 
+    def as_prior(self, spread: float) -> Prior:
+        """Return priors around this calibration."""
+        return Prior(float(np.log(self.slopes[len(self.slopes) // 2])), spread, self.shift, spread)
+
     def log_probs(self, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return log probabilities of labels (n,), (n,), averaged over draws if there are."""
         probs = self(values)[..., np.arange(len(labels)), labels]
@@ -54,23 +68,23 @@ class Calibration:
 
 
 def calibrated(
-    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, prior_spread: float = _SPREAD
+    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, prior: Prior = _PRIOR
 ) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
     from scipy.optimize import minimize  # loaded late
 
     if start is None:
-        start = np.append(_LOG_SLOPE, np.zeros(values.shape[-1]))
+        start = np.append(prior.log_slope, np.zeros(values.shape[-1]) + prior.shift)
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient, _ = _log_posterior(parameters, values, labels, prior_spread)
+        value, gradient, _ = _log_posterior(parameters, values, labels, prior)
         return -value, -gradient
 
     return minimize(loss, start, jac=True, method="L-BFGS-B", options={"ftol": 1e-13, "gtol": 1e-6}).x
 
 
 def _log_posterior(
-    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior_spread: float = _SPREAD
+    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log posterior of slope and shifts, its gradient, and that by the predictions."""
     slope, shift = np.exp(parameters[0]), parameters[1:]
@@ -83,8 +97,8 @@ def _log_posterior(
         by_row = logsumexp(by_draw, axis=0)
         total = np.sum(by_row - np.log(len(values)))
         residual = np.exp(by_draw - by_row)[..., None] * residual
-    distance = parameters - np.append(_LOG_SLOPE, np.zeros(len(shift)))
-    precision = np.append(prior_spread**-2, np.full(len(shift), _SHIFT**-2))
+    distance = parameters - np.append(prior.log_slope, np.zeros(len(shift)) + prior.shift)
+    precision = np.append(prior.spread**-2, np.full(len(shift), prior.shift_spread**-2))
     by_value = slope * residual
     by_shift = residual.reshape(-1, len(shift)).sum(axis=0)
     gradient = np.append(np.sum(by_value * values), by_shift) - precision * distance
@@ -163,7 +177,7 @@ class LabelScore:
 # The choice of an architecture, of its scales and of the calibration.
 
 _FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
-_FEW_SPREAD = 1.5  # prior standard deviation of the log slope of their calibration
+_OF_FEW = Prior(spread=1.5)  # of their calibration
 _RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
 
@@ -196,7 +210,7 @@ def fit_labels(
     log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
     if len(labels) <= _FEW_LABELS:
         values = _cross_fitted([problem for _, problem, *_ in tried], labels, num_classes, random)
-        calibration = Calibration.of(values, labels, _FEW_SPREAD)
+        calibration = Calibration.of(values, labels, _OF_FEW)
     else:
         values, calibration = left_out.mean, Calibration.of(left_out.mean, labels)
     return problem.fields(scales, errors) | {
@@ -246,7 +260,7 @@ def _cross_fitted(
         ]
         gram, noise_variance = problem.gram(logarithms), problem.scales(logarithms)["noise_scale"] ** 2
         known = Conditioned(gram[np.ix_(kept, kept)], score.codes, noise_variance)
-        values[out] = known.moments(gram[np.ix_(out, kept)], np.diagonal(gram)[out])[0]
+        values[out] = known.mean(gram[np.ix_(out, kept)])
     return values
 
 

@@ -1,6 +1,6 @@
 """The infinite network that was fitted, and its predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -113,8 +113,9 @@ class WideLimitFit:
         if self.calibration is not None:
             if with_noise or known:
                 raise ValueError("probabilities of classes take neither with_noise nor parameters of rows; drop them.")
-            ((mean, _),) = self._moments(x_new, self._processes)
-            return self.calibration(mean)
+            (process,) = self._processes
+            means = [process.mean(cross) for _, cross in self._blocks(x_new)]
+            return self.calibration(np.concatenate(means))
         if self.likelihood != "normal":
             return self._expected(x_new, with_noise, known)
         if known:
@@ -122,7 +123,7 @@ class WideLimitFit:
         noise_variance = float(self.noise_scale or 0.0) ** 2
         columns = self.targets.reshape(len(self.targets), -1)
         with double_precision():
-            process = Conditioned(self._gram(), columns, noise_variance)
+            process = Conditioned(self._covariance(self.inputs), columns, noise_variance)
         ((mean, variance),) = self._moments(x_new, [process])
         return mean.reshape(len(x_new), *self.targets.shape[1:]), variance + (noise_variance if with_noise else 0.0)
 
@@ -138,7 +139,7 @@ class WideLimitFit:
                 "with labels='logits'."
             )
         with double_precision():
-            gram = self._gram()
+            gram = self._covariance(self.inputs)
         return Observations.of(self.targets, self.likelihood, self.parameters, self.offset).surrogate(gram)
 
     def _expected(self, x_new: np.ndarray, with_noise: bool, known: dict[str, Any]) -> Any:
@@ -160,22 +161,29 @@ class WideLimitFit:
 
     def _moments(self, x_new: np.ndarray, processes: Sequence[Conditioned]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean, (m, c), and variance, (m,), of each process."""
-        of, parts = self._kernel(), []
-        with double_precision():
-            for start in range(0, len(x_new), _BLOCK):
-                rows = x_new[start : start + _BLOCK]
-                cross, prior = np.asarray(of(rows, self.inputs)[0]), np.diagonal(np.asarray(of(rows)[0]))
-                parts.append([process.moments(cross, prior) for process in processes])
+        parts = []
+        for rows, cross in self._blocks(x_new):
+            with double_precision():
+                prior = np.diagonal(self._covariance(rows))
+            parts.append([process.moments(cross, prior) for process in processes])
         return [
             (np.concatenate(means), np.concatenate(variances))
             for means, variances in (zip(*blocks, strict=True) for blocks in zip(*parts, strict=True))
         ]
 
+    def _blocks(self, x_new: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield new inputs, some at a time, and their covariances with the rows of the fit."""
+        for start in range(0, len(x_new), _BLOCK):
+            rows = x_new[start : start + _BLOCK]
+            with double_precision():
+                cross = self._covariance(rows, self.inputs)
+            yield rows, cross
+
     @cached_property
     def _processes(self) -> list[Conditioned]:
         """The processes given the codes, or the fitted Gaussian likelihoods."""
         with double_precision():
-            gram = self._gram()
+            gram = self._covariance(self.inputs)
             if self.codes is not None:
                 return [Conditioned(gram, self.codes, self.noise_scale**2)]
             observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
@@ -194,11 +202,8 @@ class WideLimitFit:
             raise ValueError("there are no rows to predict for: x_new is empty.")
         return x_new
 
-    def _kernel(self) -> Any:
+    def _covariance(self, *x: np.ndarray) -> np.ndarray:
+        """Return the NNGP kernel of one or two sets of inputs, in JAX's precision."""
         if self.network is None:
-            return fcn_kernel(self.depth, self.activation, **self.scales)
-        return kernel(self.network, block_size=IMAGE_BLOCK)
-
-    def _gram(self) -> np.ndarray:
-        """Return the kernel of the fit's inputs, (n, n), in JAX's precision."""
-        return np.array(self._kernel()(self.inputs)[0])
+            return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
+        return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(*x))

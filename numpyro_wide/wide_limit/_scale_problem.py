@@ -17,7 +17,7 @@ from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 # Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
 _SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
 _B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
-IMAGE_BLOCK = 128  # images whose kernels are computed at a time
+IMAGE_BLOCK = 50  # images whose kernels are computed at a time, to stay in the cache
 _TILE = 128  # rows and columns of a tile, to stay in the cache
 
 
@@ -60,7 +60,7 @@ class ScaleProblem:
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
         # A mean over pixels lowers the variance, as measured on some rows.
-        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0))(inputs[:20])[0]
+        some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0)).nngp(inputs[:20])
         medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
         depth = getattr(network, "depth", 0)
         return cls(network.activation, depth, bare, inputs, medians, dense.spreads)
@@ -87,7 +87,7 @@ class ScaleProblem:
         scales.pop("noise_scale", None)
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
-            return np.array(kernel(bare, block_size=IMAGE_BLOCK)(self.inputs)[0])
+            return np.array(kernel(bare, block_size=IMAGE_BLOCK).nngp(self.inputs))
         products = self._products(scales)
         tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
         found = np.empty_like(products)
@@ -212,7 +212,10 @@ def _tile_layer_slope(
 
 @partial(jax.jit, static_argnums=0)
 def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
-    return jax.grad(lambda scales: jnp.sum(slope * kernel(network.clone(**scales))(inputs)[0]))(scales)
+    def product(scales: dict[str, Any]) -> Array:
+        return jnp.sum(slope * kernel(network.clone(**scales), block_size=IMAGE_BLOCK).nngp(inputs))
+
+    return jax.grad(product)(scales)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -14,6 +14,7 @@ from numpyro_wide.wide_limit._label_regression import Calibration
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
+QUICK = {"activation": "erf", "depth": 1, "input_scale": False, "progress_bar": False}
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
@@ -74,6 +75,26 @@ def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
     with pytest.raises(_StoppedError):
         WideBNNClassifier(method="chains", random_state=0, time_budget=9.0).fit(X, WORDS)
     assert [len(limit.inputs) for limit in seen] == [36, 45] and [len(limit.targets) for limit in seen] == [36, 45]
+
+
+def test_calibration_of_chains_is_about_that_of_the_limit(monkeypatch):
+    class _Constant:
+        def codes(self, x):
+            return np.zeros((3, len(x), 3))
+
+    def calibrated(values, labels, prior):
+        raise _StoppedError(prior)
+
+    limit = wide_limit.fit(X, np.unique(WORDS, return_inverse=True)[1], likelihood="categorical", **QUICK)
+    monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Constant(), None, 1))
+    monkeypatch.setattr(_classifier.Calibration, "of", calibrated)
+    monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
+    with pytest.raises(_StoppedError) as stopped:
+        WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)
+    (prior,) = stopped.value.args
+    assert np.exp(prior.log_slope) == pytest.approx(limit.calibration.slopes[8])
+    np.testing.assert_array_equal(prior.shift, limit.calibration.shift)
+    assert prior.spread == prior.shift_spread == 0.2
 
 
 def test_probabilities_of_draws_are_averaged():

@@ -79,6 +79,16 @@ def test_the_mode_is_that_of_another_optimiser():
     np.testing.assert_allclose(np.log(found.slopes[len(found.slopes) // 2]), expected[0], atol=2e-3)
 
 
+def test_a_calibration_is_the_prior_of_another():
+    values, labels = RNG.normal(size=(20, 3)), RNG.integers(0, 3, 20)
+    first = Calibration.of(RNG.normal(size=(40, 3)), RNG.integers(0, 3, 40))
+    close, wide = (Calibration.of(values, labels, first.as_prior(spread)) for spread in (1e-3, 10.0))
+    np.testing.assert_allclose(close(values), first(values), atol=0.05)
+    np.testing.assert_allclose(close.shift, first.shift, atol=1e-3)
+    np.testing.assert_allclose(close.slopes[8], first.slopes[8], rtol=1e-3)
+    assert np.abs(wide.shift - first.shift).max() > 0.1
+
+
 def test_predictions_are_the_calibrated_dense_regression():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
     x_new = RNG.normal(size=(6, 2))

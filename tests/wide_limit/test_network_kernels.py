@@ -190,6 +190,8 @@ def test_blocks_equal_the_whole(network):
         expected = np.stack(whole(*args))
         np.testing.assert_allclose(blocks(*args), expected, rtol=1e-5)
         np.testing.assert_allclose(jax.jit(blocks)(*args), expected, rtol=1e-5)
+        for alone in (blocks.nngp, jax.jit(blocks.nngp)):
+            np.testing.assert_allclose(alone(*args), expected[0], rtol=1e-5)
 
 
 def test_fcn_kernel_is_that_of_an_fcn():
