@@ -266,7 +266,7 @@ def affordable(
     clock: Clock,
     report: Report,
 ) -> tuple[Optimum, int, bool]:
-    """Return the best optimum, units and noise whose chains are long enough in the seconds left, or the cheapest."""
+    """Return the first optimum, units and noise whose chains are long enough in the seconds left, or the cheapest."""
     best_by_depth = {one.depth: one for one in reversed(optima) if one.depth <= optima[0].depth}
     by_depth = [best_by_depth[depth] for depth in sorted(best_by_depth, reverse=True)]
     units = width or (WIDTH if optima[0].depth == 1 else _DEEP_WIDTH)

@@ -88,7 +88,7 @@ def race(
     random: np.random.RandomState,
     num_steps: int = _NUM_STEPS,
 ) -> list[Optimum]:
-    """Return optima for rows x (n, d) and y (n,) or (n, k), the best first, as many as the budget's share pays for."""
+    """Return optima for rows x (n, d) and y (n,) or (n, k), in order, as many as the budget's share pays for."""
     begin, optima = clock.seconds, list[Optimum | None]()
     largest = depth or max(DEPTHS)
     descend = partial(_descend, largest, num_steps)
@@ -100,7 +100,18 @@ def race(
             entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
             found = jax.tree.map(np.asarray, run_program(over_entries(descend), entries, *rows))
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
-    return sorted((optimum for optimum in optima if optimum is not None), key=lambda optimum: optimum.error)
+    return in_order([optimum for optimum in optima if optimum is not None])
+
+
+def in_order(optima: list[Optimum]) -> list[Optimum]:
+    """Order by error, but first the one of fewest layers within a standard error of the least (Breiman et al. 1984)."""
+    by_error = sorted(optima, key=lambda one: one.error)
+
+    def is_level(one: Optimum) -> bool:
+        excess = np.mean(one.residuals**2 - by_error[0].residuals ** 2, axis=1)
+        return bool(excess.mean() <= excess.std() / len(excess) ** 0.5)
+
+    return sorted(by_error, key=lambda one: one is not min(filter(is_level, by_error), key=lambda one: one.depth))
 
 
 def over_entries(descend: Any) -> Any:
@@ -223,8 +234,8 @@ def with_limit(
 ) -> tuple[list[Optimum], float | None]:
     """Race networks beside the limit, of the kernel ``gram`` at its rows.
 
-    Return the optima, the best first, none where the limit is better than chains from them would be; and the p-value of
-    a constant noise by the best one's residuals, None where these are few.
+    Return the optima in order, none where the limit is better than chains from them would be; and the p-value of a
+    constant noise by the first one's residuals, None where these are few.
     """
     fit = limit.fit
     learnt, left_out = parted(len(fit.inputs), random)
@@ -234,7 +245,7 @@ def with_limit(
     report.add(
         HEADING,
         f"optima of networks of {_WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
-        f"{len(left_out)} rows left out, the least is chosen",
+        f"{len(left_out)} rows left out; the first has the fewest layers within a standard error of the least",
         table(optima, of_limit),
     )
     if not optima:

@@ -10,7 +10,7 @@ from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture
 
 LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
-LARGEST_P = 1e-3  # below which the noise is by row: a network that does not fit looks like it
+LARGEST_P = 0.05  # below which the noise is by row
 _ROWS_A_COLUMN = 10  # at least, for the test's distribution
 _MOST_UNSURE = 0.1  # share of rows above it, with which the average is too large
 
