@@ -45,6 +45,7 @@ class Cell(NamedTuple):
     num_epochs: int
     num_guides: int
     width: int  # of the encoder
+    factor: str  # of joint normals
 
 
 class Row(NamedTuple):
@@ -123,7 +124,7 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
     held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     apart = {name: values[-held_out:] for name, values in simulations.items()}
     schedule = optax.cosine_decay_schedule(2e-3, num_steps)
-    make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"])
+    make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"], factor=cell.factor)
     guide = make(encoder=ResidualEncoder(cell.width))
 
     def trained(trainer: AmortizedForwardKL, number: int) -> tuple[float, dict]:
@@ -189,9 +190,9 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
     for cell, row in rows.items():
         groups.setdefault(cell._replace(seed=0), []).append(row)
     table = []
-    for (task, family, budget, _, num_epochs, num_guides, width), found in sorted(groups.items()):
+    for (task, family, budget, _, num_epochs, num_guides, width, factor), found in sorted(groups.items()):
         line = {"task": task, "simulations": budget, "family": family, "epochs": num_epochs, "guides": num_guides}
-        line |= {"width": width, "seeds": len(found)}
+        line |= {"width": width, "factor": factor if family in ("normal", "mixture") else "", "seeds": len(found)}
         rivals = {name: f"{others[task, budget, name]:.3f}" for name in ALGORITHMS if (task, budget, name) in others}
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
         trained |= {"weight decay": "/".join(f"{row.decay:g}" for row in found)}
@@ -244,6 +245,7 @@ def main() -> None:
         num_draws=(10_000, "draws to tell from as many of the reference; fewer flatter"),
         decays=([0.3, 1.0, 5.0], "weight decays, of which held-out simulations choose one"),
         family=("", "family of the guides, by default the task's own"),
+        factor=("precision", "of joint normals: precision or covariance"),
     )
     everything = list(_sbibm_tasks.TASKS) if options.data else ["gaussian_linear"]
     tasks = everything if options.tasks == ["all"] else options.tasks
@@ -256,6 +258,7 @@ def main() -> None:
             options.num_epochs,
             options.num_guides,
             options.width,
+            options.factor,
         )
         for task in tasks
         for budget in options.budgets

@@ -81,12 +81,27 @@ def _draw(
 @partial(jax.jit, static_argnames="dim")
 def regressions(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
     """Return logits (k,), b = D c (k, d) and L = D A (k, d, d) from rows of log weight, c, log D and A's slopes."""
-    precision = jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim])
-    slopes = jnp.broadcast_to(jnp.eye(dim, dtype=outputs.dtype), (len(outputs), dim, dim))
+    logits, loc, precision, below = _parts(outputs, dim)
+    return logits, precision * loc, precision[:, :, None] * (jnp.eye(dim, dtype=below.dtype)[None] + below)
+
+
+@partial(jax.jit, static_argnames="dim")
+def covariance_factors(outputs: Array, dim: int) -> tuple[Array, Array, Array]:
+    """Return logits (k,), b = L m (k, d) and L = C⁻¹ (k, d, d) from rows of log weight, m, -log diag C and C below."""
+    logits, loc, precision, below = _parts(outputs, dim)
+    diagonal = jax.vmap(jnp.diag)(1 / precision)
+    eye = jnp.broadcast_to(jnp.eye(dim, dtype=below.dtype), below.shape)
+    factor = solve_triangular(diagonal + below, eye, lower=True)
+    return logits, jnp.einsum("kij,kj->ki", factor, loc), factor
+
+
+def _parts(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
+    """Return logits (k,), numbers (k, d), positive numbers (k, d), and what is below the diagonal (k, d, d)."""
+    below = jnp.zeros((len(outputs), dim, dim), outputs.dtype)
     if outputs.shape[1] > 1 + 2 * dim:
         rows, columns = np.tril_indices(dim, -1)
-        slopes = slopes.at[:, rows, columns].set(outputs[:, 1 + 2 * dim :])
-    return outputs[:, 0], precision * outputs[:, 1 : 1 + dim], precision[:, :, None] * slopes
+        below = below.at[:, rows, columns].set(outputs[:, 1 + 2 * dim :])
+    return outputs[:, 0], outputs[:, 1 : 1 + dim], jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim]), below
 
 
 class FlowPart(dist.Distribution):

@@ -15,7 +15,13 @@ from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, kind_of, listing, whole_number
 from numpyro_wide._traces import run_model
-from numpyro_wide.amortized._families import ConditionalNormals, FlowPart, conditional_flow, regressions
+from numpyro_wide.amortized._families import (
+    ConditionalNormals,
+    FlowPart,
+    conditional_flow,
+    covariance_factors,
+    regressions,
+)
 from numpyro_wide.amortized._given import is_finite, refuse_missing
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -28,6 +34,7 @@ from numpyro_wide.amortized._simulation import (
 from numpyro_wide.natural import NaturalTruncatedNormal
 
 FAMILIES = ("normal", "independent", "mixture", "flow")
+_FACTORS = {"precision": regressions, "covariance": covariance_factors}
 # Simulations that the constants of standardisation are computed from.
 PILOT_SIZE = 1000
 # Fourth moment of a standardised column above which it may be taken to a logarithm; an exponential variable's.
@@ -57,7 +64,11 @@ class AutoAmortized:
     with D(x) diagonal, A(x) unit lower triangular, the precision's factor D A and the mean $A^{-1} c$; convex in (c, A)
     for every D. A network computes features of the standardised data, and a linear layer, zero at first, computes
     (c, log D, A): training starts from the prior's moments. Data that are spread over orders of magnitude enter by
-    sign(x) log(1 + abs(x)/unit). The constants are a mutable site, so that ``params`` hold them.
+    sign(x) log(1 + abs(x)/unit), about their logarithm where all have one sign. The constants are a mutable site, so
+    that ``params`` hold them.
+
+    With ``factor="covariance"`` the network computes the mean and the Cholesky factor of the covariance: not convex,
+    but the better where simulations are many and posteriors narrow.
 
     A draw is in the model's own coordinates, with its exact log density.
 
@@ -73,6 +84,7 @@ class AutoAmortized:
             then takes any number of rows. Train with those numbers that it will be asked for.
         sites: names of the latents to infer, the others being marginalised; by default all that are continuous.
         num_components: number of components of a mixture.
+        factor: "precision" or "covariance", of a normal distribution or a mixture.
         prefix: prefix of parameter names.
 
     Example:
@@ -102,11 +114,15 @@ class AutoAmortized:
         pool: str | None = None,
         sites: Sequence[str] | None = None,
         num_components: int = 8,
+        factor: str = "precision",
         prefix: str = "auto",
     ):
         if not callable(model):
             raise TypeError(f"model must be a function, but is {kind_of(model)}.")
         check_one_of("family", family, FAMILIES)
+        check_one_of("factor", factor, tuple(_FACTORS))
+        if factor != "precision" and family not in ("normal", "mixture"):
+            raise ValueError(f"factor={factor!r} is of joint normals, but the family is {family!r}; leave it out.")
         if pool is not None:
             check_one_of("pool", pool, ("rows",), also="or None")
         if encoder is not None and not (hasattr(encoder, "init") and hasattr(encoder, "apply")):
@@ -114,6 +130,7 @@ class AutoAmortized:
                 f"encoder must be a flax linen module from data (n, ...) to features (n, k), but is {kind_of(encoder)}."
             )
         self.model, self.observed, self.family, self.encoder = model, site_names(observed), family, encoder
+        self.factor = factor
         self.pool, self.prefix = pool, prefix
         self.sites = None if sites is None else site_names(sites)
         self.num_components = whole_number("num_components", num_components) if family == "mixture" else 1
@@ -324,7 +341,7 @@ class AutoAmortized:
             return jnp.concatenate([jnp.zeros((num, 1)), apart, jnp.zeros((num, dim + below))], axis=1).reshape(-1)
 
         outputs = self._head(features, num * (1 + 2 * dim + below), start).reshape(num, -1)
-        logits, target, factor = regressions(outputs, dim)
+        logits, target, factor = _FACTORS[self.factor](outputs, dim)
         values: Draws = {}
         known, first = jnp.zeros(0, target.dtype), 0  # standardised values of the sites before
         for (name, latent), size in zip(latents.items(), sizes, strict=True):
@@ -419,8 +436,9 @@ def _log_unit(values: np.ndarray) -> np.ndarray:
     size = np.where(values == 0, np.nan, np.abs(values))
     has_both_signs = (values > 0).any(axis=0) & (values < 0).any(axis=0)
     size = np.where((size > 0).any(axis=0), size, 1.0)
-    low, middle = np.nanquantile(size, [0.05, 0.5], axis=0)
-    unit = np.where(has_both_signs, middle, low)
+    least, low, middle = np.nanquantile(size, [0.0, 0.05, 0.5], axis=0)
+    # Without zeros the unit is small, so that this is the logarithm itself.
+    unit = np.where(has_both_signs, middle, np.where((values == 0).any(axis=0), low, 0.1 * least))
     before, after = _fourth_moment(values), _fourth_moment(np.asarray(_signed_log(values, unit)))
     return np.where((before > _HEAVY) & (after < before), unit, 0.0)
 

@@ -62,6 +62,7 @@ def of_the_limit(num_steps):
     return jax.lax.scan(update, jnp.zeros((48, 2)), None, length=num_steps)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_wide_encoders_follow_the_limiting_flow():
     """Their kernels differ from the limit's by the root of the width, and so do they after a given time."""
