@@ -16,10 +16,11 @@ NUMERICS = (
 )
 # Of these rooms the plumbing, which is the same however it is compiled.
 PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "test_assumptions.py")
-# Of these rooms the files of many models, each of which compiles programs of its own: they ask what is computed, or
-# whether a chain goes where it should, and not to which digit. Compiled quickly they take half the time.
+# Rooms and files of many models, each of which compiles programs of its own: they ask what is computed, or whether a
+# chain goes where it should, and not to which digit. Compiled quickly they take half the time.
 LONG = (
-    *("tests/amortized", "tests/diagnostics", "tests/elbo", "tests/estimators", "tests/evidence/test_density.py"),
+    *("tests/amortized", "tests/calibration", "tests/diagnostics", "tests/elbo", "tests/estimators"),
+    "tests/evidence/test_density.py",
     *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py"),
     *("tests/mcmc/test_protocol.py", "tests/nn"),
     *("tests/readout/test_handlers.py", "tests/readout/test_log_density.py", "tests/readout/test_one_predictive.py"),
@@ -32,16 +33,16 @@ MANY_PROGRAMS = (
     *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_rounding.py", "tests/test_exact_laws.py"),
     *("tests/wide_limit/test_limit_kernels.py", "tests/wide_limit/test_network_kernels.py"),
 )
-# What is shown to users, with a process or a chain of its own: pages, notebook, examples, studies.
-SHOWN = ("docs", "tests/test_examples.py", "tests/test_studies.py")
-# Of a test of numerics over several cases, `make test` runs one in so many.
+# What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
+SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
+# Of a test of these rooms over several cases, `make test` runs one in so many.
 STRIDE = 4
 
 MARKS = (
     "numerics: compiled as users compile, by make test-numerics alone",
     "long: many models and their chains, compiled quickly, by make test-long alone",
-    "shown: pages, examples, studies and the notebook, run by make test-shown alone",
-    "slow: long chains and several processes, never among the cases that make test takes of the numerics",
+    "shown: pages, docstrings, examples, studies and the notebook, run by make test-shown alone",
+    "slow: long chains, several processes, many programs: never among the cases of make test",
 )
 
 
@@ -51,21 +52,22 @@ def step_of(item: pytest.Item) -> str | None:
     if any(path.is_relative_to(part) for part in SHOWN):
         return "shown"
     turn = turn_of(item)
-    is_quick = any(path.is_relative_to(part) for part in LONG) or (str(path) in MANY_PROGRAMS and turn not in (None, 0))
-    left_out = "long" if is_quick else "numerics"
+    is_long = any(path.is_relative_to(part) for part in LONG)
+    left_out = "long" if is_long or (str(path) in MANY_PROGRAMS and turn not in (None, 0)) else "numerics"
     if item.get_closest_marker("slow") is not None:
         return left_out
-    if not any(path.is_relative_to(room) for room in NUMERICS) or any(path.match(name) for name in PLUMBING):
+    if any(path.match(name) for name in PLUMBING):
         return None
-    return None if turn == 1 else left_out
+    if any(path.is_relative_to(room) for room in NUMERICS):
+        return None if turn == 1 else left_out
+    return "long" if is_long and turn not in (None, 1) else None
 
 
 def turn_of(item: pytest.Item) -> int | None:
     """Return which of `STRIDE` groups a case of a test is in; None for a test of one case.
 
-    ``make test`` takes the group 1 of a test of numerics. The places of its parameters in their lists decide, so that
-    a case is in the same step whatever else is selected, and every value of a parameter has its turn in a table of
-    several.
+    ``make test`` takes the group 1. The places of its parameters in their lists decide, so that a case is in the same
+    step whatever else is selected, and every value of a parameter has its turn in a table of several.
     """
     callspec = getattr(item, "callspec", None)
     if callspec is None:

@@ -229,6 +229,7 @@ def test_proposition_6_principal_components_through_svi(x64):
     assert elsewhere <= starts // 3
 
 
+@pytest.mark.slow
 def test_auto_degenerate_normal_finds_the_plane(x64):
     vectors, variances = covariance()
     mean, sigma = np.array([1.0, -2.0, 0.5, 0.0, 3.0, 1.0]), (vectors * variances) @ vectors.T

@@ -49,6 +49,7 @@ def test_mistakes(draws, reference, message):
         c2st(KEY, draws, reference)
 
 
+@pytest.mark.slow
 def test_a_bar_is_over_the_folds(bars, monkeypatch, capsys):
     monkeypatch.setattr(_checks, "_PATIENCE", 0)
     for shown in (True, False):

@@ -87,6 +87,7 @@ def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs, form):
     assert f"by the last one's mean kernel: {row.limit_log_evidence:.2f}" in str(WidthReport({20: row}))
 
 
+@pytest.mark.slow
 def test_the_limit_of_any_network_is_taken_as_it_is():
     """A CNN of two layers, whose mean kernel is not that of its limit."""
     x = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("f")

@@ -83,6 +83,7 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     assert mcmc.get_extra_fields(group_by_chain=True)["num_grad"].shape == (2, 200)
 
 
+@pytest.mark.slow
 def test_chains_go_on_for_what_the_budget_pays_where_it_does_not_pay_for_twice_as_many(monkeypatch):
     affordable = iter((10_000, 600, 200))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))

@@ -118,6 +118,7 @@ def test_draws_are_averaged_as_left_out_rows_ask_for():
     assert found.share_unsure == 0
 
 
+@pytest.mark.slow
 def test_predictions_are_the_mixture_over_draws(weighted):
     rows = (X_NEW - X.mean(axis=0)) / X.std(axis=0)
     mean, variance, noise_variance = weighted._posterior.function(rows)
@@ -171,6 +172,7 @@ def test_predictions_of_the_same_rows_are_computed_once(weighted, monkeypatch):
     assert len(posterior._last) == 1
 
 
+@pytest.mark.slow
 def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
@@ -212,6 +214,7 @@ def test_precision_is_left_as_it_was(weighted):
     assert not jax.config.jax_enable_x64 and jax.numpy.ones(()).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_predictions_survive_pickling_and_a_process_of_their_own(weighted, tmp_path):
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps((weighted, X_NEW)))
@@ -241,6 +244,7 @@ def test_noise_that_depends_on_the_inputs_is_told_from_constant_noise():
     assert noise_p_value(x[:20], x[:20, 0], residuals[:20]) is None
 
 
+@pytest.mark.slow
 def test_targets_in_steps_are_told_from_measurements():
     random = np.random.default_rng(0)
     y = random.normal(size=400)
@@ -251,6 +255,7 @@ def test_targets_in_steps_are_told_from_measurements():
     assert "the targets are discrete" in str(marks.report_)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_finite_density_is_worse():
     fine, broken = (loo.LeaveOneOut(np.array(by_row), 0.0) for by_row in ([-9.0, -8.0, -9.0], [-1.0, np.nan, -1.0]))
     assert loo.is_better(fine, broken)[0] and not loo.is_better(broken, fine)[0]

@@ -198,6 +198,7 @@ def standard_bnn(width=8):
     return bnn(features_net, 2, NOISE, readout_scale=width**-0.5)
 
 
+@pytest.mark.slow
 def test_standard_parametrisation_gives_the_same_under_every_handler():
     width = 8
     ntk, standard = bnn(FCN(1, width, jnp.tanh, w_std=1.3, readout_w_std=1.0), 2, NOISE), standard_bnn(width)

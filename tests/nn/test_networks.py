@@ -97,6 +97,7 @@ def test_variance_of_the_residual_network_is_one():
     assert abs(variance - 1) < 3.5 * error
 
 
+@pytest.mark.slow
 def test_variance_of_the_residual_network_with_gelu_on_uniform_images():
     # Where all pixels are equal, averaging over them changes nothing.
     variance, error = prior_variance(WideResNet(1, 16), np.ones((1, 2, 2, 3), "f"), 400)
@@ -104,6 +105,7 @@ def test_variance_of_the_residual_network_with_gelu_on_uniform_images():
     assert error < 0.12
 
 
+@pytest.mark.slow
 def test_features_tend_to_the_kernel_of_the_wide_limit():
     x = unit_inputs(4, 5)
     widths, errors = [64, 256, 1024], []

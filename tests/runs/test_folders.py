@@ -274,6 +274,7 @@ def test_every_type_of_number_is_stored_as_it_is(tmp_path):
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(values))
 
 
+@pytest.mark.slow
 def test_what_is_no_number_is_refused_before_the_warmup(tmp_path, monkeypatch):
     monkeypatch.setattr(MCMC, "warmup", None)
     with pytest.raises(TypeError, match=r"arrays of numbers, but 'key' is .*store jax.random.key_data"):
