@@ -227,12 +227,12 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             of_limit: Any = limit.calibration
             calibration = Calibration.of(codes, labels[out], of_limit.as_prior(_CALIBRATION_SPREAD))
             by_chains = loo.LeaveOneOut(calibration.log_probs(codes, labels[out]))
-            is_better, gain = loo.is_better(by_chains, loo.LeaveOneOut(np.asarray(limit.held_out)[out]), errors=1.0)
+            is_better, gain = loo.is_better(by_chains, loo.LeaveOneOut(np.asarray(limit.held_out)[out]))
             report.add(
                 "Decision",
                 f"log probability of a label of a fifth of the rows, by chains of the others: {by_chains}",
                 f"chains minus limit: {gain}",
-                f"chains are {'' if is_better else 'not '}better by more than a standard error",
+                f"chains are {'' if is_better else 'not '}better by more than two standard errors",
             )
             found = None
             if is_better or is_asked_for:

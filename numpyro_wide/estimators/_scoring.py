@@ -60,11 +60,11 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
     return LeaveOneOut(np.array(rows), num_unsure / len(rows))
 
 
-def is_better(one: LeaveOneOut, other: LeaveOneOut, errors: float = 2.0) -> tuple[bool, str]:
-    """Tell whether one model is better by some standard errors, or the other not finite."""
+def is_better(one: LeaveOneOut, other: LeaveOneOut) -> tuple[bool, str]:
+    """Tell whether one model is better by two standard errors, or the other not finite."""
     gain = one.by_row - other.by_row
     error = np.std(gain) / np.sqrt(len(gain))
-    is_better = not np.isfinite(other.by_row).all() or gain.mean() > errors * error
+    is_better = not np.isfinite(other.by_row).all() or gain.mean() > 2 * error
     return bool(is_better), f"{gain.mean():+.4f} +- {error:.2g} nats per row"
 
 
