@@ -8,7 +8,7 @@ import sklearn.datasets
 
 import _common
 import _data
-import _fashion_data
+from _fashion_data import DEBIAN
 
 MOST_ROWS, MOST_TESTED = 1000, 2000
 OF_SKLEARN = {"breast cancer": "load_breast_cancer", "wine": "load_wine"}
@@ -20,7 +20,12 @@ OF_NUMBERS = {
     "protein": ("protein", 5.0),
     **{name: (name, None) for name in ("airfoil", "concrete", "kin8nm", "power")},
 }
-TABLES = ("digits", *OF_SKLEARN, *OF_NUMBERS, "fashion")
+# Images of 28 x 28 pixels, averaged over squares of two, and how many of the first are learnt from.
+OF_IMAGES = {
+    f"{name}, {rows}": (name, rows)
+    for name, rows in (("MNIST", 1000), ("Fashion-MNIST", 2000), ("MNIST", 5000), ("Fashion-MNIST", 10_000))
+}
+TABLES = ("digits", *OF_SKLEARN, *OF_NUMBERS, *OF_IMAGES)
 
 
 class Table(NamedTuple):
@@ -36,29 +41,56 @@ class Table(NamedTuple):
         """Number of classes."""
         return int(self.labels.max()) + 1
 
+    @property
+    def images(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of both parts as images, (n, side, side, 1)."""
+        side = round(self.x.shape[1] ** 0.5)
+        return self.x.reshape(-1, side, side, 1), self.x_test.reshape(-1, side, side, 1)
 
-def load(name: str, folder: Path | None, most_rows: int = MOST_ROWS) -> Table:
-    """Read a table, and split it.
 
-    Args:
-        name: one of ``TABLES``.
-        folder: folder with the UCI sets, ``<name>.npz``, for those of numbers.
-        most_rows: most training rows, of which Fashion-MNIST has twice as many.
-    """
+class Folders(NamedTuple):
+    """Folders with the sets of UCI, ``<name>.npz``, with MNIST's files, and with Fashion-MNIST's."""
+
+    uci: Path | None
+    mnist: Path | None
+    fashion: Path | None = DEBIAN if DEBIAN.is_dir() else None
+
+    def have(self, name: str) -> bool:
+        """Tell whether a table can be read."""
+        if name in OF_IMAGES:
+            return (self.mnist if OF_IMAGES[name][0] == "MNIST" else self.fashion) is not None
+        return name not in OF_NUMBERS or self.uci is not None
+
+
+def load(name: str, folders: Folders, most_rows: int = MOST_ROWS) -> Table:
+    """Read one of ``TABLES``, and split it; ``most_rows`` are the most to train on, but of images."""
     if name == "digits":
         parts = _common.digits(min(1000, most_rows), 797)
-    elif name == "fashion":
-        images = _fashion_data.load(None, 2 * most_rows, MOST_TESTED)
-        return Table(images.x, images.labels, images.x_test, images.labels_test)
+    elif name in OF_IMAGES:
+        parts = _of_images(*OF_IMAGES[name], folders)
     elif name in OF_SKLEARN:
         inputs, labels = getattr(sklearn.datasets, OF_SKLEARN[name])(return_X_y=True)
         num_test = round(TEST_SHARE * len(labels))
         num_train = min(most_rows, len(labels) - num_test)
         parts = _standardised(*_data.split(_data.Dataset(inputs, labels), num_train, num_test, seed=0))
     else:
-        parts = _of_numbers(*OF_NUMBERS[name], folder, most_rows)
+        parts = _of_numbers(*OF_NUMBERS[name], folders.uci, most_rows)
     (x, labels), (x_test, labels_test) = parts
     return Table(np.float32(x), np.asarray(labels), np.float32(x_test), np.asarray(labels_test))
+
+
+def _of_images(name: str, num_train: int, folders: Folders) -> tuple:
+    """Take the first images of both parts, standardised by the training images, all pixels with one mean and scale."""
+    parts = _data.mnist(folders.mnist) if name == "MNIST" else _data.fashion_mnist(folders.fashion)
+    counts = num_train, MOST_TESTED
+    pooled = [
+        part.inputs[:count].reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    scale = _data.Standardiser.fit(pooled[0], by_column=False)
+    return tuple(
+        _data.Dataset(scale(x), part.targets[:count]) for x, part, count in zip(pooled, parts, counts, strict=True)
+    )
 
 
 def _of_numbers(file: str, threshold: float | None, folder: Path, most_rows: int) -> tuple:

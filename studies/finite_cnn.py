@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-from flax import linen
 
 import _class_chains
 import _common
@@ -36,19 +35,6 @@ LIMITS = ("codes, limit", "softmax, limit")
 MLPS = "five MLPs"
 MODELS = (MLPS, "five trained", LIMITS[0], "codes", LIMITS[1], *CHAINS)
 NETWORK = CNN(2, 1, "relu", padding="SAME", b_std=0.1, readout_w_std=2**0.5)
-
-
-class Trained(linen.Module):
-    """The same layers with flax's initial weights, for an optimiser."""
-
-    width: int
-
-    @linen.compact
-    def __call__(self, x):
-        """Return logits (n, classes)."""
-        for _ in range(NETWORK.depth):
-            x = linen.relu(linen.Conv(self.width, (3, 3))(x))
-        return linen.Dense(baselines.NUM_CLASSES)(x.reshape(len(x), -1))
 
 
 class Cell(NamedTuple):
@@ -121,7 +107,8 @@ def predict(cell, task):
             flat = [x.reshape(len(x), -1) for x in (table.x, table.x_test)]
             return baselines.ensemble(baselines.Network(1, options.mlp_width), flat[0], table.labels, flat[1])[0], None
         case "five trained":
-            return baselines.ensemble(Trained(cell.width), *data, num_epochs=options.num_epochs)[0], None
+            trained = baselines.ConvolutionalNetwork(NETWORK.depth, cell.width)
+            return baselines.ensemble(trained, *data, num_epochs=options.num_epochs)[0], None
         case "codes, limit":
             scales = baselines.scales_by_evidence(_class_chains.kernel_of(NETWORK, table.x), table.labels, LEAST_NOISE)
             return baselines.infinite_regression(limit_kernel(NETWORK), *scales, *data)[0], None

@@ -1,9 +1,9 @@
 """Does an amortised normal train better in natural parameters? Three parametrisations, by width, over seeds.
 
 The expected forward KL is convex in natural parameters (McNamara 2025, Lemma 1), which speaks for computing those by a
-network: (Λμ, Λ). Beside it (m, L), mean and Cholesky factor of the covariance, and the regressions of
-:class:`AutoAmortized`, convex in the coefficients for given residual variances. Same simulations of Lotka-Volterra's
-equations, encoder, optimiser and steps; held-out losses in nats, at the best of two learning rates. Prints a table.
+network: (Λμ, Λ). Beside it both forms of :class:`AutoAmortized`: regressions, convex in the coefficients for given
+residual variances, and mean and Cholesky factor of the covariance. Same simulations of Lotka-Volterra's equations,
+encoder, optimiser and steps; held-out losses in nats, at the best of two learning rates. Prints a table.
 
     python studies/parametrisations.py
 """
@@ -26,7 +26,8 @@ from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 
 DIM = 4
-FORMS = ("natural", "mean and factor", "regressions")
+FACTORS = {"mean and factor": "covariance", "regressions": "precision"}  # of AutoAmortized
+FORMS = ("natural", *FACTORS)
 STANDARDISED = dist.MultivariateNormal(jnp.zeros(DIM), jnp.eye(DIM))
 
 
@@ -48,20 +49,17 @@ class Row(NamedTuple):
     training: float
 
 
-def conditional_normal(form: str, outputs: jax.Array) -> dist.Distribution:
+def natural_normal(outputs: jax.Array) -> dist.Distribution:
     """Make the normal distribution of standardised latents from a network's outputs; N(0, I) where these are zero."""
-    if form == "mean and factor":
-        factor = jnp.zeros((DIM, DIM)).at[np.tril_indices(DIM, -1)].set(outputs[2 * DIM :])
-        return dist.MultivariateNormal(outputs[:DIM], scale_tril=factor + jnp.diag(jnp.exp(outputs[DIM : 2 * DIM])))
     into = biject_to(natural.domain(natural.MultivariateNormal))
     return natural.MultivariateNormal(into(outputs + into.inv(natural.parameters(STANDARDISED))))
 
 
 def guide_of(form: str, width: int, simulations: dict[str, np.ndarray]):
     """Make the guide: the shipped one, or the same with another head."""
-    if form == "regressions":
-        encoder = ResidualEncoder(width)
-        return AutoAmortized(_sbibm_tasks.lotka_volterra, observed="x", sites=["theta"], encoder=encoder)
+    if form in FACTORS:
+        options = {"sites": ["theta"], "encoder": ResidualEncoder(width), "factor": FACTORS[form]}
+        return AutoAmortized(_sbibm_tasks.lotka_volterra, observed="x", **options)
     loc, scale = (moment(np.log(simulations["theta"]), axis=0) for moment in (np.mean, np.std))
     log_data = np.log(simulations["x"])
     into = [dist.transforms.AffineTransform(loc, scale), dist.transforms.ExpTransform()]
@@ -71,7 +69,7 @@ def guide_of(form: str, width: int, simulations: dict[str, np.ndarray]):
         features = flax_module("encoder", ResidualEncoder(width), input_shape=(1, 20))(data[None])[0]
         shape = (len(features), DIM * (DIM + 3) // 2)
         outputs = features @ numpyro.param("kernel", jnp.zeros(shape)) + numpyro.param("bias", jnp.zeros(shape[1]))
-        numpyro.sample("theta", dist.TransformedDistribution(conditional_normal(form, outputs), into))
+        numpyro.sample("theta", dist.TransformedDistribution(natural_normal(outputs), into))
 
     return guide
 

@@ -22,7 +22,7 @@ SECTIONS = {
     ("gallery/classes.md", None): (
         "classes fashion_scores fashion_costs",
         # Rows, units, steps and draws; of the table of costs.
-        "1000 2000 128 100 60 400 1.02 158 1600 256 2022,",
+        "1000 2000 128 100 400 500 256 2022,",
     ),
     ("gallery/sbibm.md", "Results"): (
         "sbibm_summary",

@@ -104,7 +104,7 @@ def race(
 
 
 def in_order(optima: list[Optimum]) -> list[Optimum]:
-    """Order by error, but first the one of fewest layers within a standard error of the least (Breiman et al. 1984)."""
+    """Order by error, but first by the rule of one standard error: of fewest layers within that of the least."""
     by_error = sorted(optima, key=lambda one: one.error)
 
     def is_level(one: Optimum) -> bool:
