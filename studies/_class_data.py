@@ -83,14 +83,11 @@ def _of_images(name: str, num_train: int, folders: Folders) -> tuple:
     """Take the first images of both parts, standardised by the training images, all pixels with one mean and scale."""
     parts = _data.mnist(folders.mnist) if name == "MNIST" else _data.fashion_mnist(folders.fashion)
     counts = num_train, MOST_TESTED
-    pooled = [
-        part.inputs[:count].reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)
+    firsts = [
+        _data.Dataset(_data.pooled(part.inputs[:count]).reshape(count, -1), part.targets[:count])
         for part, count in zip(parts, counts, strict=True)
     ]
-    scale = _data.Standardiser.fit(pooled[0], by_column=False)
-    return tuple(
-        _data.Dataset(scale(x), part.targets[:count]) for x, part, count in zip(pooled, parts, counts, strict=True)
-    )
+    return _standardised(*firsts, by_column=False)
 
 
 def _of_numbers(file: str, threshold: float | None, folder: Path, most_rows: int) -> tuple:
@@ -104,6 +101,6 @@ def _of_numbers(file: str, threshold: float | None, folder: Path, most_rows: int
     return _standardised(*_data.split(both, num_train, min(MOST_TESTED, len(rows) - num_train), seed=0))
 
 
-def _standardised(train: _data.Dataset, test: _data.Dataset) -> tuple:
-    scale = _data.Standardiser.fit(train.inputs)
+def _standardised(train: _data.Dataset, test: _data.Dataset, by_column: bool = True) -> tuple:
+    scale = _data.Standardiser.fit(train.inputs, by_column=by_column)
     return tuple(part._replace(inputs=scale(part.inputs)) for part in (train, test))

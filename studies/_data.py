@@ -203,6 +203,12 @@ def fashion_mnist(folder: Folder) -> tuple[Dataset, Dataset]:
     return mnist(folder, FASHION_MNIST)
 
 
+def pooled(images: np.ndarray, pool: int = 2) -> np.ndarray:
+    """Average square images (n, side, side) over squares of ``pool`` pixels a side."""
+    side = images.shape[1] // pool
+    return images.reshape(-1, side, pool, side, pool).mean((2, 4))
+
+
 def _of_idx(folder: Folder, part: str, source: str) -> Dataset:
     images, images_path = _read_idx(folder, f"{part}-images-idx3-ubyte", source)
     labels, labels_path = _read_idx(folder, f"{part}-labels-idx1-ubyte", source)

@@ -42,11 +42,7 @@ def load(folder, num_train, num_test, pool=2):
         # From 8 x 8 to 24 x 24 pixels, in a frame of two.
         enlarged = np.kron(digits.inputs * (255 / 16), np.ones((1, 3, 3)))
         enlarged = np.pad(enlarged, ((0, 0), (2, 2), (2, 2)))
-        side = 28 // pool
-        parts = [
-            part.reshape(-1, side, pool, side, pool).mean((2, 4)).reshape(-1, side**2)
-            for part in (train.inputs, test.inputs, enlarged)
-        ]
+        parts = [_data.pooled(part, pool).reshape(len(part), -1) for part in (train.inputs, test.inputs, enlarged)]
     scale = _data.Standardiser.fit(parts[0], by_column=False)
     x, x_test, x_shifted = map(scale, parts)
     return Images(x, train.targets, x_test, test.targets, x_shifted)

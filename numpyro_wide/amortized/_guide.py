@@ -130,8 +130,7 @@ class AutoAmortized:
                 f"encoder must be a flax linen module from data (n, ...) to features (n, k), but is {kind_of(encoder)}."
             )
         self.model, self.observed, self.family, self.encoder = model, site_names(observed), family, encoder
-        self.factor = factor
-        self.pool, self.prefix = pool, prefix
+        self.factor, self.pool, self.prefix = factor, pool, prefix
         self.sites = None if sites is None else site_names(sites)
         self.num_components = whole_number("num_components", num_components) if family == "mixture" else 1
 

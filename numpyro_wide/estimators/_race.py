@@ -106,12 +106,15 @@ def race(
 def in_order(optima: list[Optimum]) -> list[Optimum]:
     """Order by error, but first by the rule of one standard error: of fewest layers within that of the least."""
     by_error = sorted(optima, key=lambda one: one.error)
+    if not by_error:
+        return []
 
     def is_level(one: Optimum) -> bool:
         excess = np.mean(one.residuals**2 - by_error[0].residuals ** 2, axis=1)
         return bool(excess.mean() <= excess.std() / len(excess) ** 0.5)
 
-    return sorted(by_error, key=lambda one: one is not min(filter(is_level, by_error), key=lambda one: one.depth))
+    first = min(filter(is_level, by_error), key=lambda one: one.depth)
+    return [first, *(one for one in by_error if one is not first)]
 
 
 def over_entries(descend: Any) -> Any:
