@@ -56,6 +56,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "estimators/_chains.py": [
         (
+            "estimators: all chains start near one optimum",
+            "optima[chain % len(optima)]",
+            "optima[0]",
+            "estimators/test_chains.py::test_chains_start_near_the_optima_in_turn",
+        ),
+        (
             "estimators: Adam spends a budget that pays for no chains",
             "    if affordable >= _FEWEST_STEPS:",
             "    if True:",
@@ -94,6 +100,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "estimators/_race.py": [
+        (
+            "race: kernels in the places of each other",
+            "kernels[layer] for layer in range(depth)",
+            "kernels[-1 - layer] for layer in range(depth)",
+            "estimators/test_race.py::test_the_network_is_that_of_the_chains",
+        ),
         (
             "race: rows learnt from are those that score",
             "rows[num_learnt : num_learnt + _MOST_HELD]",
@@ -184,6 +196,24 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "some = limit",
             "estimators/test_classifier.py::test_rows_that_calibrate_are_not_seen_by_the_chains",
         ),
+        (
+            "estimators: draws and limit with the weights of each other",
+            "self.weight * probs + (1 - self.weight) * self.limit.fit.predict(x)",
+            "(1 - self.weight) * probs + self.weight * self.limit.fit.predict(x)",
+            "estimators/test_classifier.py::test_auto_stacks_limit_and_chains",
+        ),
+        (
+            "estimators: the limit judged by labels that it knows",
+            "regression = replace(some, targets=codes[others],",
+            "regression = replace(limit, targets=codes,",
+            "estimators/test_classifier.py::test_the_limit_is_judged_by_rows_that_it_has_not_seen",
+        ),
+        (
+            "estimators: chains calibrated by rows that may be easy by chance",
+            "of_all.changed(of_limit, of_chains)",
+            "of_chains",
+            "estimators/test_classifier.py::test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out",
+        ),
     ],
     "estimators/_regressor.py": [
         (
@@ -194,6 +224,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "estimators/_scoring.py": [
+        (
+            "estimators: the best stacking weight in the place of its mean",
+            "softmax(by_weight) @ weights",
+            "weights[np.argmax(by_weight)]",
+            "estimators/test_classifier.py::test_stacking_weight",
+        ),
         (
             "leave-one-out: the row's own observation stays in the mean",
             "return y - (y - mean) / share, variance / share",
@@ -228,9 +264,21 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "covariance of draws: without that of their means",
-            "return spread[:, :, None] + between",
-            "return spread[:, :, None] + 0 * between",
+            "spread[:, :, None] + between",
+            "spread[:, :, None] + 0 * between",
             "estimators/test_regressor.py::test_covariance_of_draws_has_the_variances_on_its_diagonal",
+        ),
+        (
+            "estimators: a stack's covariance without that between draws and limit",
+            "(1 - self.weight) * self.limit.covariance(x) + between",
+            "(1 - self.weight) * self.limit.covariance(x)",
+            "estimators/test_regressor.py::test_a_stack_is_a_mixture_of_draws_and_limit",
+        ),
+        (
+            "estimators: draws and limit in the shares of each other",
+            "num_kept = min(round(self.weight * number), number - 1)",
+            "num_kept = round((1 - self.weight) * number)",
+            "estimators/test_regressor.py::test_a_stack_is_a_mixture_of_draws_and_limit",
         ),
     ],
     "linear_gaussian/_row_blocks.py": [
@@ -803,6 +851,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "score = max(tried",
             "score = min(tried",
             "wide_limit/test_class_evidence.py::test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts",
+        ),
+        (
+            "wide_limit.fit: the worse of codes and logits",
+            "return max(both",
+            "return min(both",
+            "wide_limit/test_class_evidence.py::test_codes_or_logits_by_labels_left_out",
+        ),
+        (
+            "wide_limit.fit: labels left out of logits are known",
+            "np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)",
+            "np.flatnonzero(folds >= 0), np.flatnonzero(folds == fold)",
+            "wide_limit/test_class_evidence.py::test_labels_left_out_are_as_probable_as_by_refits",
         ),
         (
             "outliers: two hide each other",

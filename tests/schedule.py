@@ -15,16 +15,22 @@ NUMERICS = (
     *("tests/natural", "tests/readout", "tests/surrogates", "tests/wide_limit"),
 )
 # Of these rooms the plumbing, which is the same however it is compiled.
-PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_compiled_once.py", "test_assumptions.py")
+PLUMBING = ("test_*errors.py", "test_*mistakes.py", "test_assumptions.py")
 # Rooms and files of many models, each of which compiles programs of its own: they ask what is computed, or whether a
 # chain goes where it should, and not to which digit. Compiled quickly they take half the time.
 LONG = (
     *("tests/amortized", "tests/calibration", "tests/diagnostics", "tests/elbo", "tests/estimators"),
     "tests/evidence/test_density.py",
-    *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py"),
-    *("tests/mcmc/test_protocol.py", "tests/nn"),
+    *("tests/evidence/test_model_evidence.py", "tests/machine", "tests/mcmc/test_peer_targets.py", "tests/nn"),
     *("tests/readout/test_handlers.py", "tests/readout/test_log_density.py", "tests/readout/test_one_predictive.py"),
-    *("tests/readout/test_random_models.py", "tests/runs", "tests/surrogates/test_fitted_posteriors.py"),
+    *("tests/readout/test_random_models.py", "tests/surrogates/test_fitted_posteriors.py"),
+)
+# Files whose cases are whole runs, of chains, trainings or compilations: `make test` runs none of them.
+WHOLE_RUNS = (
+    *("tests/amortized/test_amortized_posteriors.py", "tests/amortized/test_amortized_trainer.py"),
+    *("tests/diagnostics/test_summary.py", "tests/diagnostics/test_width.py", "tests/mcmc/test_compiled_once.py"),
+    *("tests/mcmc/test_over_chains.py", "tests/mcmc/test_prior_sizes.py", "tests/mcmc/test_protocol.py"),
+    *("tests/readout/test_compiled_once.py", "tests/readout/test_wide_limit_draws.py", "tests/runs"),
     "tests/test_autoguide.py",
 )
 # Of these rooms the files whose time is that of many compilations: of a test over several cases one in `STRIDE` is
@@ -51,6 +57,8 @@ def step_of(item: pytest.Item) -> str | None:
     path = item.path.relative_to(ROOT)
     if any(path.is_relative_to(part) for part in SHOWN):
         return "shown"
+    if any(path.is_relative_to(part) for part in WHOLE_RUNS):
+        return "long"
     turn = turn_of(item)
     is_long = any(path.is_relative_to(part) for part in LONG)
     left_out = "long" if is_long or (str(path) in MANY_PROGRAMS and turn not in (None, 0)) else "numerics"

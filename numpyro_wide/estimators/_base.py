@@ -54,6 +54,8 @@ class Report:
 class Clock:
     """Wall-clock seconds of a fit, compilation included, with an optional progress bar."""
 
+    pace = 1.0  # seconds that a piece of work took, over those on the machine of our measurements
+
     def __init__(self, budget: float, progress_bar: bool = False):
         self.budget, self._start = budget, time.perf_counter()
         form = "{desc}, since second {n:.0f} of {total:g} |{bar}|"

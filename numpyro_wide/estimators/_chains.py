@@ -5,10 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
+from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
@@ -21,6 +24,7 @@ _NUM_SAMPLES = 3000  # steps before the first look
 _NUM_KEPT = (200, 100, 50)  # predictive draws by chain: few, where their predictions are dear
 _KEPT_SHARE = 0.1  # of the seconds left, for predictions of the draws
 _FEWEST_STEPS = 50  # of warmup
+_STARTS_APART = 0.1  # of those near one optimum, in prior deviations
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.9  # of those after it: scores follow
@@ -42,6 +46,7 @@ def run_chains(
     *,
     gradient_seconds: float,  # of one chain, about
     hold: str | None,  # "scales" if Adam holds scales and noise at their medians
+    optima: list[dict[str, np.ndarray]],  # weights by site to start near, or none, for Adam to find some
     judge: Callable[[dict[str, Any]], Judgement],
     are_asked_for: bool,  # so that a user is warned of their lack
     clock: Clock,
@@ -54,14 +59,17 @@ def run_chains(
     num_kept = next((number for number in _NUM_KEPT if _judging(number, gradients) < most), _NUM_KEPT[-1])
     affordable = _num_warmup(clock, gradients)
     if affordable >= _FEWEST_STEPS:
-        clock.begin("Adam, for starts of the chains")
         start_key, run_key = jax.random.split(key)
-        num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
-        options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
-        start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
-        # A busy or a slow machine shows here, and programs that are there already.
-        pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
-        compiling, measured = pace * _COMPILING, max(1.0, pace) * gradients
+        if optima:
+            start = starts_near(optima, start_key, model, args, num_chains)
+        else:
+            clock.begin("Adam, for starts of the chains")
+            num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
+            options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
+            start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
+            # A busy or a slow machine shows here, and programs that are there already.
+            clock.pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
+        compiling, measured = clock.pace * _COMPILING, max(1.0, clock.pace) * gradients
         judging = compiling + _judging(num_kept, measured)
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
@@ -114,13 +122,32 @@ def run_chains(
         num_samples = min(affordable, 2 * num_samples)
     report.add(
         "Chains",
-        f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from Adam's optimum"
-        + (", with scales and noise held at their medians" if hold else ""),
+        f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
+        + ("optima of the race" if optima else "Adam's optimum")
+        + (", with scales and noise held at their medians" if hold or optima else ""),
         f"{num_steps - num_samples} warmup steps and {num_samples} after them, {1000 * step:.3g} ms each; "
         f"{num_kept} draws kept per chain",
         *lines,
     )
     return mcmc, num_steps
+
+
+def starts_near(
+    optima: list[dict[str, np.ndarray]], key: Any, model: Any, args: tuple, num_chains: int
+) -> dict[str, Array]:
+    """Return starts of chains in turn near optima of some sites; all others, normal, are at their medians."""
+    sites = jax.eval_shape(
+        lambda args: {n: s["value"] for n, s in latent_sites(run_model(model, args, {})).items()}, args
+    )
+    taken = [optima[chain % len(optima)] for chain in range(num_chains)]
+    moved = [np.stack([one[name] for one in taken]) if name in optima[0] else None for name in sites]
+    keys = jax.random.split(key, len(sites))
+    return {
+        name: jnp.zeros((num_chains, *site.shape), site.dtype)
+        if near is None
+        else jnp.asarray(near, site.dtype) + _STARTS_APART * jax.random.normal(one, near.shape, site.dtype)
+        for (name, site), near, one in zip(sites.items(), moved, keys, strict=True)
+    }
 
 
 def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.ndarray, int, list[str]]:

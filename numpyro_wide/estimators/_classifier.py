@@ -17,7 +17,7 @@ from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
 from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence, gradient_seconds, run_chains
 from numpyro_wide.estimators._policy import needs_double, without_copies
-from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, blocks, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks, collapsed
 from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._label_regression import Calibration, of_every_class
@@ -66,8 +66,11 @@ class DrawnClasses(DrawnPosterior):
         return np.concatenate([self.predictions(self.known[0], x[block])["mean"] for block in blocks(len(x))], axis=1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return class probabilities at x (m, d), averaged over draws, (m, classes)."""
-        return np.concatenate([self.calibration(self.codes(x[block])).mean(axis=0) for block in blocks(len(x))])
+        """Return class probabilities at x (m, d), averaged over draws and pooled, (m, classes)."""
+        probs = np.concatenate([self.calibration(self.codes(x[block])).mean(axis=0) for block in blocks(len(x))])
+        if self.limit is None:
+            return probs
+        return self.weight * probs + (1 - self.weight) * self.limit.fit.predict(x)
 
 
 def run_codes(
@@ -92,7 +95,13 @@ def run_codes(
         args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
         seconds = (1 + is_double) * gradient_seconds(len(inputs), limit.depth, width)
         form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
-        form |= {"judge": judge, "gradient_seconds": seconds, "hold": None, "are_asked_for": are_asked_for}
+        form |= {
+            "judge": judge,
+            "gradient_seconds": seconds,
+            "hold": None,
+            "optima": [],
+            "are_asked_for": are_asked_for,
+        }
         run = run_chains(collapsed(network), args, num_chains, **form)
     if run is None:
         return None
@@ -106,11 +115,12 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
 
     One-hot codes of the labels are regressed on, in closed form given the hidden weights, and the log probability of
     each label given all others chooses and calibrates. The infinitely wide network of
-    :func:`~numpyro_wide.wide_limit.fit` predicts ("limit"), or chains of a finite one ("chains").
+    :func:`~numpyro_wide.wide_limit.fit` predicts ("limit"), chains of a finite one ("chains"), or a weighted mean of
+    both ("stacked").
 
     Args:
         hidden: equal widths of the hidden layers, such as (50,); or "auto".
-        method: "limit", "chains", or "auto": chains where they make labels held out more probable.
+        method: "limit", "chains", or "auto": both, weighted by the probabilities of labels held out.
         time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``.
@@ -119,7 +129,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     Attributes:
         classes_: labels, in the order of the probabilities.
         report_: decisions with their numbers, as text by ``str``.
-        method_: "limit" or "chains".
+        method_: "limit", "chains" or "stacked".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised inputs.
         model_: collapsed model, ``model_(medians, x, codes)``; None for the limit.
         model_args_: as of :class:`WideBNNRegressor`, like ``mcmc_``, ``draws_`` and ``n_iter_``.
@@ -208,7 +218,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     def _with_chains(
         self, limit: WideLimitFit, width: int, clock: Clock, random: np.random.RandomState, report: Report
     ) -> tuple[str, Any, Any, int] | None:
-        """Run chains; return them if asked for, or if better at a fifth of the rows, given the others."""
+        """Run chains; return them if asked for, or stacked by the labels of a fifth of the rows, given the others."""
         is_asked_for = self.method == "chains"
         kind = f"{limit.depth} x {width} {limit.activation} units, constant noise"
         report.add("Finite network", f"{kind}; codes of the classes are its targets")
@@ -222,20 +232,23 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             first = run_codes(some, width, self.num_chains, is_asked_for, half, random, report)
             if first is None:
                 return None
-            codes = first[0].codes(limit.inputs[out])
-            # A fifth of the rows may be easy by chance: the limit's calibration, by all rows, is the prior.
-            of_limit: Any = limit.calibration
-            calibration = Calibration.of(codes, labels[out], of_limit.as_prior(_CALIBRATION_SPREAD))
-            by_chains = loo.LeaveOneOut(calibration.log_probs(codes, labels[out]))
-            is_better, gain = loo.is_better(by_chains, loo.LeaveOneOut(np.asarray(limit.held_out)[out]))
+            codes: Any = limit.codes
+            regression = replace(some, targets=codes[others], likelihood="normal", calibration=None)
+            values = first[0].codes(limit.inputs[out]), regression.predict(limit.inputs[out])[0]
+            of_all: Any = limit.calibration
+            prior = of_all.as_prior(_CALIBRATION_SPREAD)
+            of_chains, of_limit = (Calibration.of(value, labels[out], prior) for value in values)
+            by_chains = of_chains.log_probs(values[0], labels[out])
+            by_limit = of_limit.log_probs(values[1], labels[out])
+            weight = loo.stacking_weight(by_chains, by_limit)
             report.add(
                 "Decision",
-                f"log probability of a label of a fifth of the rows, by chains of the others: {by_chains}",
-                f"chains minus limit: {gain}",
-                f"chains are {'' if is_better else 'not '}better by more than two standard errors",
+                f"log probability of a label of a fifth of the rows, by chains of the others: {loo.average(by_chains)}",
+                f"chains minus limit: {loo.average(by_chains - by_limit)}",
+                f"weight of the chains, stacked with the limit by these labels: {weight:.2f}",
             )
             found = None
-            if is_better or is_asked_for:
+            if weight > loo.LEAST_WEIGHT or is_asked_for:
                 clock.begin("chains of all rows")
                 found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
         except (FloatingPointError, RuntimeError, ValueError) as error:
@@ -248,5 +261,9 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         if found is None:
             return None
         posterior, mcmc, num_steps = found
-        posterior.calibration = calibration
-        return "chains", posterior, mcmc, num_steps
+        # A fifth of the rows may be easy by chance: only the difference between both is known.
+        posterior.calibration = of_all.changed(of_limit, of_chains)
+        if is_asked_for:
+            return "chains", posterior, mcmc, num_steps
+        posterior.stack(LimitPosterior(limit), weight)
+        return "stacked", posterior, mcmc, num_steps

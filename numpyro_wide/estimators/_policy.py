@@ -29,6 +29,7 @@ from numpyro_wide.estimators._posteriors import (
     collapsed,
 )
 from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
+from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
 from numpyro_wide.estimators._scoring import LARGEST_P, fewest_rows, has_steps, noise_p_value
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
@@ -176,6 +177,7 @@ def decide(
             seconds = (1 + is_double) * gradient  # double precision takes twice as long
             form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
             form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": True}
+            form["optima"] = chosen.weights if optima and units == RACE_WIDTH else []
             run = run_chains(model, args, num_chains, **form)
         if run is None:
             return None
@@ -192,23 +194,25 @@ def decide(
             report.add("Decision", line)
             warnings.warn(line, UserWarning, stacklevel=2)
 
-    # Choice: the draws, unless the limit is clearly better, less one nat for each fitted scale (Akaike's criterion).
+    # Choice: draws and limit, stacked; the limit loses one nat for each fitted scale (Akaike's criterion).
     if found is not None:
         posterior, by_draws, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
         penalised = loo.LeaveOneOut(by_limit.by_row - num_scales / num_fitted)
-        is_worse, _ = loo.is_better(penalised, by_draws)
-        _, gain = loo.is_better(by_draws, penalised)
+        weight = loo.stacking_weight(by_draws.by_row, penalised.by_row)
         kind = "weighted draws" if mcmc is None else "chains"
-        is_kept = method != "auto" or not is_worse
         report.add(
             "Decision",
             f"leave-one-out log density per row by {kind}: {by_draws}; {by_draws.reliability}",
-            f"{kind} over the infinite-width limit: {gain} (leave-one-out, the limit less one nat for each of its "
-            f"{num_scales} scales): {kind} {'kept' if is_kept else 'dropped'}",
+            f"{kind} over the infinite-width limit: {loo.average(by_draws.by_row - penalised.by_row)} nats per row "
+            f"(leave-one-out, the limit less one nat for each of its {num_scales} scales)",
         )
-        if is_kept:
-            return scale, "weighted" if mcmc is None else "chains", fit, posterior, mcmc, num_steps
+        if method != "auto":
+            return scale, method, fit, posterior, mcmc, num_steps
+        report.add("Decision", f"weight of {kind}, stacked with the limit by these densities: {weight:.3f}")
+        if weight > loo.LEAST_WEIGHT:
+            posterior.stack(limit, weight)
+            return scale, "stacked", fit, posterior, mcmc, num_steps
     if is_by_row:
         line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
         report.add("Noise", f'{line}; method="chains" has a noise by row')
@@ -250,7 +254,7 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
     return num_rows <= MOST_KNOWN or clock.budget > _ENOUGH_STEPS * step
 
 
-_DEEP_WIDTH = 32  # units of several layers: longer chains gain more than wider layers
+_DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
 # Seconds of compiling chains: in all, by hidden layer, and of noise by row.

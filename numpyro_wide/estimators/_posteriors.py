@@ -167,7 +167,10 @@ class DrawnModel:
 
 
 class DrawnPosterior(DrawnModel):
-    """Draws of a collapsed network, with medians, x and y of its fit."""
+    """Draws of a collapsed network, with medians, x and y of its fit; or these and the limit, stacked."""
+
+    limit: LimitPosterior | None = None
+    weight = 1.0  # of the draws; the limit has the rest
 
     def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
         super().__init__(collapsed(network), draws, jax.tree.map(lambda leaf: np.asarray(leaf, float), known))
@@ -184,15 +187,38 @@ class DrawnPosterior(DrawnModel):
         self._last[key] = moments
         return moments
 
+    def stack(self, limit: LimitPosterior, weight: float) -> None:
+        """Predict as a weighted mean with the limit from now on."""
+        self.limit, self.weight, self._last = limit, weight, {}
+
     def _function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the moments of :meth:`function`."""
+        """Compute the moments of :meth:`function`; the limit's, stacked, are in the place of some draws."""
         found = self.predictions(self.known[0], x)
         arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
         mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
-        return mean, variance, noise_scale**2
+        moments = mean, variance, noise_scale**2
+        if self.limit is None:
+            return moments
+        number = len(mean)
+        num_kept = min(round(self.weight * number), number - 1)
+        kept = np.arange(num_kept) * number // max(num_kept, 1)
+        parts = zip(moments, self.limit.function(x), strict=True)
+        mean, variance, noise_variance = (
+            np.concatenate([draws[kept], np.repeat(one, number - num_kept, axis=0)]) for draws, one in parts
+        )
+        return mean, variance, noise_variance
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
-        """Return the covariance between rows of x, (m, m, k), over draws."""
+        """Return the covariance between rows of x, (m, m, k), over draws and limit."""
+        mean, covariance = self._over_draws(x)
+        if self.limit is None:
+            return covariance
+        difference = self.limit.function(x)[0][0] - mean
+        between = self.weight * (1 - self.weight) * np.einsum("mk,nk->mnk", difference, difference)
+        return self.weight * covariance + (1 - self.weight) * self.limit.covariance(x) + between
+
+    def _over_draws(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean, (m, k), and covariance, (m, m, k), over draws."""
         network, model = self.network, partial(run_network, self.network)
 
         def given_draws(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
@@ -215,7 +241,7 @@ class DrawnPosterior(DrawnModel):
         means, spread = np.asarray(means), np.asarray(total) / len(means)
         deviations = means - means.mean(axis=0)
         between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
-        return spread[:, :, None] + between
+        return means.mean(axis=0), spread[:, :, None] + between
 
 
 def blocks(num_rows: int) -> Iterator[slice]:

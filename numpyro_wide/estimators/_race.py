@@ -27,10 +27,11 @@ LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
 MOST_LEARNT, _MOST_HELD = 800, 700  # rows
 _LEARNT = 0.8  # share of the rows
-_WIDTH = 32
+WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
 _FEWEST_TESTED = 100  # rows left out for a test of the noise
 _SHARE = 0.15  # of the budget
+_SECONDS = 7.0  # of the first depth with its compilation: measured
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
 _B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
@@ -46,6 +47,7 @@ class Optimum(NamedTuple):
     residuals: np.ndarray  # at rows left out, (m, k), averaged over two levels
     scales: dict[str, Any]  # as of a limit's fit
     size: float  # prior variance of its outputs
+    weights: list[dict[str, np.ndarray]]  # by site of the hidden layers, at each level, the best first
 
     @property
     def error(self) -> float:
@@ -99,6 +101,7 @@ def race(
                 break
             entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
             found = jax.tree.map(np.asarray, run_program(over_entries(descend), entries, *rows))
+            clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
 
@@ -152,6 +155,7 @@ def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[s
     prior = features_of({**weights, "readout_w_std": jnp.zeros(())}, entry, x)
     return {
         "scales": _scales(weights, entry),
+        "weights": {name: weights[name] for name in ("first", "deeper", "biases")},
         "residuals": residuals,
         "size": jnp.mean(jnp.sum(prior**2, axis=1)),
     }
@@ -161,9 +165,9 @@ def _start(key: Array, largest: int, num_columns: int) -> dict[str, Array]:
     """Draw hidden weights; scales are at their medians."""
     keys = jax.random.split(key, 3)
     return {
-        "first": jax.random.normal(keys[0], (num_columns, _WIDTH)),
-        "deeper": jax.random.normal(keys[1], (largest - 1, _WIDTH, _WIDTH)),
-        "biases": jax.random.normal(keys[2], (largest, _WIDTH)),
+        "first": jax.random.normal(keys[0], (num_columns, WIDTH)),
+        "deeper": jax.random.normal(keys[1], (largest - 1, WIDTH, WIDTH)),
+        "biases": jax.random.normal(keys[2], (largest, WIDTH)),
         "input_scale": jnp.zeros(num_columns),
         "b_std": jnp.zeros(largest),
         "readout_w_std": jnp.zeros(()),
@@ -189,7 +193,7 @@ def features_of(weights: dict[str, Array], entry: Entry, x: Array) -> Array:
 
     def layer(hidden: Array, of_layer: tuple[Array, Array, Array]) -> tuple[Array, None]:
         index, kernel, bias = of_layer
-        deeper = activate(entry.unit / _WIDTH**0.5 * hidden @ kernel + bias[None])
+        deeper = activate(entry.unit / WIDTH**0.5 * hidden @ kernel + bias[None])
         return jnp.where(index < entry.depth, deeper, hidden), None
 
     indices = jnp.arange(1, len(biases))
@@ -212,9 +216,8 @@ def _best(depth: int, activation: int, found: dict[str, Any]) -> Optimum | None:
     is_finite = np.isfinite(errors)
     if not is_finite.any():
         return None
-    # Two levels average out the chance of one optimum.
-    order = np.argsort(np.where(is_finite, errors, np.inf))[: min(2, is_finite.sum())]
-    best = order[0]
+    order = np.argsort(np.where(is_finite, errors, np.inf))[: is_finite.sum()]
+    best, two = order[0], order[:2]  # two levels average out the chance of one optimum
     unit = unit_scale(RACED[activation], _B_STD)
     scales = {
         "input_scale": own["scales"]["input_scale"][best],
@@ -224,7 +227,15 @@ def _best(depth: int, activation: int, found: dict[str, Any]) -> Optimum | None:
         "readout_b_std": _READOUT_B_STD,
     }
     size = float(own["size"][best])
-    return Optimum(depth, RACED[activation], LEVELS[best], residuals[order].mean(axis=0), scales, size)
+    weights = [_by_site(depth, {name: values[level] for name, values in own["weights"].items()}) for level in order]
+    return Optimum(depth, RACED[activation], LEVELS[best], residuals[two].mean(axis=0), scales, size, weights)
+
+
+def _by_site(depth: int, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the weights of the hidden layers by site of the chains' model."""
+    kernels = [weights["first"], *weights["deeper"]]
+    found = {f"hidden.hidden_{layer}.kernel": kernels[layer] for layer in range(depth)}
+    return found | {f"hidden.hidden_{layer}.bias": weights["biases"][layer] for layer in range(depth)}
 
 
 def with_limit(
@@ -247,7 +258,7 @@ def with_limit(
     of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
     report.add(
         HEADING,
-        f"optima of networks of {_WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
+        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
         f"{len(left_out)} rows left out; the first has the fewest layers within a standard error of the least",
         table(optima, of_limit),
     )

@@ -30,7 +30,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         target_transform: "none", "cube_root", "log" (of positive ones), or "auto": as they are, unless another
             clearly has the larger leave-one-out density.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
-        method: "auto", "limit", "weighted" or "chains".
+        method: "limit", "weighted", "chains", or "auto": the first stacked with one of the others.
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``; chains also depend on the clock.
@@ -38,7 +38,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
 
     Attributes:
         report_: decisions with their numbers, as text by ``str``.
-        method_: "limit", "weighted" or "chains".
+        method_: "limit", "weighted", "chains" or "stacked".
         target_transform_: "none", "cube_root" or "log".
         fit_: infinitely wide network, a :class:`~numpyro_wide.wide_limit.WideLimitFit` of standardised data, targets
             transformed.

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 from scipy.stats import chi2
 
 from numpyro_wide._arviz import pareto_smoothed
@@ -22,8 +22,7 @@ class LeaveOneOut(NamedTuple):
     share_unsure: float = 0.0  # share of rows with a larger Pareto shape
 
     def __str__(self) -> str:
-        error = np.std(self.by_row) / np.sqrt(len(self.by_row))
-        return f"{np.mean(self.by_row):.4f} (standard error {error:.2g})"
+        return average(self.by_row)
 
     @property
     def reliability(self) -> str:
@@ -32,6 +31,26 @@ class LeaveOneOut(NamedTuple):
         if self.share_unsure < _MOST_UNSURE:
             return found
         return f"{found}, for draws know them: new rows score some tenths of a nat less"
+
+
+LEAST_WEIGHT = 0.1  # of a stack, below which the other predicts alone
+
+
+def average(by_row: np.ndarray) -> str:
+    """Return the mean of (rows,) with its standard error."""
+    return f"{np.mean(by_row):.4f} (standard error {np.std(by_row) / np.sqrt(len(by_row)):.2g})"
+
+
+def stacking_weight(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the first's weight in a mixture by log densities (rows,): the posterior mean under a uniform prior.
+
+    It is zero where the first has none.
+    """
+    if not np.isfinite(one).all():
+        return 0.0
+    weights = (np.arange(200) + 0.5) / 200
+    by_weight = np.logaddexp(np.log(weights) + one[:, None], np.log1p(-weights) + other[:, None]).sum(axis=0)
+    return float(softmax(by_weight) @ weights)
 
 
 def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> tuple:
@@ -58,14 +77,6 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
         num_unsure += np.isfinite(shape) and shape > LARGEST_SHAPE
         rows.append(logsumexp(log_weights + row) - logsumexp(log_weights))
     return LeaveOneOut(np.array(rows), num_unsure / len(rows))
-
-
-def is_better(one: LeaveOneOut, other: LeaveOneOut) -> tuple[bool, str]:
-    """Tell whether one model is better by two standard errors, or the other not finite."""
-    gain = one.by_row - other.by_row
-    error = np.std(gain) / np.sqrt(len(gain))
-    is_better = not np.isfinite(other.by_row).all() or gain.mean() > 2 * error
-    return bool(is_better), f"{gain.mean():+.4f} +- {error:.2g} nats per row"
 
 
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:

@@ -110,7 +110,7 @@ def fit_scales(
 
 # The readout of classes.
 
-_NUM_FOLDS = 3
+_NUM_FOLDS, _MANY_FOLDS = 3, 10  # of each of several scales, and of the one chosen
 _STEP = 0.5 * np.log(10)  # between the readout's scales
 _MOST = 5  # of them above the bound's own
 
@@ -122,26 +122,25 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
     for step in range(-1, _MOST + 1):
         moved = logarithms.copy()
         moved[place] = np.clip(moved[place] + step * _STEP, -BOUND * spread, BOUND * spread)
-        score = left_out(bound.problem.gram(moved), bound.observations)
+        score = float(np.mean(left_out(bound.problem.gram(moved), bound.observations, _NUM_FOLDS)))
         tried.append((score * len(bound.problem.inputs) - 0.5 * (moved[place] / spread) ** 2, moved, score))
     _, logarithms, score = max(tried, key=lambda one: one[0])
     return logarithms, score
 
 
-def left_out(gram: np.ndarray, observations: Observations) -> float:
-    """Return the mean log probability of labels (n,) given the other folds."""
+def left_out(gram: np.ndarray, observations: Observations, num_folds: int) -> np.ndarray:
+    """Return the log probability of each label (n,) given the other folds, (n,)."""
     labels = observations.values.astype(int)
-    folds = np.empty(len(labels), int)
-    folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % _NUM_FOLDS
-    found = []
+    folds, found = np.empty(len(labels), int), np.empty(len(labels))
+    folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % num_folds
     for fold in np.unique(folds):
         kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         known, cross, prior = gram[np.ix_(kept, kept)], gram[np.ix_(out, kept)], np.diagonal(gram)[out]
         processes = [Conditioned(known, s.targets, 1 / s.weights) for s in observations[kept].fitted(known)]
         probs = observations[out].predicted([process.moments(cross, prior) for process in processes])
         probs = probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
-        found.append(np.log(np.maximum(probs[np.arange(len(out)), labels[out]], 1e-300)))
-    return float(np.mean(np.concatenate(found)))
+        found[out] = np.log(np.maximum(probs[np.arange(len(out)), labels[out]], 1e-300))
+    return found
 
 
 # The fit.
@@ -183,7 +182,8 @@ def fit(
     codes into probabilities (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). Up to 80
     rows the softmax is that of predictions by scales which a fifth of the rows had no part in. With
     ``labels="logits"`` they are logits of the network, by the variational bound; the readout's scale is then chosen by
-    the log probability of labels left out in three folds, and has no standard error.
+    the log probability of labels left out in three folds, and has no standard error. ``labels="auto"`` fits both, and
+    takes that under which labels left out are more probable.
 
     Standardise inputs and targets. The scales go into
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
@@ -200,7 +200,7 @@ def fit(
         df: degrees of freedom of Student's t.
         scale: scale of Student's t.
         offset: added to function values, such as a log exposure; not of a normal likelihood, or of codes.
-        labels: "codes", the default, or "logits", of a Bernoulli or categorical likelihood.
+        labels: "codes", the default, "logits", or "auto", of a Bernoulli or categorical likelihood.
         network: a :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
@@ -232,6 +232,10 @@ def fit(
         ('erf', ['b_std', 'readout_w_std', 'w_std'])
         >>> mean, variance = fit.predict(np.zeros((1, 1)))
     """
+    arguments = dict(locals())
+    if labels == "auto":
+        both = [fit(**arguments | {"labels": one}) for one in ("codes", "logits")]
+        return max(both, key=lambda one: float(np.mean(np.asarray(one.held_out))))
     check_known("wide_limit.fit chooses by numbers")
     check_finite("x", x)
     check_finite("y", y)
@@ -246,7 +250,7 @@ def fit(
     parameters = {name: value for name, value in (given | {"df": df, "scale": scale}).items() if value is not None}
     is_of_classes = likelihood in ("bernoulli", "categorical")
     if labels is not None:
-        check_one_of("labels", labels, ("codes", "logits"))
+        check_one_of("labels", labels, ("codes", "logits", "auto"))
         if not is_of_classes:
             raise ValueError(f"labels must not be given where the likelihood is {likelihood!r}; drop it.")
     is_of_codes = is_of_classes and labels != "logits"
@@ -306,6 +310,8 @@ def fit(
             fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
         fits.sort(key=lambda one: -one[1].get("held_out", one[1]["log_marginal"]))
         fields, _, logarithms, problem = fits[0]
+        if observations and is_of_classes and targets.ndim == 1:
+            known["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
         found = WideLimitFit(
             **fields,
             table=[row for _, row, *_ in fits],

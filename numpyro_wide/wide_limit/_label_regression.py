@@ -57,9 +57,18 @@ class Calibration:
         by_node = (softmax(slope * values + self.shift, axis=-1) for slope in self.slopes)
         return sum(weight * probs for weight, probs in zip(self.weights, by_node, strict=True))
 
+    @property
+    def slope(self) -> float:
+        """Slope in the middle of the nodes."""
+        return float(self.slopes[len(self.slopes) // 2])
+
     def as_prior(self, spread: float) -> Prior:
         """Return priors around this calibration."""
-        return Prior(float(np.log(self.slopes[len(self.slopes) // 2])), spread, self.shift, spread)
+        return Prior(float(np.log(self.slope)), spread, self.shift, spread)
+
+    def changed(self, one: "Calibration", other: "Calibration") -> "Calibration":
+        """Return this calibration, changed as the second differs from the first."""
+        return Calibration(self.slopes * (other.slope / one.slope), self.weights, self.shift + other.shift - one.shift)
 
     def log_probs(self, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return log probabilities of labels (n,), (n,), averaged over draws if there are."""

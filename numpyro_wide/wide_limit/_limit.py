@@ -49,7 +49,7 @@ class WideLimitFit:
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
         calibration: function from predictions of codes, (..., classes), to probabilities; None without codes.
-        held_out: log probability of each label given all others, (n,); None without codes.
+        held_out: log probability of each label given all others, of logits nine tenths of them, (n,); None of others.
     """
 
     activation: Activation

@@ -8,7 +8,7 @@ from numpyro.handlers import seed, substitute, trace
 
 from numpyro_wide.estimators import WideBNNRegressor, _chains, _policy
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._chains import convergence, finite_draws, gradient_seconds, run_chains
+from numpyro_wide.estimators._chains import convergence, finite_draws, gradient_seconds, run_chains, starts_near
 from numpyro_wide.estimators._policy import needs_double
 from numpyro_wide.estimators._posteriors import LimitPosterior, Network, collapsed
 from numpyro_wide.wide_limit import WideLimitFit
@@ -32,13 +32,18 @@ class GivenClock(Clock):
     left = 1e6
 
 
-def run(judge, seconds=1e-4):
+def run(judge, seconds=1e-4, optima=()):
     model = collapsed(Network(1, 4, "erf", None, False))
     args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
     report = Report("chains")
     with GivenClock(1e6) as clock:
         options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
-        options |= {"gradient_seconds": seconds, "hold": "scales", "judge": lambda draws: judge(draws, clock)}
+        options |= {
+            "gradient_seconds": seconds,
+            "hold": "scales",
+            "optima": optima,
+            "judge": lambda draws: judge(draws, clock),
+        }
         return run_chains(model, args, 2, **options), str(report)
 
 
@@ -56,6 +61,23 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
     found, report = run(None, 2e3)
     assert found is None and "1000000.0 s left allow 38 warmup steps, fewer than the minimum of 50" in report
+
+
+def test_chains_start_near_the_optima_in_turn(monkeypatch):
+    monkeypatch.setattr(_chains, "init_to_optimum", None)
+    optima = [{"hidden.hidden_0.kernel": np.full((2, 4), size), "hidden.hidden_0.bias": np.ones(4)} for size in (9, -9)]
+    model = collapsed(Network(1, 4, "erf", None, by_row=True))
+    args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
+    start = starts_near(optima, jax.random.key(0), model, args, 3)
+    kernel = start["hidden.hidden_0.kernel"]
+    np.testing.assert_allclose(kernel.mean(axis=(1, 2)), [9, -9, 9], atol=0.2)
+    assert 0.05 < np.std(kernel[0] - kernel[2]) < 0.3  # apart
+    assert start["noise.hidden_0.kernel"].shape == (3, 2, 16) and not start["noise_level_base"].any()
+    sites = trace(seed(model, 0)).get_trace(*args)
+    assert set(start) == {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    (mcmc, num_steps), report = run(lambda *_: (True, []), optima=optima)
+    assert num_steps > 400 and "from optima of the race, with scales and noise held" in report
+    assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
 def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():

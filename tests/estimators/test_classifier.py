@@ -4,10 +4,12 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.special import softmax
 
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier, _classifier
+from numpyro_wide.estimators import _scoring as scoring
 from numpyro_wide.estimators._classifier import DrawnClasses
 from numpyro_wide.estimators._posteriors import Network
 from numpyro_wide.wide_limit._label_regression import Calibration
@@ -50,6 +52,53 @@ def test_chains(labels):
     assert "chains minus limit" in str(model.report_)
 
 
+@pytest.mark.slow
+def test_auto_stacks_limit_and_chains():
+    labels = X[:, 0] > 0
+    model = WideBNNClassifier(hidden=(20,), random_state=0, num_chains=2).fit(X, labels)
+    assert model.method_ == "stacked" and "weight of the chains, stacked" in str(model.report_)
+    weight, inputs = model._posterior.weight, (X - X.mean(axis=0)) / X.std(axis=0)
+    chains = model._posterior.calibration(model._posterior.codes(inputs)).mean(axis=0)
+    expected = weight * chains + (1 - weight) * model.fit_.predict(inputs)
+    np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
+    assert 0.1 < weight < 0.9
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_stacking_weight(num_rows):
+    certain, impossible = np.zeros(num_rows), np.full(num_rows, -200.0)
+    # The posterior of the weight is Beta(1 + n, 1).
+    assert scoring.stacking_weight(certain, impossible) == pytest.approx((num_rows + 1) / (num_rows + 2), abs=1e-4)
+    assert scoring.stacking_weight(impossible, certain) == pytest.approx(1 / (num_rows + 2), abs=1e-4)
+    one, other = np.log(RANDOM.uniform(0.1, 0.9, size=(2, num_rows)))
+    density = lambda weight: np.prod(weight * np.exp(one) + (1 - weight) * np.exp(other))  # noqa: E731
+    expected = quad(lambda w: w * density(w), 0, 1)[0] / quad(density, 0, 1)[0]
+    assert scoring.stacking_weight(one, other) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
+    labels, sizes = (X[:, 0] > 0).astype(int), []
+    limit = wide_limit.fit(X, labels, likelihood="bernoulli", **QUICK)
+
+    def classes_of(x):
+        return np.eye(2)[labels[[np.argmin(np.sum((X - row) ** 2, axis=1)) for row in x]]]
+
+    class _Useless:
+        def codes(self, x):
+            return -5 * classes_of(x)[None]
+
+    def predict(self, x):
+        sizes.append((len(self.targets), len(x)))
+        return classes_of(x) - 0.5, np.ones(len(x))
+
+    monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Useless(), None, 1))
+    monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
+    monkeypatch.setattr(wide_limit.WideLimitFit, "predict", predict)
+    model = WideBNNClassifier(random_state=0).fit(X, labels)
+    assert sizes == [(36, 9)] and model.method_ == "limit"
+
+
 class _StoppedError(Exception):
     """Raised in the place of a second run."""
 
@@ -77,24 +126,35 @@ def test_rows_that_calibrate_are_not_seen_by_the_chains(monkeypatch):
     assert [len(limit.inputs) for limit in seen] == [36, 45] and [len(limit.targets) for limit in seen] == [36, 45]
 
 
-def test_calibration_of_chains_is_about_that_of_the_limit(monkeypatch):
+def test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out(monkeypatch):
     class _Constant:
+        model = known = draws = None
+
         def codes(self, x):
             return np.zeros((3, len(x), 3))
 
-    def calibrated(values, labels, prior):
-        raise _StoppedError(prior)
+    priors, nodes = [], np.linspace(0.9, 1.1, 17)
+    found = iter([Calibration(6 * nodes, np.ones(17) / 17, np.ones(3)), Calibration(4 * nodes, None, 2 * np.ones(3))])
+
+    def of_rows_left_out(values, labels, prior):
+        priors.append((values.ndim, prior))
+        return next(found)
 
     limit = wide_limit.fit(X, np.unique(WORDS, return_inverse=True)[1], likelihood="categorical", **QUICK)
+    monkeypatch.setattr(Calibration, "log_probs", lambda self, values, labels: np.zeros(len(labels)))
     monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Constant(), None, 1))
-    monkeypatch.setattr(_classifier.Calibration, "of", calibrated)
+    monkeypatch.setattr(_classifier.Calibration, "of", of_rows_left_out)
     monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
-    with pytest.raises(_StoppedError) as stopped:
-        WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)
-    (prior,) = stopped.value.args
-    assert np.exp(prior.log_slope) == pytest.approx(limit.calibration.slopes[8])
-    np.testing.assert_array_equal(prior.shift, limit.calibration.shift)
-    assert prior.spread == prior.shift_spread == 0.2
+    model = WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)
+    assert [dimension for dimension, _ in priors] == [3, 2]  # chains, then the limit
+    for _, prior in priors:
+        assert np.exp(prior.log_slope) == pytest.approx(limit.calibration.slopes[8])
+        np.testing.assert_array_equal(prior.shift, limit.calibration.shift)
+        assert prior.spread == prior.shift_spread == 0.2
+    calibration = model._posterior.calibration
+    np.testing.assert_allclose(calibration.slopes, 1.5 * limit.calibration.slopes)
+    np.testing.assert_allclose(calibration.shift, limit.calibration.shift - 1)
+    np.testing.assert_array_equal(calibration.weights, limit.calibration.weights)
 
 
 def test_probabilities_of_draws_are_averaged():

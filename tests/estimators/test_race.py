@@ -34,9 +34,11 @@ def test_the_network_is_that_of_the_chains(depth, activation):
     w_std = np.array([(1 - _race._B_STD**2) ** 0.5, 1.3, 1.3])[:depth]
     form = {"b_std": scales["b_std"][:depth], "input_scale": scales["input_scale"], "w_std": w_std}
     form |= {"readout_w_std": scales["readout_w_std"], "readout_b_std": _race._READOUT_B_STD}
-    kernels = [weights["first"], *weights["deeper"]][:depth]
-    layers = {f"hidden_{i}": {"kernel": kernels[i], "bias": weights["biases"][i]} for i in range(depth)}
-    expected = FCN(depth, _race._WIDTH, activation, **form).apply({"params": layers}, jnp.asarray(X))
+    sites = _race._by_site(depth, weights)
+    assert len(sites) == 2 * depth
+    kinds = "kernel", "bias"
+    layers = {f"hidden_{i}": {kind: sites[f"hidden.hidden_{i}.{kind}"] for kind in kinds} for i in range(depth)}
+    expected = FCN(depth, _race.WIDTH, activation, **form).apply({"params": layers}, jnp.asarray(X))
     np.testing.assert_allclose(_race.features_of(weights, entry, jnp.asarray(X)), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -51,6 +53,27 @@ def test_slope_of_the_potential_is_that_of_differences():
         behind = energy(jax.tree.map(lambda w, d: w - 1e-5 * d, weights, direction))
         along = sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(direction), strict=True))
         np.testing.assert_allclose((ahead - behind) / 2e-5, along, rtol=1e-6)
+
+
+def test_weights_are_those_of_the_levels_the_best_first():
+    found = run(num_steps=100)[0]
+    assert len(found.weights) == 3 and found.weights[0]["hidden.hidden_0.kernel"].shape == (2, 32)
+    form = {name: found.scales[name] for name in ("b_std", "input_scale", "w_std", "readout_b_std")}
+    errors = []
+    for weights in found.weights:
+        layers = {"hidden_0": {kind: weights[f"hidden.hidden_0.{kind}"] for kind in ("kernel", "bias")}}
+        network = FCN(1, 32, found.activation, readout_w_std=found.scales["readout_w_std"], **form)
+        known, new = (np.asarray(network.apply({"params": layers}, jnp.asarray(x))) for x in (X[:48], X[48:]))
+        mean = new @ np.linalg.solve(known.T @ known + found.level**2 * np.eye(33), known.T @ Y[:48])
+        errors.append(np.sqrt(np.mean((mean - Y[48:]) ** 2)))
+    # The other levels have other scales and noises, which start the chains alike.
+    assert errors[0] == min(errors) and errors[0] < 0.5 * Y.std()
+
+
+def test_the_first_depth_tells_the_pace():
+    with Clock(1e6) as clock:
+        _race.race(LEARNT, LEFT_OUT, 1, clock, np.random.RandomState(0), 20)
+        assert 0 < clock.pace < clock.seconds / _race._SECONDS + 1e-9
 
 
 def test_order_of_the_rows_changes_nothing():
@@ -99,7 +122,7 @@ def test_several_targets_are_raced_together():
 
 
 def optimum(depth, error, activation="tanh"):
-    return Optimum(depth, activation, 0.3, np.full((12, 1), error), {}, 1.0)
+    return Optimum(depth, activation, 0.3, np.full((12, 1), error), {}, 1.0, [])
 
 
 def test_layers_that_gain_less_than_a_standard_error_are_not_taken():
@@ -160,7 +183,7 @@ def test_chains_start_with_the_winner(method, monkeypatch):
     seen = []
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}
     scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
-    winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0)
+    winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0, [{"hidden": np.ones(3)}])
     monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-4))
     monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
     x = RANDOM.normal(size=(120, 2))
@@ -173,3 +196,4 @@ def test_chains_start_with_the_winner(method, monkeypatch):
     assert float(medians["noise"]) == pytest.approx(0.8 * 0.5) and inputs.dtype == np.float32
     np.testing.assert_allclose(medians["input_scale"], [1.0, 3.0])
     assert "2 x 32 gelu units, noise by row" in str(model.report_) and form["are_asked_for"]
+    assert form["optima"] == winner.weights

@@ -255,10 +255,36 @@ def test_targets_in_steps_are_told_from_measurements():
     assert "the targets are discrete" in str(marks.report_)
 
 
+def test_draws_without_finite_densities_have_no_weight():
+    assert loo.stacking_weight(np.array([-1.0, np.nan, -1.0]), np.array([-9.0, -8.0, -9.0])) == 0
+
+
 @pytest.mark.slow
-def test_a_model_without_a_finite_density_is_worse():
-    fine, broken = (loo.LeaveOneOut(np.array(by_row), 0.0) for by_row in ([-9.0, -8.0, -9.0], [-1.0, np.nan, -1.0]))
-    assert loo.is_better(fine, broken)[0] and not loo.is_better(broken, fine)[0]
+def test_a_stack_is_a_mixture_of_draws_and_limit():
+    drawn, limit = (
+        WideBNNRegressor(method=method, random_state=0, time_budget=20).fit(X, Y) for method in ("weighted", "limit")
+    )
+    new, rows = X_NEW, (X_NEW - X.mean(axis=0)) / X.std(axis=0)
+    mean, deviation = drawn.predict(new, return_std=True)
+    of_limit, spread = limit.predict(new, return_std=True)
+    observed = mean + deviation * np.linspace(-1, 1, len(new))
+    densities = drawn.log_density(new, observed), limit.log_density(new, observed)
+    covariances = [model._posterior.covariance(rows)[..., 0] for model in (drawn, limit)]
+    drawn._posterior.stack(limit._posterior, 0.75)
+    pooled, total = drawn.predict(new, return_std=True)
+    # A quarter of the draws, equally spaced, makes place for the limit.
+    center = 0.75 * mean + 0.25 * of_limit
+    np.testing.assert_allclose(pooled, center, atol=0.02 * deviation.max())
+    variance = 0.75 * (deviation**2 + (mean - center) ** 2) + 0.25 * (spread**2 + (of_limit - center) ** 2)
+    np.testing.assert_allclose(total**2, variance, rtol=0.05)
+    expected = np.logaddexp(np.log(0.75) + densities[0], np.log(0.25) + densities[1])
+    np.testing.assert_allclose(drawn.log_density(new, observed), expected, atol=0.05)
+    difference = (mean - of_limit) / drawn._targets.scale
+    between = 0.75 * 0.25 * np.multiply.outer(difference, difference)
+    expected = 0.75 * covariances[0] + 0.25 * covariances[1] + between
+    np.testing.assert_allclose(drawn._posterior.covariance(rows)[..., 0], expected, rtol=1e-8)
+    again = pickle.loads(pickle.dumps(drawn))
+    np.testing.assert_allclose(again.predict(new), pooled, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -282,7 +308,7 @@ def test_chains_by_default_on_noise_that_grows():
     model = WideBNNRegressor(random_state=0, hidden=(20,), num_chains=2, time_budget=120).fit(x, observed(x))
     y_test = observed(x_test)
     ends = model.predict_interval(x_test, 0.9)
-    assert model.method_ == "chains" and "by row" in str(model.report_) and model.n_iter_ > 400
+    assert model.method_ == "stacked" and "by row" in str(model.report_) and model.n_iter_ > 400
     assert 0.85 < np.mean((ends[:, 0] < y_test) & (y_test < ends[:, 1])) < 0.95
     one_noise = WideBNNRegressor(random_state=0, method="limit").fit(x, observed(x))
     assert "the limit has one noise for all rows" in str(one_noise.report_)

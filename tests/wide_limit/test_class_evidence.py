@@ -187,6 +187,28 @@ def test_the_choice_predicts_as_well_as_the_best_of_a_grid_of_readouts():
     assert score(chosen) < min(score(size * 2**0.5) for size in (1, 3, 10, 30, 100, 300)) + 0.02
 
 
+@pytest.mark.parametrize(("labels", "likelihood"), [(OUTCOMES, "bernoulli"), (CLASSES, "categorical")])
+def test_labels_left_out_are_as_probable_as_by_refits(labels, likelihood):
+    fit = wide_limit.fit(X, labels, likelihood=likelihood, labels="logits", num_restarts=1, progress_bar=False)
+    folds = np.empty(30, int)
+    folds[np.argsort(labels, kind="stable")] = np.tile(np.arange(10), 3)  # of every class about a tenth
+    for fold in range(10):
+        out = folds == fold
+        one = replace(fit, inputs=fit.inputs[~out], targets=fit.targets[~out])
+        probs = one.predict(X[out])
+        probs = probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
+        np.testing.assert_allclose(fit.held_out[out], np.log(probs[np.arange(3), labels[out]]), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_codes_or_logits_by_labels_left_out(monkeypatch):
+    known = {"likelihood": "bernoulli", "activation": "erf", "depth": 1, "input_scale": False, "num_restarts": 1}
+    codes, logits = (wide_limit.fit(X, OUTCOMES, labels=one, **known) for one in ("codes", "logits"))
+    better = max(codes, logits, key=lambda fit: fit.held_out.mean())
+    found = wide_limit.fit(X, OUTCOMES, labels="auto", **known)
+    assert found.scales == better.scales and abs(codes.held_out.mean() - logits.held_out.mean()) > 1e-3
+
+
 def test_a_second_fit_of_other_rows_compiles_nothing():
     # A function of its own is an activation that no other test has compiled.
     options = {"likelihood": "categorical", "labels": "logits", "num_restarts": 1, "activation": lambda u: jnp.sin(u)}
