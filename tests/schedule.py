@@ -42,7 +42,7 @@ MANY_PROGRAMS = (
 # What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
 SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
 # Of a test of these rooms over several cases, `make test` runs one in so many.
-STRIDE = 4
+STRIDE = 6
 
 MARKS = (
     "numerics: compiled as users compile, by make test-numerics alone",

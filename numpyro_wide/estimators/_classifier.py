@@ -29,6 +29,7 @@ _SECONDS = 100.0  # of the limit at most
 _FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
 _QUICK = 10.0  # seconds of a budget that pays for one architecture
 _MOST_DRAWS = 200  # that are averaged over
+_LEAST_WEIGHT = 0.1  # of chains that are worth the budget's second half
 _CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
 
 
@@ -66,7 +67,7 @@ class DrawnClasses(DrawnPosterior):
         return np.concatenate([self.predictions(self.known[0], x[block])["mean"] for block in blocks(len(x))], axis=1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return class probabilities at x (m, d), averaged over draws and pooled, (m, classes)."""
+        """Return class probabilities at x (m, d), averaged over draws and stacked, (m, classes)."""
         probs = np.concatenate([self.calibration(self.codes(x[block])).mean(axis=0) for block in blocks(len(x))])
         if self.limit is None:
             return probs
@@ -248,7 +249,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
                 f"weight of the chains, stacked with the limit by these labels: {weight:.2f}",
             )
             found = None
-            if weight > loo.LEAST_WEIGHT or is_asked_for:
+            if weight > _LEAST_WEIGHT or is_asked_for:
                 clock.begin("chains of all rows")
                 found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
         except (FloatingPointError, RuntimeError, ValueError) as error:

@@ -194,23 +194,26 @@ def decide(
             report.add("Decision", line)
             warnings.warn(line, UserWarning, stacklevel=2)
 
-    # Choice: draws and limit, stacked; the limit loses one nat for each fitted scale (Akaike's criterion).
+    # Choice: the limit if clearly better, less one nat for each fitted scale (Akaike's criterion); else draws, stacked
+    # with a little of it. Draws know their rows, so that their leave-one-out densities are no ground for more.
     if found is not None:
         posterior, by_draws, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
-        penalised = loo.LeaveOneOut(by_limit.by_row - num_scales / num_fitted)
-        weight = loo.stacking_weight(by_draws.by_row, penalised.by_row)
+        penalised = by_limit.by_row - num_scales / num_fitted
         kind = "weighted draws" if mcmc is None else "chains"
         report.add(
             "Decision",
             f"leave-one-out log density per row by {kind}: {by_draws}; {by_draws.reliability}",
-            f"{kind} over the infinite-width limit: {loo.average(by_draws.by_row - penalised.by_row)} nats per row "
+            f"{kind} over the infinite-width limit: {loo.average(by_draws.by_row - penalised)} nats per row "
             f"(leave-one-out, the limit less one nat for each of its {num_scales} scales)",
         )
         if method != "auto":
             return scale, method, fit, posterior, mcmc, num_steps
-        report.add("Decision", f"weight of {kind}, stacked with the limit by these densities: {weight:.3f}")
-        if weight > loo.LEAST_WEIGHT:
+        if loo.is_better(penalised, by_draws.by_row):
+            report.add("Decision", f"{kind} dropped: the limit is better by more than two standard errors")
+        else:
+            weight = max(1 - _MOST_OF_LIMIT, loo.stacking_weight(by_draws.by_row, penalised))
+            report.add("Decision", f"weight of {kind}, stacked with the limit by these densities: {weight:.3f}")
             posterior.stack(limit, weight)
             return scale, "stacked", fit, posterior, mcmc, num_steps
     if is_by_row:
@@ -371,4 +374,5 @@ def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tu
 # Posterior
 _NUM_WEIGHTED, _LEAST_WEIGHTED = 500, 50  # weighted draws, at most and at least
 _GRADIENTS_A_DRAW = 30  # cost of one in float64, with its score: measured
+_MOST_OF_LIMIT = 0.1  # stacked with draws: tails
 _MOST_WEIGHTED = 100  # rows, above which few draws carry the weight

@@ -33,21 +33,13 @@ class LeaveOneOut(NamedTuple):
         return f"{found}, for draws know them: new rows score some tenths of a nat less"
 
 
-LEAST_WEIGHT = 0.1  # of a stack, below which the other predicts alone
-
-
 def average(by_row: np.ndarray) -> str:
     """Return the mean of (rows,) with its standard error."""
     return f"{np.mean(by_row):.4f} (standard error {np.std(by_row) / np.sqrt(len(by_row)):.2g})"
 
 
 def stacking_weight(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the first's weight in a mixture by log densities (rows,): the posterior mean under a uniform prior.
-
-    It is zero where the first has none.
-    """
-    if not np.isfinite(one).all():
-        return 0.0
+    """Return the first's weight in a mixture by log densities (rows,): the posterior mean under a uniform prior."""
     weights = (np.arange(200) + 0.5) / 200
     by_weight = np.logaddexp(np.log(weights) + one[:, None], np.log1p(-weights) + other[:, None]).sum(axis=0)
     return float(softmax(by_weight) @ weights)
@@ -77,6 +69,12 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
         num_unsure += np.isfinite(shape) and shape > LARGEST_SHAPE
         rows.append(logsumexp(log_weights + row) - logsumexp(log_weights))
     return LeaveOneOut(np.array(rows), num_unsure / len(rows))
+
+
+def is_better(one: np.ndarray, other: np.ndarray) -> bool:
+    """Tell whether log densities (rows,) are better by two standard errors, or others not finite."""
+    gain = one - other
+    return bool(not np.isfinite(other).all() or gain.mean() > 2 * np.std(gain) / np.sqrt(len(gain)))
 
 
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:

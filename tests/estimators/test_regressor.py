@@ -255,8 +255,18 @@ def test_targets_in_steps_are_told_from_measurements():
     assert "the targets are discrete" in str(marks.report_)
 
 
-def test_draws_without_finite_densities_have_no_weight():
-    assert loo.stacking_weight(np.array([-1.0, np.nan, -1.0]), np.array([-9.0, -8.0, -9.0])) == 0
+def test_a_model_without_a_finite_density_is_worse():
+    fine, broken = np.array([-9.0, -8.0, -9.0]), np.array([-1.0, np.nan, -1.0])
+    assert loo.is_better(fine, broken) and not loo.is_better(broken, fine)
+    gains = np.array([2.0, 3.0, 4.0])
+    assert loo.is_better(fine + gains, fine) and not loo.is_better(fine + gains * [1, -1, 1], fine)
+
+
+def test_the_limit_has_a_tenth_at_most(monkeypatch):
+    for weight, expected in ((0.3, 0.9), (0.95, 0.95)):
+        monkeypatch.setattr(loo, "stacking_weight", lambda *_, weight=weight: weight)
+        model = WideBNNRegressor(random_state=0, time_budget=100).fit(X[:12], Y[:12])
+        assert model.method_ == "stacked" and model._posterior.weight == expected
 
 
 @pytest.mark.slow
