@@ -29,7 +29,6 @@ _SECONDS = 100.0  # of the limit at most
 _FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
 _QUICK = 10.0  # seconds of a budget that pays for one architecture
 _MOST_DRAWS = 200  # that are averaged over
-_LEAST_WEIGHT = 0.1  # of chains that are worth the budget's second half
 _CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
 
 
@@ -121,7 +120,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
 
     Args:
         hidden: equal widths of the hidden layers, such as (50,); or "auto".
-        method: "limit", "chains", or "auto": both, weighted by the probabilities of labels held out.
+        method: "limit", "chains", or "auto": both, weighted by the probabilities of labels held out, or the limit where
+            it is clearly better.
         time_budget: as of :class:`WideBNNRegressor`.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``.
@@ -249,7 +249,9 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
                 f"weight of the chains, stacked with the limit by these labels: {weight:.2f}",
             )
             found = None
-            if weight > _LEAST_WEIGHT or is_asked_for:
+            if is_worse := loo.is_better(by_limit, by_chains):
+                report.add("Decision", "the limit is better by more than two standard errors")
+            if is_asked_for or not is_worse:
                 clock.begin("chains of all rows")
                 found = run_codes(limit, width, self.num_chains, is_asked_for, clock, random, report)
         except (FloatingPointError, RuntimeError, ValueError) as error:

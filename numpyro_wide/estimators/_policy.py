@@ -213,7 +213,8 @@ def decide(
             report.add("Decision", f"{kind} dropped: the limit is better by more than two standard errors")
         else:
             weight = max(1 - _MOST_OF_LIMIT, loo.stacking_weight(by_draws.by_row, penalised))
-            report.add("Decision", f"weight of {kind}, stacked with the limit by these densities: {weight:.3f}")
+            least = f"at least {1 - _MOST_OF_LIMIT:g}"
+            report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
             posterior.stack(limit, weight)
             return scale, "stacked", fit, posterior, mcmc, num_steps
     if is_by_row:

@@ -30,7 +30,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         target_transform: "none", "cube_root", "log" (of positive ones), or "auto": as they are, unless another
             clearly has the larger leave-one-out density.
         noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
-        method: "limit", "weighted", "chains", or "auto": the first stacked with one of the others.
+        method: "limit", "weighted", "chains", or "auto": the first, or draws with a little of it.
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
         random_state: seed, an int or a ``numpy.random.RandomState``; chains also depend on the clock.

@@ -49,7 +49,8 @@ class WideLimitFit:
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
         calibration: function from predictions of codes, (..., classes), to probabilities; None without codes.
-        held_out: log probability of each label given all others, of logits nine tenths of them, (n,); None of others.
+        held_out: log probability of each label, (n,), given all others; of logits given nine tenths, of codes of up to
+            80 rows four fifths of them. None of others.
     """
 
     activation: Activation

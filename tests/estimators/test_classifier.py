@@ -96,7 +96,7 @@ def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
     monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
     monkeypatch.setattr(wide_limit.WideLimitFit, "predict", predict)
     model = WideBNNClassifier(random_state=0).fit(X, labels)
-    assert sizes == [(36, 9)] and model.method_ == "limit"
+    assert sizes == [(36, 9)] and model.method_ == "limit" and "the limit is better" in str(model.report_)
 
 
 class _StoppedError(Exception):

@@ -201,11 +201,13 @@ def test_labels_left_out_are_as_probable_as_by_refits(labels, likelihood):
 
 
 @pytest.mark.slow
-def test_codes_or_logits_by_labels_left_out(monkeypatch):
-    known = {"likelihood": "bernoulli", "activation": "erf", "depth": 1, "input_scale": False, "num_restarts": 1}
-    codes, logits = (wide_limit.fit(X, OUTCOMES, labels=one, **known) for one in ("codes", "logits"))
+def test_codes_or_logits_by_labels_left_out():
+    form = {"activation": "erf", "depth": 1, "input_scale": False, "num_restarts": 1}
+    codes = wide_limit.fit(X, OUTCOMES, likelihood="bernoulli", **form)
+    logits = wide_limit.fit(X, OUTCOMES, likelihood="categorical", labels="logits", **form)
     better = max(codes, logits, key=lambda fit: fit.held_out.mean())
-    found = wide_limit.fit(X, OUTCOMES, labels="auto", **known)
+    found = wide_limit.fit(X, OUTCOMES, likelihood="bernoulli", labels="auto", **form)
+    assert found.predict(X).shape == (30, 2)
     assert found.scales == better.scales and abs(codes.held_out.mean() - logits.held_out.mean()) > 1e-3
 
 
