@@ -135,7 +135,7 @@ class WideBNN(BaseEstimator):
         check_is_fitted(self)
         if self.mcmc_ is None:
             raise ValueError(
-                f'there are no chains to convert: the fit ended with "{self.method_}"; fit with method="chains".'
+                f'there are no chains to convert: "{self.method_}" predicts without any; fit with method="chains".'
             )
         draw = next(iter(self.mcmc_.get_samples().values()))
         with precision(draw.dtype == np.float64):  # of the chains

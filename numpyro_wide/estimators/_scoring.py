@@ -72,9 +72,10 @@ def averaged(by_draw: np.ndarray) -> LeaveOneOut:
 
 
 def is_better(one: np.ndarray, other: np.ndarray) -> bool:
-    """Tell whether log densities (rows,) are better by two standard errors, or others not finite."""
+    """Tell whether log densities of ten rows or more are better by two standard errors, or others not finite."""
     gain = one - other
-    return bool(not np.isfinite(other).all() or gain.mean() > 2 * np.std(gain) / np.sqrt(len(gain)))
+    is_clear = len(gain) >= 10 and gain.mean() > 2 * np.std(gain) / np.sqrt(len(gain))
+    return bool(is_clear or not np.isfinite(other).all())
 
 
 def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:

@@ -65,8 +65,8 @@ class Bound:
 
     @property
     def is_of_classes(self) -> bool:
-        """Whether the observations are labels of classes."""
-        return self.observations.likelihood in ("bernoulli", "categorical")
+        """Whether the observations are labels of classes, of one output."""
+        return self.observations.likelihood in ("bernoulli", "categorical") and self.observations.values.ndim == 1
 
     def __getitem__(self, rows: np.ndarray) -> "Bound":
         return Bound(self.problem[rows], self.observations[rows])
@@ -256,6 +256,8 @@ def fit(
         check_one_of("labels", labels, ("codes", "logits", "auto"))
         if not is_of_classes:
             raise ValueError(f"labels must not be given where the likelihood is {likelihood!r}; drop it.")
+    if is_of_classes and len(targets) < 2:
+        raise ValueError("labels are predicted from others: x and y must have at least two rows, but have one.")
     is_of_codes = is_of_classes and labels != "logits"
     num_restarts = (1 if is_of_codes else 4) if num_restarts is None else num_restarts
     activation = (("erf", "relu") if is_of_codes else "erf") if activation is None else activation
@@ -358,7 +360,7 @@ def _check_labels(labels: np.ndarray, offset: ArrayLike) -> None:
             "labels='logits'."
         )
     if np.any(np.asarray(offset) != 0):
-        raise ValueError("an offset is of logits, but labels is 'codes'; drop the offset, or pass labels='logits'.")
+        raise ValueError("an offset is of logits, and codes have none; drop the offset, or pass labels='logits'.")
 
 
 def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:

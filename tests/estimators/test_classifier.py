@@ -78,11 +78,12 @@ def test_stacking_weight(num_rows):
 
 
 def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
-    labels, sizes = (X[:, 0] > 0).astype(int), []
-    limit = wide_limit.fit(X, labels, likelihood="bernoulli", **QUICK)
+    rows, sizes = RANDOM.normal(size=(60, 2)), []
+    labels = (rows[:, 0] > 0).astype(int)
+    limit = wide_limit.fit(rows, labels, likelihood="bernoulli", **QUICK)
 
     def classes_of(x):
-        return np.eye(2)[labels[[np.argmin(np.sum((X - row) ** 2, axis=1)) for row in x]]]
+        return np.eye(2)[labels[[np.argmin(np.sum((rows - row) ** 2, axis=1)) for row in x]]]
 
     class _Useless:
         def codes(self, x):
@@ -95,8 +96,8 @@ def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
     monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Useless(), None, 1))
     monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
     monkeypatch.setattr(wide_limit.WideLimitFit, "predict", predict)
-    model = WideBNNClassifier(random_state=0).fit(X, labels)
-    assert sizes == [(36, 9)] and model.method_ == "limit" and "the limit is better" in str(model.report_)
+    model = WideBNNClassifier(random_state=0).fit(rows, labels)
+    assert sizes == [(48, 12)] and model.method_ == "limit" and "the limit is better" in str(model.report_)
 
 
 class _StoppedError(Exception):

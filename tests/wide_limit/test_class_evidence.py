@@ -200,6 +200,16 @@ def test_labels_left_out_are_as_probable_as_by_refits(labels, likelihood):
         np.testing.assert_allclose(fit.held_out[out], np.log(probs[np.arange(3), labels[out]]), atol=1e-6)
 
 
+def test_several_outputs_and_one_row():
+    outputs = np.stack([OUTCOMES, 1 - OUTCOMES], axis=1)
+    form = {"likelihood": "bernoulli", "labels": "logits", "num_restarts": 1, "progress_bar": False}
+    fit = wide_limit.fit(X, outputs, **form)
+    assert fit.predict(X).shape == (30, 2) and fit.held_out is None
+    for labels in ("codes", "logits", "auto"):
+        with pytest.raises(ValueError, match="at least two rows"):
+            wide_limit.fit(X[:1], OUTCOMES[:1], likelihood="bernoulli", labels=labels)
+
+
 @pytest.mark.slow
 def test_codes_or_logits_by_labels_left_out():
     form = {"activation": "erf", "depth": 1, "input_scale": False, "num_restarts": 1}
