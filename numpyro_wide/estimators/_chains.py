@@ -1,7 +1,7 @@
 """Chains within a budget of seconds."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ def run_chains(
     *,
     gradient_seconds: float,  # of one chain, about
     hold: str | None,  # "scales" if Adam holds scales and noise at their medians
-    optima: list[dict[str, np.ndarray]],  # weights by site to start near, or none, for Adam to find some
+    optima: Sequence[dict[str, np.ndarray]] = (),  # weights by site to start near; without, Adam finds starts
     judge: Callable[[dict[str, Any]], Judgement],
     are_asked_for: bool,  # so that a user is warned of their lack
     clock: Clock,
@@ -133,12 +133,10 @@ def run_chains(
 
 
 def starts_near(
-    optima: list[dict[str, np.ndarray]], key: Any, model: Any, args: tuple, num_chains: int
+    optima: Sequence[dict[str, np.ndarray]], key: Any, model: Any, args: tuple, num_chains: int
 ) -> dict[str, Array]:
     """Return starts of chains in turn near optima of some sites; all others, normal, are at their medians."""
-    sites = jax.eval_shape(
-        lambda args: {n: s["value"] for n, s in latent_sites(run_model(model, args, {})).items()}, args
-    )
+    sites = jax.eval_shape(lambda args: {n: s["value"] for n, s in latent_sites(run_model(model, args)).items()}, args)
     taken = [optima[chain % len(optima)] for chain in range(num_chains)]
     moved = [np.stack([one[name] for one in taken]) if name in optima[0] else None for name in sites]
     keys = jax.random.split(key, len(sites))

@@ -51,7 +51,7 @@ def fit_limit(
         "Infinitely wide network",
         "held out: mean log probability of a label given all others; the largest is chosen",
         str(found),
-        f"predictions from {len(rows)} of {len(x)} rows: {loo.LeaveOneOut(np.asarray(found.held_out))}",
+        f"predictions from {len(rows)} of {len(x)} rows: {loo.average(np.asarray(found.held_out))}",
     )
     return found
 
@@ -95,13 +95,7 @@ def run_codes(
         args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
         seconds = (1 + is_double) * gradient_seconds(len(inputs), limit.depth, width)
         form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
-        form |= {
-            "judge": judge,
-            "gradient_seconds": seconds,
-            "hold": None,
-            "optima": [],
-            "are_asked_for": are_asked_for,
-        }
+        form |= {"judge": judge, "gradient_seconds": seconds, "hold": None, "are_asked_for": are_asked_for}
         run = run_chains(collapsed(network), args, num_chains, **form)
     if run is None:
         return None

@@ -314,8 +314,8 @@ def fit(
             objective = Bound(problem, observations) if observations else Evidence(problem, targets)
             fits.append((*fit_scales(objective, rows, num_restarts, random), problem))
         fits.sort(key=lambda one: -one[1].get("held_out", one[1]["log_marginal"]))
-        fields, _, logarithms, problem = fits[0]
-        if observations and is_of_classes and targets.ndim == 1:
+        fields, row, logarithms, problem = fits[0]
+        if observations and "held_out" in row:
             known["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
         found = WideLimitFit(
             **fields,
