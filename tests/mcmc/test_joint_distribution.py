@@ -77,11 +77,11 @@ class WithoutLogDet(PreconditionedCrankNicolson):
         return lambda z: potential_fn(z) + z["noise"]
 
 
-class CutByEnergy(SplitHMC):
-    """Decides on whole trajectories or parts anew at every step, by the energy: warmup's decision does not stay."""
+class CutByPosition(SplitHMC):
+    """Decides on whole trajectories or parts anew at every step, by the noise: warmup's decision does not stay."""
 
     def _is_cut(self, state):
-        return state.potential_energy > 8.0
+        return state.z["noise"] < -0.7
 
 
 BROKEN = {
@@ -90,7 +90,7 @@ BROKEN = {
     "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
     "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
     "velocity of parts not flipped": (broken(SplitHMC, without_flip), "split-cut"),
-    "cut by the energy": (CutByEnergy, "split-cut"),
+    "cut by the position": (CutByPosition, "split-cut"),
     "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
     "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
     "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),
