@@ -23,6 +23,16 @@ class Point(NamedTuple):
 Evaluate = Callable[[PyTree], Point]
 
 
+def flattened(point: Point, evaluate: Evaluate) -> tuple[Point, Evaluate, Callable[[Array], PyTree]]:
+    """Return a point and the function to points as vectors, and the map of vectors back to trees."""
+    _, unravel = ravel_pytree(point.z)
+
+    def flat(point: Point) -> Point:
+        return Point(ravel_pytree(point.z)[0], point.potential_energy, ravel_pytree(point.z_grad)[0])
+
+    return flat(point), lambda x: flat(evaluate(unravel(x))), unravel
+
+
 def normal_like(rng_key: Array, tree: PyTree) -> PyTree:
     """Draw a pytree of independent N(0, 1) numbers with the shapes and dtypes of ``tree``."""
     # One draw for all leaves compiles faster than one a leaf, and a network has many.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from numpyro_wide.mcmc._integrators import Point, PyTree, select
+from numpyro_wide.mcmc._integrators import Point, PyTree
 
 # Percentages of warmup: the mass is learnt from the first on, and renewed at each of the others.
 WHITENING_WINDOWS = (10, 30, 55, 80)
@@ -18,7 +18,7 @@ SHORTEST, LONGEST = 0.1, 10.0
 class Whitening(NamedTuple):
     """A diagonal mass and a momentum length, and the sums of a window of warmup for those that will follow them."""
 
-    scale: PyTree  # square root of the inverse of the mass, like the position
+    scale: Array  # square root of the inverse of the mass, (d,)
     length: Array  # momentum length, in units of √d and of the mass
     mean: Array  # of the draws of the window, (d,)
     square_sum: Array  # of their deviations, (d,)
@@ -32,13 +32,13 @@ class Whitening(NamedTuple):
         flat = ravel_pytree(z)[0]
         traces = jnp.zeros((max(2, longest_window), min(NUM_PROJECTIONS, flat.size)))
         none, zeros = jnp.zeros((), jnp.result_type(int)), jnp.zeros_like(flat)
-        return cls(jax.tree.map(jnp.ones_like, z), jnp.asarray(length, float), zeros, zeros, traces, none, none)
+        return cls(jnp.ones_like(flat), jnp.asarray(length, float), zeros, zeros, traces, none, none)
 
     def count_draw(self, point: Point) -> Self:
         """Add one draw."""
-        whitened = jax.tree.map(jnp.divide, point.z, self.scale)
-        row = _project(ravel_pytree(whitened)[0], self.traces.shape[1])
-        deviation = ravel_pytree(point.z)[0] - self.mean
+        flat = ravel_pytree(point.z)[0]
+        row = _project(flat / self.scale, self.traces.shape[1])
+        deviation = flat - self.mean
         mean = self.mean + deviation / jnp.asarray(self.num_draws + 1, deviation.dtype)
         return self._replace(
             mean=mean,
@@ -65,7 +65,7 @@ class Whitening(NamedTuple):
             num_windows=self.num_windows + 1,
         )
 
-    def _measured_scale(self, num_effective: Array) -> PyTree:
+    def _measured_scale(self, num_effective: Array) -> Array:
         """Return the deviations of the window, drawn together as far as they differ by chance alone."""
         real = self.mean.dtype
         variances = self.square_sum / jnp.maximum(jnp.asarray(self.num_draws, real) - 1, 1)
@@ -74,7 +74,7 @@ class Whitening(NamedTuple):
         # The logarithm of a variance estimated from N draws has a variance of 2 / N itself.
         by_chance = 2 / jnp.maximum(num_effective, 1.0) / jnp.maximum(jnp.var(logs), jnp.finfo(real).tiny)
         shrunk = jnp.mean(logs) + jnp.clip(1 - by_chance, 0.0, 1.0) * (logs - jnp.mean(logs))
-        return select(sound, ravel_pytree(self.scale)[1](jnp.exp(0.5 * shrunk)), self.scale)
+        return jnp.where(sound, jnp.exp(0.5 * shrunk), self.scale)
 
 
 def autocorrelation_time(traces: Array, num_draws: Array) -> Array:

@@ -102,11 +102,8 @@ class WithMass(MicrocanonicalLangevin):
     """Has a diagonal mass, as after a warmup."""
 
     def _first_preconditioner(self, z, num_warmup):
-        return (
-            super()
-            ._first_preconditioner(z, num_warmup)
-            ._replace(scale={"weights": jnp.array([0.7, 1.2]), "noise": jnp.array(0.9)})
-        )
+        known = super()._first_preconditioner(z, num_warmup)
+        return known._replace(scale=jnp.array([0.9, 0.7, 1.2]))  # of the noise and the weights
 
 
 @pytest.mark.parametrize("name", [*ADJUSTED, "mass"])
