@@ -162,9 +162,13 @@ def load(name: str, folder: Path | None) -> tuple[Callable, Reference]:
 
 def simulations_of(model, budget: int, seed: int) -> dict[str, np.ndarray]:
     """Simulate a budget; NumPy arrays of "theta" and "x"."""
-    single = lambda key: Predictive(model, num_samples=1, return_sites=["theta", "x"])(key)  # noqa: E731
-    keys = jax.random.split(jax.random.key(1000 + seed), budget)
-    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(budget, 1000)))(keys)
+    return drawn(Predictive(model, num_samples=1, return_sites=["theta", "x"]), budget, 1000 + seed)
+
+
+def drawn(single: Callable, number: int, seed: int) -> dict[str, np.ndarray]:
+    """Draw {site: (number, ...)} by a function from a key to one draw, {site: (1, ...)}."""
+    keys = jax.random.split(jax.random.key(seed), number)
+    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(number, 1000)))(keys)
     return {name: np.asarray(values)[:, 0] for name, values in draws.items()}
 
 

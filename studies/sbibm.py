@@ -2,9 +2,10 @@
 
 Guides for all observations of a task are trained on a budget of simulations, a tenth of it held out. The held-out loss
 alone chooses the weight decay of the hidden layers, the step to stop at, and how to join guides of several seeds: as a
-mixture, or by the mean of what their networks compute. A classifier then tells draws from reference draws (C2ST, 0.5 is
-perfect). Without a folder of references only "gaussian_linear" runs, against its closed form. Prints a table, and draws
-a figure.
+mixture, or by the mean of what their networks compute. With --emulated a guide for the data given the parameters is
+trained first, on the same simulations, and its draws are added to them. A classifier then tells draws from reference
+draws (C2ST, 0.5 is perfect). Without a folder of references only "gaussian_linear" runs, against its closed form.
+Prints a table, and draws a figure.
 
     python studies/sbibm.py --data ../shared/data/sbibm
     python studies/sbibm.py --data ../shared/data/sbibm --tasks lotka_volterra --budgets 100000
@@ -27,7 +28,7 @@ from numpyro.infer import Predictive
 import _common
 import _sbibm_tasks
 from numpyro_wide import AmortizedForwardKL, calibration
-from numpyro_wide.amortized import importance_sample
+from numpyro_wide.amortized import AmortizedRunResult, importance_sample
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 
@@ -46,6 +47,7 @@ class Cell(NamedTuple):
     num_guides: int
     width: int  # of the encoder
     factor: str  # of joint normals
+    emulated: int  # simulations by a network, beside those of the budget
 
 
 class Row(NamedTuple):
@@ -118,12 +120,45 @@ def is_decayed(params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(told, params)
 
 
+def optimiser_of(num_steps: int, decay: float) -> optax.GradientTransformation:
+    """Return Adam with weight decay, and a step that falls to zero."""
+    adamw = optax.adamw(optax.cosine_decay_schedule(2e-3, num_steps), weight_decay=decay, mask=is_decayed)
+    return optax.chain(optax.clip_by_global_norm(5.0), adamw)
+
+
+def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> dict:
+    """Put simulations by a network in front: a guide for the data, given the parameters, that is trained on these."""
+    held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
+    encoder = ResidualEncoder(cell.width)
+    guide = AutoAmortized(model, observed="theta", sites=["x"], family="independent", encoder=encoder)
+    options = {"simulations": simulations, "held_out": held_out, "progress_bar": False}
+
+    def trained(decay: float) -> AmortizedRunResult:
+        optimiser = optimiser_of(num_steps, decay)
+        trainer = AmortizedForwardKL(model, guide, optimiser, observed="theta", batch_size=batch_size)
+        return trainer.run(jax.random.key(1000 * cell.seed + 500), num_steps, **options)
+
+    params = min(map(trained, decays), key=lambda result: float(result.state.held_out.best_loss)).params
+
+    def single(key: jax.Array) -> dict[str, jax.Array]:
+        prior_key, data_key = jax.random.split(key)
+        theta = Predictive(model, num_samples=1, return_sites=["theta"])(prior_key)["theta"]
+        return {"theta": theta} | Predictive(guide, params=params, num_samples=1)(data_key, {"theta": theta[0]})
+
+    emulated, real = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed), simulations["x"]
+    # What lies beyond all simulations the network has not learnt.
+    is_known = np.all((emulated["x"] >= real.min(0)) & (emulated["x"] <= real.max(0)), axis=1)
+    return {name: np.concatenate([emulated[name][is_known], values]) for name, values in simulations.items()}
+
+
 def train(model, cell: Cell, decays: list[float]) -> Guides:
     """Train guides on a budget, one for each weight decay and more with that of the best, and join them."""
+    start = time.perf_counter()
     simulations = _sbibm_tasks.simulations_of(model, cell.budget, cell.seed)
     held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     apart = {name: values[-held_out:] for name, values in simulations.items()}
-    schedule = optax.cosine_decay_schedule(2e-3, num_steps)
+    if cell.emulated:
+        simulations = with_emulated(model, cell, simulations, decays)
     make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"], factor=cell.factor)
     guide = make(encoder=ResidualEncoder(cell.width))
 
@@ -133,10 +168,9 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
         result = trainer.run(key, num_steps, **options)
         return float(result.state.held_out.best_loss), result.params
 
-    start, found = time.perf_counter(), []
+    found = []
     for decay in decays:
-        adamw = optax.adamw(schedule, weight_decay=decay, mask=is_decayed)
-        optimiser = optax.chain(optax.clip_by_global_norm(5.0), adamw)
+        optimiser = optimiser_of(num_steps, decay)
         trainer = AmortizedForwardKL(model, guide, optimiser, observed="x", batch_size=batch_size)
         found.append((*trained(trainer, 0), decay, trainer))
     loss, params, decay, trainer = min(found, key=lambda entry: entry[0])
@@ -190,8 +224,9 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
     for cell, row in rows.items():
         groups.setdefault(cell._replace(seed=0), []).append(row)
     table = []
-    for (task, family, budget, _, num_epochs, num_guides, width, factor), found in sorted(groups.items()):
+    for (task, family, budget, _, num_epochs, num_guides, width, factor, emulated), found in sorted(groups.items()):
         line = {"task": task, "simulations": budget, "family": family, "epochs": num_epochs, "guides": num_guides}
+        line |= {"emulated": emulated or ""}
         line |= {"width": width, "factor": factor if family in ("normal", "mixture") else "", "seeds": len(found)}
         rivals = {name: f"{others[task, budget, name]:.3f}" for name in ALGORITHMS if (task, budget, name) in others}
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
@@ -246,6 +281,7 @@ def main() -> None:
         decays=([0.3, 1.0, 5.0], "weight decays, of which held-out simulations choose one"),
         family=("", "family of the guides, by default the task's own"),
         factor=("precision", "of joint normals: precision or covariance"),
+        emulated=(0, "simulations to add by a network that learns the simulator"),
     )
     everything = list(_sbibm_tasks.TASKS) if options.data else ["gaussian_linear"]
     tasks = everything if options.tasks == ["all"] else options.tasks
@@ -259,6 +295,7 @@ def main() -> None:
             options.num_guides,
             options.width,
             options.factor,
+            options.emulated,
         )
         for task in tasks
         for budget in options.budgets
