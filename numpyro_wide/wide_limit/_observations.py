@@ -67,6 +67,11 @@ class Observations:
         LIKELIHOODS[likelihood].check_observed(values, parameters)
 
     @property
+    def is_of_labels(self) -> bool:
+        """Whether the observations are labels of classes, of one output."""
+        return self.likelihood in ("bernoulli", "categorical") and self.values.ndim == 1
+
+    @property
     def size(self) -> float:
         """Standard deviation of the function values that is expected."""
         if self.likelihood in _LOGIT_SIZES:
