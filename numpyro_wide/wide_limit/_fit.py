@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import RELEVANCE, fit_labels, folds_of
-from numpyro_wide.wide_limit._layer_kernels import check_matrix, check_targets, rule_of
+from numpyro_wide.wide_limit._layer_kernels import check_inputs, check_targets
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
@@ -109,7 +109,7 @@ def left_out(gram: np.ndarray, observations: Observations, num_folds: int) -> np
     labels, found = observations.values.astype(int), np.empty(len(observations.values))
     for kept, out in folds_of(labels, np.arange(len(labels)), num_folds):
         known, cross, prior = gram[np.ix_(kept, kept)], gram[np.ix_(out, kept)], np.diagonal(gram)[out]
-        processes = [Conditioned(known, s.targets, 1 / s.weights) for s in observations[kept].fitted(known)]
+        processes = observations[kept].processes(known)
         probs = observations[out].predicted([process.moments(cross, prior) for process in processes])
         probs = probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
         found[out] = np.log(np.maximum(probs[np.arange(len(out)), labels[out]], 1e-300))
@@ -216,13 +216,12 @@ def fit(
     check_finite("x", x)
     check_finite("y", y)
     inputs, targets = np.array(x, float), np.array(y, float)  # copies, as the caller's may change in place
-    if network is None:
-        check_matrix("x", inputs)
+    check_inputs("x", inputs, is_matrix=network is None)
     check_targets(targets, len(inputs))
     check_one_of("likelihood", likelihood, ("normal", *LIKELIHOODS))
     is_normal, is_of_classes = likelihood == "normal", likelihood in ("bernoulli", "categorical")
-    given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
-    parameters = {name: value for name, value in (given | {"df": df, "scale": scale}).items() if value is not None}
+    names = ("num_classes", "total_count", "concentration", "df", "scale")
+    parameters = {name: arguments[name] for name in names if arguments[name] is not None}
     has_offset = bool(np.any(np.asarray(offset) != 0))
     if is_normal:
         refuse_foreign([*parameters, *["offset"] * has_offset], (), likelihood)
@@ -266,9 +265,7 @@ def fit(
                 for name, layers, choice in choices
             ]
         else:
-            networks = _several(network)
-            _check_networks(networks, by_column)
-            pairs = itertools.product(networks, by_column)
+            pairs = itertools.product(_several(network), by_column)
             problems = [ScaleProblem.of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
         if not problems:
             raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
@@ -313,8 +310,8 @@ def _num_classes(labels: np.ndarray) -> int:
     if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
         raise ValueError(
             f"labels of a categorical must be 0, 1, ..., two at least, but y holds "
-            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class, "
-            "number words by np.unique(y, return_inverse=True), and leave likelihood out for numbers to regress on."
+            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class, and leave "
+            "likelihood out for numbers to regress on."
         )
     return len(present)
 
@@ -325,18 +322,6 @@ def _check_labels(labels: np.ndarray, has_offset: bool) -> None:
         raise ValueError(f"labels must have shape (n,) to become codes, but have {labels.shape}; pass labels='logits'.")
     if has_offset:
         raise ValueError("an offset is of logits, and codes have none; drop the offset, or pass labels='logits'.")
-
-
-def _check_networks(networks: Iterable[Any], by_column: Iterable[Any]) -> None:
-    """Refuse networks whose scales cannot be fitted."""
-    for network in networks:
-        rule_of(network)
-        names = ["w_std", "b_std", "readout_w_std", *["input_scale"] * any(by_column)]
-        if missing := [name for name in names if not hasattr(network, name)]:
-            raise ValueError(
-                f"the scales {listing(names)} are fitted, but the {type(network).__name__} has no {listing(missing)}; "
-                "add the attribute, or leave input_scale out."
-            )
 
 
 def _several(given: Any) -> Sequence[Any]:
@@ -379,23 +364,17 @@ def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
 
 def _warn_of_copies(found: WideLimitFit) -> None:
     """Warn if rows repeat others, and the noise is small, or labels left out have copies left in."""
-    inputs, targets, noise_scale = found.inputs, found.targets, found.noise_scale
-    is_of_codes = found.calibration is not None
-    if not is_of_codes and noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
-        return
-    rows = np.column_stack([inputs.reshape(len(inputs), -1), targets])
-    num_copies = len(inputs) - len(np.unique(rows, axis=0))
-    if is_of_codes and num_copies > _MANY_COPIES * len(inputs):
+    inputs, targets = found.inputs, found.targets
+    num_copies = len(inputs) - len(np.unique(np.column_stack([inputs.reshape(len(inputs), -1), targets]), axis=0))
+    if found.calibration is not None:
+        is_told = num_copies > _MANY_COPIES * len(inputs)
+        what = "labels included: a label left out has copies left in, and seems too easy to predict. If they are copies"
+    else:
+        is_told = num_copies > 0 and found.noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2))
+        what = f"and the fitted noise, {found.noise_scale:.2g}, is small. If they are copies"
+    if is_told:
         warnings.warn(
-            f"{num_copies} of {len(inputs)} rows repeat others, labels included: a label left out has copies left in, "
-            "and seems too easy to predict. If they are copies, not measurements, fit to distinct rows.",
-            UserWarning,
-            stacklevel=3,  # the caller of fit
-        )
-    elif num_copies and not is_of_codes:
-        warnings.warn(
-            f"the fitted noise, {noise_scale:.2g}, is small, and {num_copies} of {len(inputs)} rows repeat others: "
-            "copies pass for measurements without noise; fit to distinct rows.",
+            f"{num_copies} of {len(inputs)} rows repeat others, {what}, not measurements, fit to distinct rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

@@ -19,15 +19,15 @@ def codes_of(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 class Prior(NamedTuple):
-    """Normal priors of the log slope, and of the shift of each class."""
+    """Normal prior of the log slope, and of the shift of each class."""
 
-    log_slope: float = float(np.log(5.0))
-    spread: float = 0.5
-    shift: np.ndarray | float = 0.0
-    shift_spread: float = 1.0
+    mean: np.ndarray  # (1 + k,)
+    spread: np.ndarray
 
-
-_PRIOR = Prior()
+    @classmethod
+    def of(cls, num_classes: int, of_slope: float = 0.5) -> "Prior":
+        """Return the prior before any labels, with this standard deviation of the log slope."""
+        return cls(np.append(np.log(5.0), np.zeros(num_classes)), np.append(of_slope, np.ones(num_classes)))
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,16 @@ class Calibration:
     shift: np.ndarray  # (k,)
 
     @classmethod
-    def of(cls, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR) -> "Calibration":
+    def of(cls, values: np.ndarray, labels: np.ndarray, prior: Prior | None = None) -> "Calibration":
         """Fit to predictions (n, k), or to those of draws to be averaged over (draws, n, k), of labels (n,)."""
         values = np.asarray(values, float)
-        mode = calibrated(values, labels, prior=prior)
+        prior = Prior.of(values.shape[-1]) if prior is None else prior
+        mode = calibrated(values, labels, prior, prior.mean)
         log_slope, shift = mode[0], mode[1:]
         along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, prior)[0]  # noqa: E731
         step = 0.05
         curvature = (2 * along(0.0) - along(step) - along(-step)) / step**2
-        spread = min(prior.spread, 1 / np.sqrt(max(curvature, 1e-12)))
+        spread = min(prior.spread[0], 1 / np.sqrt(max(curvature, 1e-12)))
         log_posterior = np.array([along(spread * node) for node in _NODES])
         return cls(np.exp(log_slope + spread * _NODES), softmax(log_posterior), shift)
 
@@ -62,8 +63,9 @@ class Calibration:
         return float(self.slopes[len(self.slopes) // 2])
 
     def as_prior(self, spread: float) -> Prior:
-        """Return priors around this calibration."""
-        return Prior(float(np.log(self.slope)), spread, self.shift, spread)
+        """Return the prior around this calibration."""
+        mean = np.append(np.log(self.slope), self.shift)
+        return Prior(mean, np.full(len(mean), spread))
 
     def changed(self, one: "Calibration", other: "Calibration") -> "Calibration":
         """Return this calibration, changed as the second differs from the first."""
@@ -75,14 +77,9 @@ class Calibration:
         return np.log(np.maximum(probs if probs.ndim == 1 else probs.mean(axis=0), np.finfo(float).tiny))
 
 
-def calibrated(
-    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, prior: Prior = _PRIOR
-) -> np.ndarray:
+def calibrated(values: np.ndarray, labels: np.ndarray, prior: Prior, start: np.ndarray) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
     from scipy.optimize import minimize  # loaded late
-
-    if start is None:
-        start = np.append(prior.log_slope, np.zeros(values.shape[-1]) + prior.shift)
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient, _ = _log_posterior(parameters, values, labels, prior)
@@ -92,25 +89,23 @@ def calibrated(
 
 
 def _log_posterior(
-    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR
+    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior: Prior
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log posterior of slope and shifts, its gradient, and that by the predictions."""
     slope, shift = np.exp(parameters[0]), parameters[1:]
     log_probs = log_softmax(slope * values + shift, axis=-1)
     by_draw = log_probs[..., np.arange(len(labels)), labels]
-    residual = np.eye(values.shape[-1])[labels] - np.exp(log_probs)
-    if values.ndim == 2:
-        total = np.sum(by_draw)
-    else:
+    residual = np.eye(len(shift))[labels] - np.exp(log_probs)
+    total = np.sum(by_draw)
+    if values.ndim == 3:
         by_row = logsumexp(by_draw, axis=0)
         total = np.sum(by_row - np.log(len(values)))
         residual = np.exp(by_draw - by_row)[..., None] * residual
-    distance = parameters - np.append(prior.log_slope, np.zeros(len(shift)) + prior.shift)
-    precision = np.append(prior.spread**-2, np.full(len(shift), prior.shift_spread**-2))
+    distance = (parameters - prior.mean) / prior.spread
     by_value = slope * residual
     by_shift = residual.reshape(-1, len(shift)).sum(axis=0)
-    gradient = np.append(np.sum(by_value * values), by_shift) - precision * distance
-    return float(total) - 0.5 * float(precision @ distance**2), gradient, by_value
+    gradient = np.append(np.sum(by_value * values), by_shift) - distance / prior.spread
+    return float(total - 0.5 * distance @ distance), gradient, by_value
 
 
 class LabelScore(Objective):
@@ -120,8 +115,8 @@ class LabelScore(Objective):
 
     def __init__(self, problem: ScaleProblem, labels: np.ndarray, num_classes: int):
         self.problem, self.labels, self.num_classes = problem, labels, num_classes
-        self.codes = codes_of(labels, num_classes)
-        self._parameters: np.ndarray | None = None  # a start for the next
+        self.codes, self._prior = codes_of(labels, num_classes), Prior.of(num_classes)
+        self._parameters = self._prior.mean  # a start for the next
 
     def __getitem__(self, rows: np.ndarray) -> "LabelScore":
         return LabelScore(self.problem[rows], self.labels[rows], self.num_classes)
@@ -133,15 +128,15 @@ class LabelScore(Objective):
 
     def log_prob(self, process: Conditioned) -> tuple[float, np.ndarray]:
         """Return the log posterior of the best calibration, and its derivative by the predictions, (n, k)."""
-        self._parameters = calibrated(process.left_out, self.labels, self._parameters)
-        value, _, by_prediction = _log_posterior(self._parameters, process.left_out, self.labels)
+        self._parameters = calibrated(process.left_out, self.labels, self._prior, self._parameters)
+        value, _, by_prediction = _log_posterior(self._parameters, process.left_out, self.labels, self._prior)
         return value, by_prediction
 
 
 # The choice of an architecture, of its scales and of the calibration.
 
 _FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
-_OF_FEW = Prior(spread=1.5)  # of their calibration
+_SLOPE_OF_FEW = 1.5  # prior standard deviation of the logarithm of their slope
 RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
 
@@ -172,7 +167,7 @@ def fit_labels(
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
     if len(labels) <= _FEW_LABELS:
         values = _cross_fitted([score for _, score, _ in tried], random)
-        calibration = Calibration.of(values, labels, _OF_FEW)
+        calibration = Calibration.of(values, labels, Prior.of(num_classes, _SLOPE_OF_FEW))
     else:
         values, calibration = process.left_out, Calibration.of(process.left_out, labels)
     return problem.fields(scales, errors) | {

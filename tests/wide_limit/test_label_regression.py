@@ -209,7 +209,7 @@ def test_mistakes(y, options, message):
 
 def test_what_probabilities_do_not_take():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
-    with pytest.raises(ValueError, match="take neither with_noise nor"):
+    with pytest.raises(ValueError, match="'with_noise' must not be given where the likelihood is 'categorical'"):
         fit.predict(X[:2], with_noise=True)
     with pytest.raises(ValueError, match="needs no surrogate"):
         fit.surrogate()
