@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy.special import roots_hermitenorm
 
 from numpyro_wide._checks import is_known
 
@@ -141,7 +142,9 @@ def _root_and_ratio(least: Array, e: Array, unit: Array) -> tuple[Array, Array]:
     return scale * root, scale * (e / root)
 
 
-DUALS: dict[str, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
+# By name, and JAX's functions: a kink's series converges slowly.
+DUALS: dict[Any, Dual] = {"erf": erf, "gelu": gelu, "identity": identity, "relu": relu}
+DUALS |= {jax.lax.erf: erf, jax.scipy.special.erf: erf, jax.nn.relu: relu}
 
 
 _DEGREES, _NODES = 128, 256
@@ -225,8 +228,6 @@ def _horner(one: Array, other: Array, argument: Array) -> tuple[Array, Array]:
 @lru_cache(maxsize=1)
 def _rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return nodes, weights of sum 1, and weighted normalised Hermite polynomials, (degrees, nodes)."""
-    from scipy.special import roots_hermitenorm  # loaded late
-
     nodes, weights = roots_hermitenorm(_NODES)
     weights = weights / weights.sum()
     polynomials = [np.ones(_NODES), nodes]
@@ -263,15 +264,11 @@ _TOLERANCE = 1e-5
 
 def activation_dual(activation: Activation) -> ClosedForm | HermiteSeries:
     """Return the expectations of an activation."""
-    if isinstance(activation, str) and activation in DUALS:
+    if activation in DUALS:
         return ClosedForm(DUALS[activation])
     from numpyro_wide.nn._layers import activation_function  # with flax, loaded late
 
-    function = activation_function(activation)
-    # JAX's functions by name: a kink's series converges slowly.
-    known = (jax.nn.relu, "relu"), (jax.lax.erf, "erf"), (jax.scipy.special.erf, "erf")
-    name = activation if isinstance(activation, str) else next((n for f, n in known if f is function), "")
-    return ClosedForm(DUALS[name]) if name in DUALS else HermiteSeries(function)
+    return HermiteSeries(activation_function(activation))
 
 
 def activation_name(activation: Activation) -> str:
@@ -279,13 +276,12 @@ def activation_name(activation: Activation) -> str:
     return activation if isinstance(activation, str) else getattr(activation, "__name__", repr(activation))
 
 
-def warn_of_truncation(error: Any, stacklevel: int = 3) -> None:
+def warn_of_truncation(error: Any) -> None:
     """Warn of a series that leaves out too much."""
-    if not is_known(error) or not np.max(error) > _TOLERANCE:
-        return
-    warnings.warn(
-        f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively; scale "
-        "inputs and weights down, or take 'erf', 'gelu', 'identity' or 'relu', of closed forms.",
-        UserWarning,
-        stacklevel=stacklevel,
-    )
+    if is_known(error) and np.max(error) > _TOLERANCE:
+        warnings.warn(
+            f"the activation's Hermite series leaves out up to {np.max(error):.1e} of the kernels, relatively; scale "
+            "inputs and weights down, or take 'erf', 'gelu', 'identity' or 'relu', of closed forms.",
+            UserWarning,
+            stacklevel=3,  # the caller of a kernel
+        )

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,98 +13,74 @@ from jax.typing import ArrayLike
 from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, progress, whole_number
 from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._duals import Activation, activation_name
-from numpyro_wide.wide_limit._gp import Conditioned, evidence_and_slope
-from numpyro_wide.wide_limit._label_regression import fit_labels
-from numpyro_wide.wide_limit._layer_kernels import check_matrix, check_targets, rule_of
+from numpyro_wide.wide_limit._gp import Conditioned
+from numpyro_wide.wide_limit._label_regression import RELEVANCE, fit_labels, folds_of
+from numpyro_wide.wide_limit._layer_kernels import check_inputs, check_targets
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS
 from numpyro_wide.wide_limit._limit import WideLimitFit
-from numpyro_wide.wide_limit._observations import Observations
-from numpyro_wide.wide_limit._scale_problem import BOUND, ScaleProblem, finite_value, laplace, mode_of
+from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
+from numpyro_wide.wide_limit._scale_problem import BOUND, Objective, ScaleProblem, laplace, mode_of
 from numpyro_wide.wide_limit._variational import State, VariationalFit
-
-# The objectives.
 
 _TOLERANCE = 2e-3  # of means and weights at the largest bound
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Minus the log posterior of the scales, given targets with Gaussian noise."""
+class Evidence(Objective):
+    """Log evidence of targets with Gaussian noise."""
 
     problem: ScaleProblem
     targets: np.ndarray
-    step: ClassVar[float] = 1e-3  # of the logarithms, for the curvature
+    step: ClassVar[float] = 1e-3
 
     def __getitem__(self, rows: np.ndarray) -> "Evidence":
         return Evidence(self.problem[rows], self.targets[rows])
 
-    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient; not finite where there is none."""
-        noise_variance = self.problem.scales(logarithms)["noise_scale"] ** 2
-        covariance = self.problem.gram(logarithms)
-        covariance.flat[:: len(covariance) + 1] += noise_variance
-        found = evidence_and_slope(covariance, self.targets.reshape(len(covariance), -1))
-        if found is None:
-            return np.inf, np.zeros_like(logarithms)
-        value, slope = found
-        pulled = self.problem.pull_back(logarithms, slope)
-        pulled[self.problem.place("noise_scale")] += 2 * noise_variance * np.trace(slope)
-        return self.problem.with_prior(logarithms, value, pulled)
+    def likelihood(self, covariance: np.ndarray) -> tuple[float, np.ndarray]:
+        process = Conditioned(covariance, self.targets.reshape(len(covariance), -1))
+        return process.log_evidence(), process.evidence_slope()
 
 
-class Bound:
-    """Minus the log posterior of the scales, bounded (Mathematics, :eq:`bound-slope`)."""
+class Bound(Objective):
+    """Variational bound on the log evidence (Mathematics, :eq:`bound-slope`)."""
 
-    step: ClassVar[float] = 0.03
+    step = 0.03
 
     def __init__(self, problem: ScaleProblem, observations: Observations):
         self.problem, self.observations = problem, observations
         self._columns = observations.columns()
-        self._constant = sum(float(np.sum(column.constant)) for column in self._columns)
         self._states: list[State | None] = [None] * len(self._columns)
-
-    @property
-    def is_of_classes(self) -> bool:
-        """Whether the observations are labels of classes, of one output."""
-        return self.observations.likelihood in ("bernoulli", "categorical") and self.observations.values.ndim == 1
 
     def __getitem__(self, rows: np.ndarray) -> "Bound":
         return Bound(self.problem[rows], self.observations[rows])
 
-    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient; not finite where there is none."""
-        covariance = self.problem.gram(logarithms)
-        if not np.isfinite(covariance).all():
-            return np.inf, np.zeros_like(logarithms)
-        value, slope = self._constant, np.zeros_like(covariance)
+    def likelihood(self, covariance: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = 0.0, np.zeros_like(covariance)
         for i, column in enumerate(self._columns):
             fit = VariationalFit(column, covariance)
-            try:
-                state = self._states[i] = fit.climb(self._states[i], _TOLERANCE)
-            except ValueError:  # at extreme scales
-                return np.inf, np.zeros_like(logarithms)
-            value += state.bound
+            state = self._states[i] = fit.climb(self._states[i], _TOLERANCE)
+            value += state.bound + float(np.sum(column.constant))
             slope += fit.kernel_slope(state)
-        return self.problem.with_prior(logarithms, value, self.problem.pull_back(logarithms, slope))
+        return value, slope
 
 
 def fit_scales(
     objective: Evidence | Bound, rows: np.ndarray, num_restarts: int, random: np.random.Generator
 ) -> tuple[dict[str, Any], dict[str, Any], np.ndarray]:
-    """Find the mode of the scales' posterior and its curvature, from starts on some rows."""
+    """Return fields of the fit, row of the table and logarithms at the mode of the scales, from starts on some rows."""
     problem = objective.problem
     logarithms = mode_of(objective, rows, num_restarts, random)
     loss, log_marginal, errors = laplace(objective, logarithms)
-    extra: dict[str, float] = {}
-    if isinstance(objective, Bound) and objective.is_of_classes:
-        logarithms, extra["held_out"] = choose_readout(objective[rows], logarithms)
+    held_out = {}
+    if isinstance(objective, Bound) and objective.observations.is_of_labels:
+        logarithms, held_out["held_out"] = choose_readout(objective[rows], logarithms)
         errors[problem.place("readout_w_std")] = np.nan
-        loss = finite_value(objective, logarithms)[0]
-    log_evidence = float(0.5 * np.sum((logarithms / problem.spreads) ** 2) - loss)
-    fields = problem.fields(problem.scales(logarithms), errors) | {"log_evidence": log_evidence}
+        loss, _ = objective(logarithms)
+    fields = problem.fields(problem.scales(logarithms), errors)
+    fields["log_evidence"] = problem.prior(logarithms) - loss
+    row = problem.row() | {"log_evidence": fields["log_evidence"], "log_marginal": log_marginal, **held_out}
     if fields["noise_scale"] is not None:
-        extra["noise_scale"] = fields["noise_scale"]
-    row = problem.row() | {"log_evidence": log_evidence, "log_marginal": log_marginal, **extra}
+        row["noise_scale"] = fields["noise_scale"]
     return fields, row, logarithms
 
 
@@ -130,13 +106,10 @@ def choose_readout(bound: Bound, logarithms: np.ndarray) -> tuple[np.ndarray, fl
 
 def left_out(gram: np.ndarray, observations: Observations, num_folds: int) -> np.ndarray:
     """Return the log probability of each label (n,) given the other folds, (n,)."""
-    labels = observations.values.astype(int)
-    folds, found = np.empty(len(labels), int), np.empty(len(labels))
-    folds[np.argsort(labels, kind="stable")] = np.arange(len(labels)) % num_folds
-    for fold in np.unique(folds):
-        kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+    labels, found = observations.values.astype(int), np.empty(len(observations.values))
+    for kept, out in folds_of(labels, np.arange(len(labels)), num_folds):
         known, cross, prior = gram[np.ix_(kept, kept)], gram[np.ix_(out, kept)], np.diagonal(gram)[out]
-        processes = [Conditioned(known, s.targets, 1 / s.weights) for s in observations[kept].fitted(known)]
+        processes = observations[kept].processes(known)
         probs = observations[out].predicted([process.moments(cross, prior) for process in processes])
         probs = probs if probs.ndim == 2 else np.stack([1 - probs, probs], axis=1)
         found[out] = np.log(np.maximum(probs[np.arange(len(out)), labels[out]], 1e-300))
@@ -242,20 +215,19 @@ def fit(
     check_known("wide_limit.fit chooses by numbers")
     check_finite("x", x)
     check_finite("y", y)
-    inputs, targets = np.array(x, float), np.array(y, float)
-    networks = [] if network is None else [network] if callable(network) else list(network)
-    if not networks:
-        check_matrix("x", inputs)
+    inputs, targets = np.array(x, float), np.array(y, float)  # copies, as the caller's may change in place
+    check_inputs("x", inputs, is_matrix=network is None)
     check_targets(targets, len(inputs))
     check_one_of("likelihood", likelihood, ("normal", *LIKELIHOODS))
-    is_normal = likelihood == "normal"
-    given = {"num_classes": num_classes, "total_count": total_count, "concentration": concentration}
-    parameters = {name: value for name, value in (given | {"df": df, "scale": scale}).items() if value is not None}
-    is_of_classes = likelihood in ("bernoulli", "categorical")
+    is_normal, is_of_classes = likelihood == "normal", likelihood in ("bernoulli", "categorical")
+    names = ("num_classes", "total_count", "concentration", "df", "scale")
+    parameters = {name: arguments[name] for name in names if arguments[name] is not None}
+    has_offset = bool(np.any(np.asarray(offset) != 0))
+    if is_normal:
+        refuse_foreign([*parameters, *["offset"] * has_offset], (), likelihood)
     if labels is not None:
         check_one_of("labels", labels, ("codes", "logits", "auto"))
-        if not is_of_classes:
-            raise ValueError(f"labels must not be given where the likelihood is {likelihood!r}; drop it.")
+        refuse_foreign(["labels"], ["labels"] * is_of_classes, likelihood)
     if is_of_classes and len(targets) < 2:
         raise ValueError("labels are predicted from others: x and y must have at least two rows, but have one.")
     is_of_codes = is_of_classes and labels != "logits"
@@ -263,10 +235,8 @@ def fit(
     activation = (("erf", "relu") if is_of_codes else "erf") if activation is None else activation
     depth = ((1, 3) if is_of_codes else 1) if depth is None else depth
     if input_scale is None:
-        is_compared = is_of_codes and not networks and inputs.shape[1] in range(2, _MOST_COLUMNS + 1)
+        is_compared = is_of_codes and network is None and inputs.shape[1] in range(2, _MOST_COLUMNS + 1)
         input_scale = (False, True) if is_compared else False
-    if foreign := [*parameters, *["offset"] * bool(np.any(np.asarray(offset) != 0))] if is_normal else []:
-        raise ValueError(f"{listing(foreign)} must not be given where the likelihood is 'normal'; drop it.")
     if likelihood == "categorical" and "num_classes" not in parameters:
         parameters["num_classes"] = _num_classes(targets)
     by_column = _several(input_scale)
@@ -274,37 +244,37 @@ def fit(
         raise ValueError(
             f"input_scale must be True or False, or both to compare, (False, True), but got {input_scale!r}."
         )
-    _check_networks(networks, by_column)
     num_restarts = whole_number("num_restarts", num_restarts)
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
-    architectures = [
-        (name, whole_number("depth", layers), bool(choice))
-        for name, layers, choice in itertools.product(_several(activation), _several(depth), by_column)
-    ]
-    if not architectures or (network is not None and not networks):
-        raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
     # Several threads mostly wait for each other on few rows.
     with double_precision(), set_blas_threads(1) if len(inputs) <= _ONE_THREAD else nullcontext():
         observations = None if is_normal else Observations.of(targets, likelihood, parameters, offset)
         if is_of_codes:
-            _check_labels(targets, offset)
+            _check_labels(targets, has_offset)
             size = 1.0
         else:
             size = observations.size if observations else float(np.sqrt(np.mean(targets**2))) or 1.0
         options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": is_normal or is_of_codes}
-        if networks:
-            pairs = itertools.product(networks, by_column)
-            problems = [ScaleProblem.of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
+        options["relevance"] = RELEVANCE if is_of_codes else 1.0
+        if network is None:
+            choices = itertools.product(_several(activation), _several(depth), by_column)
+            problems = [
+                ScaleProblem.of(name, whole_number("depth", layers), by_input=bool(choice), **options)
+                for name, layers, choice in choices
+            ]
         else:
-            problems = [ScaleProblem.of(*one[:2], by_input=one[2], **options) for one in architectures]
+            pairs = itertools.product(_several(network), by_column)
+            problems = [ScaleProblem.of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
+        if not problems:
+            raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
         known: dict[str, Any] = {"inputs": inputs, "targets": targets}
         known |= {"likelihood": likelihood, "parameters": parameters}
         tried = _shown(problems, progress_bar)
         if is_of_codes:
-            count: Any = 2 if likelihood == "bernoulli" else parameters["num_classes"]
-            most = num_rows if networks else _MOST_COMPARED  # kernels of images take long
+            count: Any = parameters.get("num_classes", 2)
+            most = _MOST_COMPARED if network is None else num_rows  # kernels of images take long
             chosen = fit_labels(tried, targets.astype(int), int(count), most, num_rows, num_restarts, random)
             found = WideLimitFit(**chosen, **known)
             _warn_of_copies(found)
@@ -317,17 +287,11 @@ def fit(
         fields, row, logarithms, problem = fits[0]
         if observations and "held_out" in row:
             known["held_out"] = left_out(problem.gram(logarithms), observations, _MANY_FOLDS)
-        found = WideLimitFit(
-            **fields,
-            table=[row for _, row, *_ in fits],
-            offset=offset,
-            **known,
-        )
+        found = WideLimitFit(**fields, table=[row for _, row, *_ in fits], offset=offset, **known)
         if is_normal:
-            columns = targets.reshape(len(targets), -1)
-            process = Conditioned(problem.gram(logarithms), columns, found.noise_scale**2)
+            process = Conditioned(problem.covariance(logarithms), targets.reshape(len(targets), -1))
             _warn_of_copies(found)
-            _warn_of_far_rows(found, process.left_out())
+            _warn_of_far_rows(found, process.targets - process.left_out)
     return found
 
 
@@ -346,40 +310,23 @@ def _num_classes(labels: np.ndarray) -> int:
     if len(present) < 2 or not np.array_equal(present, np.arange(len(present))):
         raise ValueError(
             f"labels of a categorical must be 0, 1, ..., two at least, but y holds "
-            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class, "
-            "number words by np.unique(y, return_inverse=True), and leave likelihood out for numbers to regress on."
+            f"{listing(f'{label:g}' for label in present[:10])}; pass num_classes if y lacks a class, and leave "
+            "likelihood out for numbers to regress on."
         )
     return len(present)
 
 
-def _check_labels(labels: np.ndarray, offset: ArrayLike) -> None:
+def _check_labels(labels: np.ndarray, has_offset: bool) -> None:
     """Refuse labels that have no codes."""
     if labels.ndim != 1:
-        raise ValueError(
-            f"labels must have shape (n,) where they become codes, but have shape {labels.shape}; several outputs need "
-            "labels='logits'."
-        )
-    if np.any(np.asarray(offset) != 0):
+        raise ValueError(f"labels must have shape (n,) to become codes, but have {labels.shape}; pass labels='logits'.")
+    if has_offset:
         raise ValueError("an offset is of logits, and codes have none; drop the offset, or pass labels='logits'.")
 
 
-def _check_networks(networks: Sequence[Any], by_column: Iterable[Any]) -> None:
-    """Refuse networks whose scales cannot be fitted."""
-    for network in networks:
-        rule_of(network)
-        names = ["w_std", "b_std", "readout_w_std", *["input_scale"] * any(by_column)]
-        if missing := [name for name in names if not hasattr(network, name)]:
-            raise ValueError(
-                f"the scales {listing(names)} are fitted, but the {type(network).__name__} has no {listing(missing)}; "
-                "add the attribute, or leave input_scale out."
-            )
-
-
-def _several(given: Any) -> Iterable[Any]:
+def _several(given: Any) -> Sequence[Any]:
     """Return one or several choices as several."""
-    if isinstance(given, str | int | np.integer | np.bool_) or callable(given):
-        return [given]
-    return given
+    return [given] if callable(given) or np.ndim(given) == 0 else list(given)
 
 
 # Warnings.
@@ -417,23 +364,17 @@ def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
 
 def _warn_of_copies(found: WideLimitFit) -> None:
     """Warn if rows repeat others, and the noise is small, or labels left out have copies left in."""
-    inputs, targets, noise_scale = found.inputs, found.targets, found.noise_scale
-    is_of_codes = found.calibration is not None
-    if not is_of_codes and noise_scale >= _SMALL_NOISE * np.sqrt(np.mean(targets**2)):
-        return
-    rows = np.column_stack([inputs.reshape(len(inputs), -1), targets])
-    num_copies = len(inputs) - len(np.unique(rows, axis=0))
-    if is_of_codes and num_copies > _MANY_COPIES * len(inputs):
+    inputs, targets = found.inputs, found.targets
+    num_copies = len(inputs) - len(np.unique(np.column_stack([inputs.reshape(len(inputs), -1), targets]), axis=0))
+    if found.calibration is not None:
+        is_told = num_copies > _MANY_COPIES * len(inputs)
+        what = "labels included: a label left out has copies left in, and seems too easy to predict. If they are copies"
+    else:
+        is_told = num_copies > 0 and found.noise_scale < _SMALL_NOISE * np.sqrt(np.mean(targets**2))
+        what = f"and the fitted noise, {found.noise_scale:.2g}, is small. If they are copies"
+    if is_told:
         warnings.warn(
-            f"{num_copies} of {len(inputs)} rows repeat others, labels included: a label left out has copies left in, "
-            "and seems too easy to predict. If they are copies, not measurements, fit to distinct rows.",
-            UserWarning,
-            stacklevel=3,  # the caller of fit
-        )
-    elif num_copies and not is_of_codes:
-        warnings.warn(
-            f"the fitted noise, {noise_scale:.2g}, is small, and {num_copies} of {len(inputs)} rows repeat others: "
-            "copies pass for measurements without noise; fit to distinct rows.",
+            f"{num_copies} of {len(inputs)} rows repeat others, {what}, not measurements, fit to distinct rows.",
             UserWarning,
             stacklevel=3,  # the caller of fit
         )

@@ -1,6 +1,7 @@
 """Gaussian process regression with a given kernel matrix, in JAX for users and in NumPy's float64 for fits."""
 
 import math
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
@@ -113,39 +114,56 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
 
 
 class Conditioned:
-    """A zero-mean Gaussian process given noisy targets, in float64."""
+    """A zero-mean Gaussian process given noisy targets (n, c), in float64."""
 
-    def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any):
-        self._factor = cho_factor(kernel + np.diag(np.broadcast_to(noise_variance, len(kernel))), lower=True)
-        self._weights = cho_solve(self._factor, targets)
+    def __init__(self, kernel: np.ndarray, targets: np.ndarray, noise_variance: Any = 0.0):
+        """Factor kernel and noise; ``ValueError`` if their sum is not positive definite, or not finite."""
+        noisy = np.array(kernel)
+        noisy.flat[:: len(noisy) + 1] += noise_variance
+        self._factor = cho_factor(noisy.T, lower=True, overwrite_a=True)  # in place, as it is symmetric
+        self.targets, self.weights = targets, cho_solve(self._factor, targets)
 
     def mean(self, cross: np.ndarray) -> np.ndarray:
         """Return means (m, c) from covariances (m, n)."""
-        return cross @ self._weights
+        return cross @ self.weights
 
     def moments(self, cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return means (m, c) and variances (m,) from covariances (m, n) and prior variances (m,)."""
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)
         return self.mean(cross), np.maximum(prior - explained, 0.0)
 
+    def log_evidence(self, size: float = 1.0) -> float:
+        """Return the log density of the targets under the covariance times ``size`` squared."""
+        num_rows, num_columns = self.targets.shape
+        log_det = 2 * np.sum(np.log(size * np.diagonal(self._factor[0])))
+        quadratic = np.sum(self.targets * self.weights) / size**2
+        return float(-0.5 * (quadratic + num_columns * (log_det + num_rows * np.log(2 * np.pi))))
+
+    def evidence_slope(self) -> np.ndarray:
+        """Return the derivative of the log evidence by the covariance, (n, n)."""
+        return 0.5 * (self.weights @ self.weights.T - self.targets.shape[1] * self.inverse)
+
+    @cached_property
+    def inverse(self) -> np.ndarray:
+        """Inverse of the covariance, (n, n)."""
+        return inverse_of(self._factor[0])
+
+    @property
+    def left_out_precision(self) -> np.ndarray:
+        """Precision of each target given the other rows, (n,)."""
+        return np.diagonal(self.inverse)
+
+    @property
     def left_out(self) -> np.ndarray:
-        """Return the leave-one-out residuals, (n, c) (Rasmussen 2006, p. 117)."""
-        inverse = cho_solve(self._factor, np.eye(len(self._weights)))
-        return self._weights / np.diagonal(inverse)[:, None]
+        """Mean of each target given the other rows, (n, c) (Rasmussen 2006, p. 117)."""
+        return self.targets - self.weights / self.left_out_precision[:, None]
 
-
-def evidence_and_slope(covariance: np.ndarray, columns: np.ndarray) -> tuple[float, np.ndarray] | None:
-    """Return the log evidence of columns (n, k), and its derivative by the covariance."""
-    num_rows, num_columns = columns.shape
-    if not np.isfinite(covariance).all():
-        return None
-    factor, failed = lapack.dpotrf(covariance.T, lower=1, overwrite_a=1)
-    if failed:
-        return None
-    alpha = lapack.dpotrs(factor, columns, lower=1)[0]
-    log_det = 2 * np.sum(np.log(np.diagonal(factor)))
-    value = -0.5 * (np.sum(columns * alpha) + num_columns * (log_det + num_rows * np.log(2 * np.pi)))
-    return float(value), 0.5 * (alpha @ alpha.T - num_columns * inverse_of(factor))
+    def left_out_slope(self, slope: np.ndarray) -> np.ndarray:
+        """Return the derivative by the covariance, (n, n), from that by ``left_out``."""
+        scaled = slope / self.left_out_precision[:, None]
+        of_weights = self.inverse @ scaled @ self.weights.T
+        of_precision = (self.inverse * np.sum(scaled * (self.targets - self.left_out), axis=1)) @ self.inverse
+        return 0.5 * (of_weights + of_weights.T) - of_precision
 
 
 def inverse_of(factor: np.ndarray) -> np.ndarray:

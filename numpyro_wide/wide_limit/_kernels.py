@@ -27,10 +27,9 @@ from numpyro_wide.wide_limit._duals import Activation, activation_dual, warn_of_
 from numpyro_wide.wide_limit._layer_kernels import (
     AllPairsNeededError,
     Inputs,
-    check_matrix,
+    check_inputs,
     fully_connected,
     rule_of,
-    scaled_inputs,
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
@@ -85,19 +84,21 @@ def fcn_kernel(
     block_size = None if block_size is None else whole_number("block_size", block_size)
     given = {"w_std": w_std, "b_std": b_std, "readout_w_std": readout_w_std, "readout_b_std": readout_b_std}
     for name, scale in given.items():
-        _check_scale(name, scale, None if name.startswith("readout") else depth)
+        shapes = ((),) if name.startswith("readout") else ((), (depth,))
+        if np.shape(scale) not in shapes:
+            raise ValueError(f"{name} must have the shape {' or '.join(map(str, shapes))}, but has {np.shape(scale)}.")
+        check_not_negative(name, scale)
+        check_finite(name, scale)
     if input_scale is not None:
         check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return both kernels of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
-        inputs = _checked(x1, x2, check_matrix)
+        inputs = _checked(x1, x2)
         # The inputs set the dtype.
-        dtype = inputs[0].dtype
-        inputs = tuple(scaled_inputs(x, input_scale) for x in inputs)
-        scales = [as_not_negative(name, scale, dtype=dtype) for name, scale in given.items()]
+        scales = [as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in given.items()]
         scales[:2] = [jnp.broadcast_to(scale, (depth,)) for scale in scales[:2]]
-        nngp, ntk, error = _fcn_kernels(activation, block_size, inputs, scales)
+        nngp, ntk, error = _fcn_kernels(activation, block_size, inputs, input_scale, scales)
         warn_of_truncation(error)
         return nngp, ntk
 
@@ -106,7 +107,11 @@ def fcn_kernel(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _fcn_kernels(
-    activation: Activation, block_size: int | None, inputs: tuple[Array, ...], scales: list[Array]
+    activation: Activation,
+    block_size: int | None,
+    inputs: tuple[Array, ...],
+    input_scale: ArrayLike | None,
+    scales: list[Array],
 ) -> tuple[Array, Array, Array]:
     """Return both kernels of (x1,) or (x1, x2), and by row the share that a series leaves out."""
     x1, x2 = inputs[0], inputs[-1]
@@ -115,20 +120,11 @@ def _fcn_kernels(
         same = None
         if len(inputs) == 1:
             same = (start + jnp.arange(size))[:, None] == jnp.arange(x2.shape[0])[None, :]
-        units = Inputs(take_rows(x1, start, size), x2, same).vectors()
+        units = Inputs(take_rows(x1, start, size), x2, same).vectors(input_scale)
         found = fully_connected(units, activation, scales)
         return found.product, found.product + found.tangent, jnp.broadcast_to(found.error, (size,))
 
     return in_row_blocks(rows, x1.shape[0], block_size)
-
-
-def _check_scale(name: str, scale: ArrayLike, depth: int | None) -> None:
-    """Refuse a scale that is negative, infinite, or of another shape than () or (depth,)."""
-    if np.shape(scale) not in ((), () if depth is None else (depth,)):
-        layers = "" if depth is None else f" or an array of shape (depth,) = {(depth,)}"
-        raise ValueError(f"{name} must be a number{layers}, but got an array of shape {np.shape(scale)}.")
-    check_not_negative(name, scale)
-    check_finite(name, scale)
 
 
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
@@ -136,8 +132,8 @@ def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
 
     The NNGP kernel is the covariance of an output with N(0, 1) readout weights; the tangent kernel adds the hidden
     layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Differentiable by scales and inputs. Activations without a
-    closed form go by a Hermite series of 128 degrees (Mathematics, :eq:`mehler`). The pooling "mean" costs height ·
-    width times as much as "flatten".
+    closed form go by a series, as of :func:`fcn_kernel`. The pooling "mean" costs height · width times as much as
+    "flatten".
 
     Args:
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`,
@@ -169,22 +165,23 @@ class NetworkKernel:
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
         """Return the NNGP and the tangent kernel of ``x1`` (n1, ...) and ``x2`` (n2, ...)."""
-        (nngp, ntk), error = self._compute(_checked(x1, x2))
+        (nngp, ntk), error = self._compute(x1, x2, 2)
         warn_of_truncation(error)
         return nngp, ntk
 
     def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
         """Return the NNGP kernel alone, (n1, n2), which takes about two thirds of the time of both."""
-        (nngp,), error = self._compute(_checked(x1, x2), num_kernels=1)
+        (nngp,), error = self._compute(x1, x2, 1)
         warn_of_truncation(error)
         return nngp
 
     def truncation_error(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
         """Return the largest share of a layer's moments that a Hermite series leaves out."""
-        return self._compute(_checked(x1, x2), num_kernels=1)[1]
+        return self._compute(x1, x2, 1)[1]
 
-    def _compute(self, inputs: tuple[Array, ...], num_kernels: int = 2) -> Tile:
-        """Return kernels of (x1,) or (x1, x2), and the error."""
+    def _compute(self, x1: ArrayLike, x2: ArrayLike | None, num_kernels: int) -> Tile:
+        """Return the first kernel, or both, and the error."""
+        inputs = _checked(x1, x2)
         if is_tracing() or not all(map(is_known, inputs)):
             return self._traced(inputs, num_kernels)
         rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
@@ -259,21 +256,11 @@ def _arguments(inputs: Sequence[Array], rows: slice, columns: slice) -> tuple[Ar
     return inputs[0][rows], inputs[-1][columns], at_rows, at_columns
 
 
-def _check_images_or_rows(name: str, x: Array) -> None:
-    if x.ndim < 2 or 0 in x.shape:
-        raise ValueError(
-            f"{name} must have at least one row and one column, (n, d_in) or (n, height, width, channels), but has "
-            f"shape {x.shape}; write a single input as x[None], a single column as x[:, None]."
-        )
-
-
-def _checked(
-    x1: ArrayLike, x2: ArrayLike | None, check: Callable[[str, Array], None] = _check_images_or_rows
-) -> tuple[Array, ...]:
+def _checked(x1: ArrayLike, x2: ArrayLike | None) -> tuple[Array, ...]:
     """Return the inputs as floats of one type, (x1,) or (x1, x2)."""
     inputs = as_floats(x1, names=("x1",)) if x2 is None else as_floats(x1, x2, names=("x1", "x2"))
     for name, x in zip(("x1", "x2"), inputs, strict=False):
-        check(name, x)
+        check_inputs(name, x)
         check_finite(name, x)
     if inputs[0].shape[1:] != inputs[-1].shape[1:]:
         raise ValueError(f"x1 and x2 must have rows of one shape, but got {inputs[0].shape} and {inputs[-1].shape}.")

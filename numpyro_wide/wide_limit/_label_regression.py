@@ -1,15 +1,14 @@
 """Regression on one-hot codes of classes, chosen and calibrated by leave-one-out (Rifkin and Klautau 2004)."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack
 from scipy.special import log_softmax, logsumexp, softmax
 
-from numpyro_wide.wide_limit._gp import Conditioned, inverse_of
-from numpyro_wide.wide_limit._scale_problem import ScaleProblem, laplace, mode_of
+from numpyro_wide.wide_limit._gp import Conditioned
+from numpyro_wide.wide_limit._scale_problem import Objective, ScaleProblem, laplace, mode_of
 
 _NODES = np.linspace(-4.0, 4.0, 17)  # of the log slope, in posterior standard deviations
 
@@ -20,15 +19,15 @@ def codes_of(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 class Prior(NamedTuple):
-    """Normal priors of the log slope, and of the shift of each class."""
+    """Normal prior of the log slope, and of the shift of each class."""
 
-    log_slope: float = float(np.log(5.0))
-    spread: float = 0.5
-    shift: np.ndarray | float = 0.0
-    shift_spread: float = 1.0
+    mean: np.ndarray  # (1 + k,)
+    spread: np.ndarray
 
-
-_PRIOR = Prior()
+    @classmethod
+    def of(cls, num_classes: int, of_slope: float = 0.5) -> "Prior":
+        """Return the prior before any labels, with this standard deviation of the log slope."""
+        return cls(np.append(np.log(5.0), np.zeros(num_classes)), np.append(of_slope, np.ones(num_classes)))
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,16 @@ class Calibration:
     shift: np.ndarray  # (k,)
 
     @classmethod
-    def of(cls, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR) -> "Calibration":
+    def of(cls, values: np.ndarray, labels: np.ndarray, prior: Prior | None = None) -> "Calibration":
         """Fit to predictions (n, k), or to those of draws to be averaged over (draws, n, k), of labels (n,)."""
         values = np.asarray(values, float)
-        mode = calibrated(values, labels, prior=prior)
+        prior = Prior.of(values.shape[-1]) if prior is None else prior
+        mode = calibrated(values, labels, prior, prior.mean)
         log_slope, shift = mode[0], mode[1:]
         along = lambda move: _log_posterior(np.append(log_slope + move, shift), values, labels, prior)[0]  # noqa: E731
         step = 0.05
         curvature = (2 * along(0.0) - along(step) - along(-step)) / step**2
-        spread = min(prior.spread, 1 / np.sqrt(max(curvature, 1e-12)))
+        spread = min(prior.spread[0], 1 / np.sqrt(max(curvature, 1e-12)))
         log_posterior = np.array([along(spread * node) for node in _NODES])
         return cls(np.exp(log_slope + spread * _NODES), softmax(log_posterior), shift)
 
@@ -63,8 +63,9 @@ class Calibration:
         return float(self.slopes[len(self.slopes) // 2])
 
     def as_prior(self, spread: float) -> Prior:
-        """Return priors around this calibration."""
-        return Prior(float(np.log(self.slope)), spread, self.shift, spread)
+        """Return the prior around this calibration."""
+        mean = np.append(np.log(self.slope), self.shift)
+        return Prior(mean, np.full(len(mean), spread))
 
     def changed(self, one: "Calibration", other: "Calibration") -> "Calibration":
         """Return this calibration, changed as the second differs from the first."""
@@ -76,14 +77,9 @@ class Calibration:
         return np.log(np.maximum(probs if probs.ndim == 1 else probs.mean(axis=0), np.finfo(float).tiny))
 
 
-def calibrated(
-    values: np.ndarray, labels: np.ndarray, start: np.ndarray | None = None, prior: Prior = _PRIOR
-) -> np.ndarray:
+def calibrated(values: np.ndarray, labels: np.ndarray, prior: Prior, start: np.ndarray) -> np.ndarray:
     """Return the mode of the log slope and the shifts, (1 + k,)."""
     from scipy.optimize import minimize  # loaded late
-
-    if start is None:
-        start = np.append(prior.log_slope, np.zeros(values.shape[-1]) + prior.shift)
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient, _ = _log_posterior(parameters, values, labels, prior)
@@ -93,101 +89,55 @@ def calibrated(
 
 
 def _log_posterior(
-    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior: Prior = _PRIOR
+    parameters: np.ndarray, values: np.ndarray, labels: np.ndarray, prior: Prior
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the log posterior of slope and shifts, its gradient, and that by the predictions."""
     slope, shift = np.exp(parameters[0]), parameters[1:]
     log_probs = log_softmax(slope * values + shift, axis=-1)
     by_draw = log_probs[..., np.arange(len(labels)), labels]
-    residual = np.eye(values.shape[-1])[labels] - np.exp(log_probs)
-    if values.ndim == 2:
-        total = np.sum(by_draw)
-    else:
+    residual = np.eye(len(shift))[labels] - np.exp(log_probs)
+    total = np.sum(by_draw)
+    if values.ndim == 3:
         by_row = logsumexp(by_draw, axis=0)
         total = np.sum(by_row - np.log(len(values)))
         residual = np.exp(by_draw - by_row)[..., None] * residual
-    distance = parameters - np.append(prior.log_slope, np.zeros(len(shift)) + prior.shift)
-    precision = np.append(prior.spread**-2, np.full(len(shift), prior.shift_spread**-2))
+    distance = (parameters - prior.mean) / prior.spread
     by_value = slope * residual
     by_shift = residual.reshape(-1, len(shift)).sum(axis=0)
-    gradient = np.append(np.sum(by_value * values), by_shift) - precision * distance
-    return float(total) - 0.5 * float(precision @ distance**2), gradient, by_value
+    gradient = np.append(np.sum(by_value * values), by_shift) - distance / prior.spread
+    return float(total - 0.5 * distance @ distance), gradient, by_value
 
 
-class LeftOut:
-    """Leave-one-out predictions of the codes (Mathematics, :eq:`left-out`)."""
+class LabelScore(Objective):
+    """Probabilities of labels given all others, by calibrated predictions of codes (Mathematics, :eq:`left-out`)."""
 
-    def __init__(self, covariance: np.ndarray, codes: np.ndarray):
-        """Factor a covariance, (n, n), noise included, in place; ``LinAlgError`` if it is not positive definite."""
-        factor, failed = lapack.dpotrf(covariance.T, lower=1, overwrite_a=1)
-        if failed:
-            raise np.linalg.LinAlgError("the covariance is not positive definite")
-        self.log_det = 2 * float(np.sum(np.log(np.diagonal(factor))))
-        self.inverse = inverse_of(factor)
-        self.weights = self.inverse @ codes
-        self.precision = np.diagonal(self.inverse)
-        self.residual = self.weights / self.precision[:, None]
-        self.mean = codes - self.residual
-
-    def pull_back(self, slope: np.ndarray) -> np.ndarray:
-        """Return the derivative by the covariance, from that by the means (n, k)."""
-        scaled = slope / self.precision[:, None]
-        of_weights = self.inverse @ scaled @ self.weights.T
-        of_precision = (self.inverse * np.sum(scaled * self.residual, axis=1)) @ self.inverse
-        return 0.5 * (of_weights + of_weights.T) - of_precision
-
-
-class LabelScore:
-    """Minus the log posterior of the scales, with leave-one-out probabilities of the labels as likelihood."""
-
-    step: ClassVar[float] = 0.01
+    step = 0.01
 
     def __init__(self, problem: ScaleProblem, labels: np.ndarray, num_classes: int):
         self.problem, self.labels, self.num_classes = problem, labels, num_classes
-        self.codes = codes_of(labels, num_classes)
-        self._parameters: np.ndarray | None = None  # a start for the next
+        self.codes, self._prior = codes_of(labels, num_classes), Prior.of(num_classes)
+        self._parameters = self._prior.mean  # a start for the next
 
     def __getitem__(self, rows: np.ndarray) -> "LabelScore":
         return LabelScore(self.problem[rows], self.labels[rows], self.num_classes)
 
-    def left_out(self, logarithms: np.ndarray, gram: np.ndarray | None = None) -> LeftOut:
-        """Return leave-one-out predictions of the codes, with a kernel that is known."""
-        covariance = self.problem.gram(logarithms) if gram is None else gram.copy()
-        if not np.isfinite(covariance).all():
-            raise np.linalg.LinAlgError("the covariance is not finite")
-        covariance.flat[:: len(covariance) + 1] += self.problem.scales(logarithms)["noise_scale"] ** 2
-        return LeftOut(covariance, self.codes)
+    def likelihood(self, covariance: np.ndarray) -> tuple[float, np.ndarray]:
+        process = Conditioned(covariance, self.codes)
+        value, by_prediction = self.log_prob(process)
+        return value, process.left_out_slope(by_prediction)
 
-    def value(self, logarithms: np.ndarray, gram: np.ndarray | None = None) -> float:
-        """Return the value without its gradient, which takes less."""
-        try:
-            found = self.left_out(logarithms, gram)
-        except np.linalg.LinAlgError:
-            return np.inf
-        self._parameters = calibrated(found.mean, self.labels, self._parameters)
-        value, _, _ = _log_posterior(self._parameters, found.mean, self.labels)
-        return self.problem.with_prior(logarithms, value, np.zeros_like(logarithms))[0]
-
-    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient; not finite where there is none."""
-        try:
-            found = self.left_out(logarithms)
-        except np.linalg.LinAlgError:
-            return np.inf, np.zeros_like(logarithms)
-        self._parameters = calibrated(found.mean, self.labels, self._parameters)
-        value, _, by_value = _log_posterior(self._parameters, found.mean, self.labels)
-        slope = found.pull_back(by_value)
-        pulled = self.problem.pull_back(logarithms, slope)
-        place, noise_scale = self.problem.place("noise_scale"), self.problem.scales(logarithms)["noise_scale"]
-        pulled[place] += 2 * noise_scale**2 * np.trace(slope)
-        return self.problem.with_prior(logarithms, value, pulled)
+    def log_prob(self, process: Conditioned) -> tuple[float, np.ndarray]:
+        """Return the log posterior of the best calibration, and its derivative by the predictions, (n, k)."""
+        self._parameters = calibrated(process.left_out, self.labels, self._prior, self._parameters)
+        value, _, by_prediction = _log_posterior(self._parameters, process.left_out, self.labels, self._prior)
+        return value, by_prediction
 
 
 # The choice of an architecture, of its scales and of the calibration.
 
 _FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
-_OF_FEW = Prior(spread=1.5)  # of their calibration
-_RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
+_SLOPE_OF_FEW = 1.5  # prior standard deviation of the logarithm of their slope
+RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
 
 def fit_labels(
@@ -203,27 +153,25 @@ def fit_labels(
     # All rows in their order, where they are few.
     some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
     rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
-    tried = _tried(map(_with_narrow_relevance, problems), labels, num_classes, some, rows, num_restarts, random)
-    _, problem, score, logarithms, left_out = tried[0]
-    _, _, errors = laplace(score, logarithms)
+    scores = (LabelScore(problem, labels, num_classes) for problem in problems)
+    tried = _tried(scores, some, rows, num_restarts, random)
+    _, score, logarithms = tried[0]
+    _, _, errors = laplace(score[some], logarithms)
+    problem, gram = score.problem, score.problem.gram(logarithms)
     if len(some) < len(labels):
-        score = LabelScore(problem, labels, num_classes)
-        gram = problem.gram(logarithms)
         logarithms = _with_best_noise(score, logarithms, gram)
-        left_out = score.left_out(logarithms, gram)
+    process = Conditioned(gram, score.codes, problem.noise_variance(logarithms))
     # Function and noise in the size that the residuals have: probabilities do not depend on it.
-    size = float(np.sqrt(np.mean(left_out.residual**2 * left_out.precision[:, None])))
+    size = float(np.sqrt(np.mean(process.weights**2 / process.left_out_precision[:, None])))
     scales = problem.scales(logarithms)
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
-    quadratic, count = np.sum(left_out.weights * score.codes) / size**2, len(score.codes)
-    log_evidence = -0.5 * quadratic - 0.5 * num_classes * (left_out.log_det + count * np.log(2 * np.pi * size**2))
     if len(labels) <= _FEW_LABELS:
-        values = _cross_fitted([problem for _, problem, *_ in tried], labels, num_classes, random)
-        calibration = Calibration.of(values, labels, _OF_FEW)
+        values = _cross_fitted([score for _, score, _ in tried], random)
+        calibration = Calibration.of(values, labels, Prior.of(num_classes, _SLOPE_OF_FEW))
     else:
-        values, calibration = left_out.mean, Calibration.of(left_out.mean, labels)
+        values, calibration = process.left_out, Calibration.of(process.left_out, labels)
     return problem.fields(scales, errors) | {
-        "log_evidence": float(log_evidence),
+        "log_evidence": process.log_evidence(size),
         "table": [row for row, *_ in tried],
         "calibration": calibration,
         "held_out": calibration.log_probs(values, labels),
@@ -231,52 +179,40 @@ def fit_labels(
 
 
 def _tried(
-    problems: Iterable[ScaleProblem],
-    labels: np.ndarray,
-    num_classes: int,
-    some: np.ndarray,
-    rows: np.ndarray,
-    num_restarts: int,
-    random: np.random.Generator,
-) -> list[tuple]:
-    """Fit each problem to some rows; return row of the table, problem, score, logarithms and LeftOut, best first."""
+    scores: Iterable[LabelScore], some: np.ndarray, rows: np.ndarray, num_restarts: int, random: np.random.Generator
+) -> list[tuple[dict[str, Any], LabelScore, np.ndarray]]:
+    """Fit scales to some rows, from starts on some of these; return rows of the table and logarithms, best first."""
     tried = []
-    for problem in problems:
-        score = LabelScore(problem[some], labels[some], num_classes)
-        logarithms = mode_of(score, rows, num_restarts, random)
-        left_out = score.left_out(logarithms)
-        by_row = Calibration.of(left_out.mean, score.labels).log_probs(left_out.mean, score.labels)
-        row = problem.row() | {"held_out": float(np.mean(by_row)), "held_out_se": _standard_error(by_row)}
-        row["noise_scale"] = float(problem.scales(logarithms)["noise_scale"])
-        tried.append((row, problem, score, logarithms, left_out))
+    for score in scores:
+        part, problem = score[some], score.problem
+        logarithms = mode_of(part, rows, num_restarts, random)
+        process = Conditioned(part.problem.covariance(logarithms), part.codes)
+        by_row = Calibration.of(process.left_out, part.labels).log_probs(process.left_out, part.labels)
+        row = problem.row() | {"noise_scale": problem.noise_variance(logarithms) ** 0.5}
+        row |= {"held_out": float(np.mean(by_row)), "held_out_se": float(np.std(by_row) / np.sqrt(len(by_row)))}
+        tried.append((row, score, logarithms))
     return sorted(tried, key=lambda one: -one[0]["held_out"])
 
 
-def _cross_fitted(
-    problems: list[ScaleProblem], labels: np.ndarray, num_classes: int, random: np.random.Generator
-) -> np.ndarray:
+def _cross_fitted(scores: list[LabelScore], random: np.random.Generator) -> np.ndarray:
     """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone.
 
     Scales that are chosen by the leave-one-out probabilities of few labels fit these labels.
     """
-    order = np.lexsort((random.random(len(labels)), labels))
-    folds = np.argsort(order) % _NUM_LABEL_FOLDS  # of every class about a fifth
-    values = np.empty((len(labels), num_classes))
-    for fold in np.unique(folds):
-        kept, out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        _, problem, score, logarithms, _ = _tried(problems, labels, num_classes, kept, np.arange(len(kept)), 1, random)[
-            0
-        ]
-        gram, noise_variance = problem.gram(logarithms), problem.scales(logarithms)["noise_scale"] ** 2
-        known = Conditioned(gram[np.ix_(kept, kept)], score.codes, noise_variance)
+    labels, values = scores[0].labels, np.empty_like(scores[0].codes)
+    for kept, out in folds_of(labels, random.random(len(labels)), _NUM_LABEL_FOLDS):
+        _, score, logarithms = _tried(scores, kept, np.arange(len(kept)), 1, random)[0]
+        gram, noise_variance = score.problem.gram(logarithms), score.problem.noise_variance(logarithms)
+        known = Conditioned(gram[np.ix_(kept, kept)], score.codes[kept], noise_variance)
         values[out] = known.mean(gram[np.ix_(out, kept)])
     return values
 
 
-def _with_narrow_relevance(problem: ScaleProblem) -> ScaleProblem:
-    spreads = problem.spreads.copy()
-    spreads[len(spreads) - problem.medians.get("input_scale", np.empty(0)).size :] = _RELEVANCE
-    return replace(problem, spreads=spreads)
+def folds_of(labels: np.ndarray, order: np.ndarray, num_folds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the rows that each fold keeps and leaves out, the same share of each class, whose rows have an order."""
+    folds = np.argsort(np.lexsort((order, labels))) % num_folds
+    for fold in np.unique(folds):
+        yield np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
 
 
 def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
@@ -286,17 +222,20 @@ def of_every_class(labels: np.ndarray, rows: np.ndarray, most: int) -> np.ndarra
     return np.concatenate([some, *[rows[labels[rows] == label][:1] for label in missing]])
 
 
-def _standard_error(by_row: np.ndarray) -> float:
-    return float(np.std(by_row) / np.sqrt(len(by_row)))
-
-
 def _with_best_noise(score: LabelScore, logarithms: np.ndarray, gram: np.ndarray) -> np.ndarray:
     """Return the logarithms with the best noise for all rows, of which each value costs a factorisation."""
     from scipy.optimize import minimize_scalar  # loaded late
 
-    place = score.problem.place("noise_scale")
-    moved = lambda move: logarithms + move * (np.arange(len(logarithms)) == place)  # noqa: E731
-    found = minimize_scalar(
-        lambda move: score.value(moved(move), gram), bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05}
-    )
-    return moved(found.x)
+    problem = score.problem
+    direction = np.arange(len(logarithms)) == problem.place("noise_scale")
+
+    def loss(move: float) -> float:
+        moved = logarithms + move * direction
+        try:
+            process = Conditioned(gram, score.codes, problem.noise_variance(moved))
+        except ValueError:  # too little noise
+            return np.inf
+        return problem.prior(moved) - score.log_prob(process)[0]
+
+    found = minimize_scalar(loss, bounds=(-2.0, 1.0), method="bounded", options={"xatol": 0.05})
+    return logarithms + found.x * direction

@@ -17,7 +17,6 @@ from numpyro_wide._checks import (
     check_no_nan,
     check_one_of,
     is_known,
-    kind_of,
     listing,
     whole_number,
 )
@@ -27,14 +26,14 @@ from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_
 _SYMMETRY = 1e-4
 
 
-def check_shape(name: str, array: Array, expected: tuple[int, ...], meaning: str) -> None:
+def check_shape(name: str, array: Array | np.ndarray, expected: tuple[int, ...], meaning: str) -> None:
     """Refuse an array of another shape."""
     if array.shape != expected:
         hint = " Transpose it." if array.shape == expected[::-1] else ""
         raise ValueError(f"{name} must have shape {meaning} = {expected}, but got {array.shape}.{hint}")
 
 
-def check_symmetric(name: str, kernel: Array) -> int:
+def check_symmetric(name: str, kernel: Array | np.ndarray) -> int:
     """Return the number of rows of a symmetric matrix."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(f"{name} must be a square matrix, but got shape {kernel.shape}.")
@@ -49,12 +48,13 @@ def check_symmetric(name: str, kernel: Array) -> int:
     return kernel.shape[0]
 
 
-def check_matrix(name: str, x: Array | np.ndarray) -> None:
-    """Refuse inputs that are no matrix with rows and columns."""
-    if x.ndim != 2 or 0 in x.shape:
+def check_inputs(name: str, x: Array | np.ndarray, *, is_matrix: bool = False) -> None:
+    """Refuse inputs without rows or columns, and other than a matrix where one is needed."""
+    if x.ndim < 2 or 0 in x.shape or (is_matrix and x.ndim > 2):
+        images = "; flatten images" if is_matrix else " or (n, height, width, channels)"
         raise ValueError(
-            f"{name} must be a matrix (n, d_in) with at least one row and one column, but got shape {x.shape}; write a "
-            "single input as x[None, :]. Flatten images."
+            f"{name} must have at least one row and one column, (n, d_in){images}, but has shape {x.shape}; write a "
+            "single input as x[None], a single column as x[:, None]."
         )
 
 
@@ -68,15 +68,15 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
 
 
 def mean_over_filter(
-    covariances: Array, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str, *, num_pixels: int
+    covariances: Array, *, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str
 ) -> Array:
-    """Return the mean of covariances over a filter's offsets, of one pixel or of pairs."""
+    """Return the mean of squares or covariances over a filter's offsets, of one pixel or of pairs."""
     from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
 
     check_one_of("padding", padding, PADDINGS)
     for direction in (0, 1):
-        # Of (..., h, w, h, w): -4 and -2 for the height.
-        axes = [direction - 2 * pixel for pixel in range(1, num_pixels + 1)]
+        # Of (n1, n2, h, w, h, w): -4 and -2 for the height.
+        axes = [direction - 4, direction - 2] if covariances.ndim == 6 else [direction - 2]
         covariances = _mean_along(covariances, axes, kernel_size[direction], strides[direction], padding)
     return covariances
 
@@ -84,14 +84,16 @@ def mean_over_filter(
 def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int, padding: str) -> Array:
     """Return the mean over offsets along one direction, with all of these axes."""
     length = covariances.shape[axes[0]]
-    around, num_steps = _steps(length, size, stride, padding)
-    if around != (0, 0):
-        widths = [(0, 0)] * covariances.ndim
-        for axis in axes:
-            widths[axis] = around
-        covariances = jnp.pad(covariances, widths, mode="wrap" if padding == "CIRCULAR" else "constant")
+    around = [((size - 1) // 2, size // 2)]
+    if padding != "CIRCULAR":  # which begins at the same offset, whatever the stride
+        around = jax.lax.padtype_to_pads((length,), (size,), (stride,), padding)
+    num_steps = (length + sum(around[0]) - size) // stride + 1
     if num_steps < 1:
         raise ValueError(f"a filter of {size} pixels does not fit into {length} with the padding {padding!r}.")
+    widths = [(0, 0)] * covariances.ndim
+    for axis in axes:
+        (widths[axis],) = around
+    covariances = jnp.pad(covariances, widths, mode="wrap" if padding == "CIRCULAR" else "constant")
     if len(axes) == 1:
         # Slices would compute their operands anew.
         shape, strides = ([1] * covariances.ndim for _ in range(2))
@@ -107,17 +109,6 @@ def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int,
             places[axis] = slice(offset, offset + (num_steps - 1) * stride + 1, stride)
         terms.append(covariances[tuple(places)])
     return sum(terms[1:], terms[0]) / size
-
-
-def _steps(length: int, size: int, stride: int, padding: str) -> tuple[tuple[int, int], int]:
-    """Return the padding before and after, and the number of places of the filter."""
-    if padding == "VALID":
-        return (0, 0), (length - size) // stride + 1
-    num_steps = -(-length // stride)
-    if padding == "CIRCULAR":  # begins at the same offset, whatever the stride
-        return ((size - 1) // 2, size // 2), num_steps
-    missing = max((num_steps - 1) * stride + size - length, 0)
-    return (missing // 2, missing - missing // 2), num_steps
 
 
 class AllPairsNeededError(Exception):
@@ -175,17 +166,10 @@ class LayerKernels:
 
         ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID".
         """
-        units = self.settled()
-        if not units.num_pixels:
+        if not self.num_pixels:
             raise ValueError("a convolution needs images.")
-        mean = lambda values, num: mean_over_filter(values, kernel_size, strides, padding, num_pixels=num)  # noqa: E731
-        return replace(
-            units,
-            square1=mean(units.square1, 1),
-            square2=mean(units.square2, 1),
-            product=mean(units.product, units.num_pixels),
-            tangent=mean(units.tangent, units.num_pixels),
-        ).dense(w_std, b_std)
+        mean = partial(mean_over_filter, kernel_size=kernel_size, strides=strides, padding=padding)
+        return self.settled()._mapped(mean).dense(w_std, b_std)
 
     def activate(self, activation: Activation) -> "LayerKernels":
         """Return the kernels of activated units."""
@@ -236,13 +220,7 @@ class LayerKernels:
         units = self.settled()
         if not units.num_pixels:
             return units
-        return replace(
-            units,
-            square1=jnp.mean(units.square1, axis=(-2, -1)),
-            square2=jnp.mean(units.square2, axis=(-2, -1)),
-            product=jnp.mean(units.each_pixel(units.product), axis=(-2, -1)),
-            tangent=jnp.mean(units.each_pixel(units.tangent), axis=(-2, -1)),
-        )
+        return units._mapped(lambda values: jnp.mean(units.each_pixel(values), axis=(-2, -1)))
 
     def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
         """Return the kernels of the features, with which a rule ends.
@@ -268,9 +246,16 @@ class LayerKernels:
         squares = {name: w_var * getattr(self, name) + b_var for name in ("square1", "square2", "product")}
         return replace(self, **squares, affine=None)
 
+    def _mapped(self, function: Callable[[Array], Array]) -> "LayerKernels":
+        """Return the kernels with a function of mean squares and covariances."""
+        square1, square2 = function(self.square1), function(self.square2)
+        return replace(
+            self, square1=square1, square2=square2, product=function(self.product), tangent=function(self.tangent)
+        )
+
     def each_pixel(self, covariances: Array) -> Array:
         """Return the covariances of each pixel with itself, (n1, n2, h, w)."""
-        if self.num_pixels < 2:
+        if covariances.ndim < 6:
             return covariances
         return jnp.einsum("...hwhw->...hw", covariances)
 
@@ -316,7 +301,11 @@ class Inputs:
 
     def vectors(self, input_scale: ArrayLike | None = None) -> LayerKernels:
         """Return the kernels of flattened inputs times ``input_scale``, a number or (d_in,)."""
-        x1, x2 = (scaled_inputs(x.reshape(x.shape[0], -1), input_scale) for x in (self.x1, self.x2))
+        x1, x2 = (x.reshape(x.shape[0], -1) for x in (self.x1, self.x2))
+        if input_scale is not None:
+            check_input_scale(input_scale, x1.shape[1])
+            scale = jnp.asarray(input_scale, x1.dtype)
+            x1, x2 = (x * jnp.broadcast_to(scale, x.shape) for x in (x1, x2))
         product = jnp.matmul(x1, x2.T, precision="highest") / x1.shape[1]
         return self._begin(x1, x2, product)
 
@@ -330,15 +319,6 @@ class Inputs:
         square1, square2 = jnp.mean(x1**2, axis=-1), jnp.mean(x2**2, axis=-1)
         error = jnp.zeros((), product.dtype)
         return LayerKernels(square1, square2, product, jnp.zeros_like(product), None, self.same, error)
-
-
-def scaled_inputs(x: Array, input_scale: Any) -> Array:
-    """Return the inputs (n, d_in) in the units that the network sees."""
-    if input_scale is None:
-        return x
-    scale = as_not_negative("input_scale", input_scale, dtype=x.dtype)
-    check_input_scale(scale, x.shape[1])
-    return x * jnp.broadcast_to(scale, x.shape)
 
 
 if TYPE_CHECKING:
@@ -381,12 +361,6 @@ def register_kernel(module_type: type, rule: Rule) -> None:
         >>> nngp.round(3).tolist()
         [[1.5]]
     """
-    if not isinstance(module_type, type):
-        raise TypeError(
-            f"module_type must be a class, but is {kind_of(module_type)}; pass type(network) for a network."
-        )
-    if not callable(rule):
-        raise TypeError(f"rule must be a function of a network and its inputs, but is {kind_of(rule)}.")
     _RULES[module_type] = rule
 
 
@@ -437,17 +411,12 @@ def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
 
 
 def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
-    from numpyro_wide.nn._layers import scale_or_unit
-    from numpyro_wide.nn._networks import check_network
-
-    check_network(network, inputs.x1)
+    first, w_std, readout_w_std = _scales_of_images(network, inputs)
 
     def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
         sums = units.convolution(w_std, network.b_std, padding=network.padding)
         return (sums.normalise() if network.layer_norm else sums).activate(network.activation)
 
-    first = scale_or_unit(network.w_std, "identity", network.b_std)
-    w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
     hidden = layer(inputs.images(), first)
     if network.padding == "VALID":  # layers have different shapes
         for _ in range(network.depth - 1):
@@ -455,22 +424,15 @@ def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
     else:
         scales = jnp.full(network.depth - 1, jnp.asarray(w_std, hidden.error.dtype))
         hidden = _through_layers(layer, hidden, scales, network.depth - 1)
-    return _readout(network, hidden)
+    return hidden.features(network.pooling, readout_w_std, network.readout_b_std)
 
 
 def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
-    from numpyro_wide.nn._layers import scale_or_unit
-    from numpyro_wide.nn._networks import check_network
-
-    check_network(network, inputs.x1)
-    first = scale_or_unit(network.w_std, "identity", network.b_std)
-    w_std = scale_or_unit(network.w_std, network.activation, network.b_std)
+    first, w_std, readout_w_std = _scales_of_images(network, inputs)
 
     def convolution(units: LayerKernels, size: int, stride: int) -> LayerKernels:
-        filter_size, strides = (size, size), (stride, stride)
-        return units.convolution(
-            w_std, network.b_std, kernel_size=filter_size, strides=strides, padding=network.padding
-        )
+        options = {"kernel_size": (size, size), "strides": (stride, stride)}
+        return units.convolution(w_std, network.b_std, padding=network.padding, **options)
 
     def block(units: LayerKernels, k: Any, *, stride: int, is_reshaped: bool) -> LayerKernels:
         active = units.activate(network.activation)
@@ -485,14 +447,19 @@ def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
         later = jnp.arange(k + 1, k + network.num_blocks).astype(hidden.error.dtype)
         same_shape = partial(block, stride=1, is_reshaped=False)
         hidden = _through_layers(same_shape, hidden.settled(), later, network.num_blocks - 1)
-    return _readout(network, hidden.activate(network.activation))
+    hidden = hidden.activate(network.activation)
+    return hidden.features(network.pooling, readout_w_std, network.readout_b_std)
 
 
-def _readout(network: "CNN | WideResNet", hidden: LayerKernels) -> LayerKernels:
+def _scales_of_images(network: "CNN | WideResNet", inputs: Inputs) -> tuple[Any, Any, Any]:
+    """Check a network and its images; return the weights' scales in the first layer, later ones and the readout."""
     from numpyro_wide.nn._layers import scale_or_unit
+    from numpyro_wide.nn._networks import check_network
 
-    w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
-    return hidden.features(network.pooling, w_std, network.readout_b_std)
+    check_network(network, inputs.x1)
+    first = scale_or_unit(network.w_std, "identity", network.b_std)
+    later = scale_or_unit(network.w_std, network.activation, network.b_std)
+    return first, later, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
 
 
 def _through_layers(

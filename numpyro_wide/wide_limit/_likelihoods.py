@@ -128,7 +128,7 @@ _LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
 
 
 class LogisticAverages(NamedTuple):
-    """Mean values over normal logits f, (n,)."""
+    """Mean values over normal logits f."""
 
     log_normaliser: np.ndarray  # mean of log(1 + exp f)
     prob: np.ndarray  # mean of 1 / (1 + exp(-f))
@@ -136,9 +136,9 @@ class LogisticAverages(NamedTuple):
 
 
 def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
-    """Average the logistic function, its integral and its derivative over normals (n,)."""
+    """Average the logistic function, its integral and its derivative over normals."""
     scale = np.sqrt(variance)
-    found = np.empty((3, len(mean)))
+    found = np.empty((3, *mean.shape))
     narrow = scale < _NARROW
     nodes, shares = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
     logits = mean[narrow, None] + scale[narrow, None] * nodes
@@ -347,6 +347,12 @@ class Binomial(Logistic):
         return self.total_count
 
 
+def _moments_of_counts(mean: np.ndarray, variance: np.ndarray, spread: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and variance of counts of variance m + spread m², log m being normal."""
+    rate = np.exp(mean + variance / 2)
+    return rate, rate + rate**2 * (np.expm1(variance) + spread * np.exp(variance))
+
+
 @dataclass(frozen=True)
 class NegativeBinomial(Logistic):
     """Counts, by the logarithm of their mean."""
@@ -357,8 +363,7 @@ class NegativeBinomial(Logistic):
 
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray, concentration: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rate = np.exp(mean + variance / 2)
-        return rate, rate + rate**2 * (np.expm1(variance) + np.exp(variance) / concentration)
+        return _moments_of_counts(mean, variance, 1 / concentration)
 
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)
@@ -383,10 +388,7 @@ class Poisson(OneValue):
 
     name = "poisson"
 
-    @staticmethod
-    def predicted(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rate = np.exp(mean + variance / 2)
-        return rate, rate + rate**2 * np.expm1(variance)
+    predicted = staticmethod(_moments_of_counts)
 
     def guess(self) -> np.ndarray:
         return np.log(self.observed + 0.5)

@@ -1,10 +1,11 @@
 """The infinite network that was fitted, and its predictions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -15,16 +16,10 @@ from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
-from numpyro_wide.wide_limit._observations import Observations
+from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
 from numpyro_wide.wide_limit._scale_problem import IMAGE_BLOCK
 
 _BLOCK = 512  # rows predicted at a time
-_BY_COLUMN = {False: "none", True: "by column"}  # scales of the inputs, in the table
-_COLUMNS = {  # of the table, with their formats
-    **dict.fromkeys(("activation", "depth", "input_scale"), "{}"),
-    **dict.fromkeys(("log_evidence", "log_marginal"), "{:.2f}"),
-    **dict.fromkeys(("held_out", "held_out_se", "noise_scale"), "{:.4g}"),
-}
 
 
 @dataclass(frozen=True)
@@ -69,26 +64,18 @@ class WideLimitFit:
     calibration: Calibration | None = None
     held_out: np.ndarray | None = None
 
-    def __post_init__(self) -> None:
-        # The caller's arrays may change in place.
-        for name in ("inputs", "targets"):
-            object.__setattr__(self, name, np.array(getattr(self, name), float))
-
     def __str__(self) -> str:
-        columns = [name for name in _COLUMNS if name in self.table[0]]
-        lines = [" ".join(f"{name.replace('_', ' '):>12}" for name in columns)]
-        for row in self.table:
-            shown = row | {"activation": activation_name(row["activation"])}
-            shown["input_scale"] = _BY_COLUMN[row["input_scale"]]
-            lines.append(" ".join(f"{_COLUMNS[name].format(shown[name]):>12}" for name in columns))
-        return "\n".join([*lines, f"scales of the first: {', '.join(self._shown_scales())}"])
+        import pandas  # heavy
 
-    def _shown_scales(self) -> list[str]:
-        numbers = {name: np.ravel(value) for name, value in self.scales.items()}
-        return [
-            f"{name} {value[0]:.3g}" if value.size == 1 else f"{name} {value.min():.3g} to {value.max():.3g}"
-            for name, value in numbers.items()
-        ]
+        table = pandas.DataFrame(self.table).rename(columns=lambda name: name.replace("_", " "))
+        table["activation"] = table["activation"].map(activation_name)
+        table["input scale"] = np.where(table["input scale"], "by column", "none")
+        scales = []
+        for name, value in self.scales.items():
+            least, most = np.min(value), np.max(value)
+            scales.append(f"{name} {least:.3g}" + (f" to {most:.3g}" if np.size(value) > 1 else ""))
+        shown = table.to_string(index=False, float_format="{:.6g}".format)
+        return f"{shown}\nscales of the first: {', '.join(scales)}"
 
     @property
     def codes(self) -> np.ndarray | None:
@@ -110,23 +97,27 @@ class WideLimitFit:
             (m, classes); of a Bernoulli with ``labels="logits"`` that of 1, in the shape of the targets. Of others mean
             and variance of an observation, each in the shape of the targets.
         """
-        x_new = self.checked_rows(x_new)
+        x_new, is_normal = self.checked_rows(x_new), self.likelihood == "normal"
+        by_row = {} if is_normal or self.calibration is not None else {**self.parameters, "offset": self.offset}
+        given = [*known, *["with_noise"] * with_noise]
+        refuse_foreign(given, [*by_row, *["with_noise"] * is_normal], self.likelihood)
         if self.calibration is not None:
-            if with_noise or known:
-                raise ValueError("probabilities of classes take neither with_noise nor parameters of rows; drop them.")
             (process,) = self._processes
             means = [process.mean(cross) for _, cross in self._blocks(x_new)]
             return self.calibration(np.concatenate(means))
-        if self.likelihood != "normal":
-            return self._expected(x_new, with_noise, known)
-        if known:
-            raise ValueError(f"{listing(known)} must not be given where the likelihood is 'normal'; drop it.")
-        noise_variance = float(self.noise_scale or 0.0) ** 2
-        columns = self.targets.reshape(len(self.targets), -1)
-        with double_precision():
-            process = Conditioned(self._covariance(self.inputs), columns, noise_variance)
-        ((mean, variance),) = self._moments(x_new, [process])
-        return mean.reshape(len(x_new), *self.targets.shape[1:]), variance + (noise_variance if with_noise else 0.0)
+        shape = (len(x_new), *self.targets.shape[1:])
+        if is_normal:
+            ((mean, variance),) = self._moments(x_new)
+            noise_variance = self.noise_scale**2 if with_noise else 0.0
+            return mean.reshape(shape), variance + noise_variance
+        rows = len(self.inputs)
+        wanted = [name for name, value in by_row.items() if name not in known and np.shape(value)[:1] == (rows,)]
+        if wanted and rows > 1:
+            raise ValueError(f"{listing(wanted)} differ by row in the fit; give those of the new rows to predict.")
+        by_row |= known
+        offset = by_row.pop("offset")
+        new = Observations.of(np.zeros(shape), self.likelihood, by_row, offset)
+        return new.predicted(self._moments(x_new))
 
     def surrogate(self) -> Surrogate:
         """Give the Gaussian likelihood that stands for the fit's own, for ``repriorise(..., surrogate=...)``.
@@ -139,72 +130,49 @@ class WideLimitFit:
                 "a normal likelihood needs no surrogate; give repriorise the noise_scale. Of logits of classes, fit "
                 "with labels='logits'."
             )
-        with double_precision():
-            gram = self._covariance(self.inputs)
-        return Observations.of(self.targets, self.likelihood, self.parameters, self.offset).surrogate(gram)
+        return self._observations.surrogate(self._covariance(self.inputs))
 
-    def _expected(self, x_new: np.ndarray, with_noise: bool, known: dict[str, Any]) -> Any:
-        """Return the expected observations of a likelihood that is not normal."""
-        if with_noise:
-            raise ValueError(f"with_noise belongs to the likelihood 'normal', but it is {self.likelihood!r}; drop it.")
-        given = {**self.parameters, "offset": self.offset}
-        if foreign := [name for name in known if name not in given]:
-            raise ValueError(f"{listing(foreign)} must not be given where the likelihood is {self.likelihood!r}.")
-        rowwise = [
-            n for n, v in given.items() if n not in known and np.ndim(v) and np.shape(v)[0] == len(self.inputs) > 1
-        ]
-        if rowwise:
-            raise ValueError(f"{listing(rowwise)} differ by row in the fit; give those of the new rows to predict.")
-        given |= known
-        offset, unknown = given.pop("offset"), np.zeros((len(x_new), *self.targets.shape[1:]))
-        new = Observations.of(unknown, self.likelihood, given, offset)
-        return new.predicted(self._moments(x_new, self._processes))
+    @property
+    def _observations(self) -> Observations:
+        return Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
 
-    def _moments(self, x_new: np.ndarray, processes: Sequence[Conditioned]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _moments(self, x_new: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean, (m, c), and variance, (m,), of each process."""
         parts = []
         for rows, cross in self._blocks(x_new):
-            with double_precision():
-                prior = np.diagonal(self._covariance(rows))
-            parts.append([process.moments(cross, prior) for process in processes])
-        return [
-            (np.concatenate(means), np.concatenate(variances))
-            for means, variances in (zip(*blocks, strict=True) for blocks in zip(*parts, strict=True))
-        ]
+            prior = np.diagonal(self._covariance(rows))
+            parts.append([process.moments(cross, prior) for process in self._processes])
+        return jax.tree.map(lambda *blocks: np.concatenate(blocks), *parts)
 
     def _blocks(self, x_new: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield new inputs, some at a time, and their covariances with the rows of the fit."""
         for start in range(0, len(x_new), _BLOCK):
             rows = x_new[start : start + _BLOCK]
-            with double_precision():
-                cross = self._covariance(rows, self.inputs)
-            yield rows, cross
+            yield rows, self._covariance(rows, self.inputs)
 
     @cached_property
     def _processes(self) -> list[Conditioned]:
-        """The processes given the codes, or the fitted Gaussian likelihoods."""
-        with double_precision():
-            gram = self._covariance(self.inputs)
-            if self.codes is not None:
-                return [Conditioned(gram, self.codes, self.noise_scale**2)]
-            observations = Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
-            return [Conditioned(gram, site.targets, 1 / site.weights) for site in observations.fitted(gram)]
+        """The processes given targets or codes, or the fitted Gaussian likelihoods."""
+        gram = self._covariance(self.inputs)
+        if self.noise_scale is None:
+            return self._observations.processes(gram)
+        columns = self.targets.reshape(len(gram), -1) if self.codes is None else self.codes
+        return [Conditioned(gram, columns, self.noise_scale**2)]
 
     def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
         """Return new inputs in float64; refuse other columns, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
         x_new = np.asarray(x_new, float)
         if x_new.shape[1:] != self.inputs.shape[1:]:
-            expected = (
-                f"the {self.inputs.shape[1]} columns" if self.inputs.ndim == 2 else f"rows {self.inputs.shape[1:]}"
-            )
-            raise ValueError(f"x_new must have {expected} of the fit's inputs, but has shape {x_new.shape}.")
+            expected = self.inputs.shape[1:]
+            raise ValueError(f"x_new must have rows of shape {expected}, as in the fit, but has shape {x_new.shape}.")
         if not len(x_new):
             raise ValueError("there are no rows to predict for: x_new is empty.")
         return x_new
 
     def _covariance(self, *x: np.ndarray) -> np.ndarray:
-        """Return the NNGP kernel of one or two sets of inputs, in JAX's precision."""
-        if self.network is None:
-            return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
-        return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(*x))
+        """Return the NNGP kernel of one or two sets of inputs."""
+        with double_precision():
+            if self.network is None:
+                return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
+            return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(*x))

@@ -1,5 +1,6 @@
 """Observations and their likelihood, by its name."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,9 @@ from jax.typing import ArrayLike
 from numpyro_wide._checks import check_finite, check_no_nan, check_one_of, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision
+from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, Categorical, Likelihood, StudentT, logit_basis
-from numpyro_wide.wide_limit._variational import GaussianLikelihood, VariationalFit
+from numpyro_wide.wide_limit._variational import VariationalFit
 
 _LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # expected standard deviations
 # Of the sum of w K_ii, in double precision.
@@ -34,37 +36,35 @@ class Observations:
         cls, observations: ArrayLike, likelihood: Any, given: dict[str, Any], offset: ArrayLike, contrasts: bool = False
     ) -> "Observations":
         """Check observations and their likelihood; parameters that are None are left out."""
-        parameters = cls.checked_parameters(likelihood, given)
-        if contrasts and "num_classes" not in parameters:
+        parameters = {name: value for name, value in given.items() if value is not None}
+        if callable(likelihood):
+            kind: type[Likelihood] = Categorical  # as it may have several function values a row
+        else:
+            check_one_of("likelihood", likelihood, LIKELIHOODS, also="or a function to a NumPyro distribution")
+            kind = LIKELIHOODS[likelihood]
+            if missing := [name for name in kind.parameters if name not in parameters]:
+                raise ValueError(f"the likelihood {likelihood!r} needs {listing(missing)}, a number or an array.")
+        refuse_foreign(parameters, kind.parameters, likelihood)
+        if parameters:
+            kind.check_parameters(parameters)
+        has_classes = "num_classes" in parameters
+        if contrasts and not has_classes:
             raise ValueError(f"contrasts belong to a categorical likelihood, but it is {likelihood!r}; drop them.")
         check_finite("observations", observations)
         values = np.array(observations, float)
         if values.ndim not in (1, 2) or not values.size:
             raise ValueError(f"observations must have shape (n,) or (n, k), with entries, but got {values.shape}.")
-        has_classes = "num_classes" in parameters
         shape = (len(values), int(parameters["num_classes"])) if has_classes else values.shape
         if not has_classes:
             parameters = {name: _broadcast(name, value, shape) for name, value in parameters.items()}
-        cls.check_observed(likelihood, values, parameters)
+        if not callable(likelihood):  # a distribution has its own support
+            kind.check_observed(values, parameters)
         return cls(likelihood, values, parameters, _broadcast("offset", offset, shape), contrasts)
 
-    @classmethod
-    def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters that were given."""
-        check_one_of("likelihood", likelihood, LIKELIHOODS, also="or a function to a NumPyro distribution")
-        needed = LIKELIHOODS[likelihood].parameters
-        found = {name: value for name, value in given.items() if value is not None}
-        if missing := [name for name in needed if name not in found]:
-            raise ValueError(f"the likelihood {likelihood!r} needs {listing(missing)}, a number or an array.")
-        refuse_foreign(found, needed, likelihood)
-        if found:
-            LIKELIHOODS[likelihood].check_parameters(found)
-        return found
-
-    @classmethod
-    def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
-        """Refuse observations that the likelihood cannot give."""
-        LIKELIHOODS[likelihood].check_observed(values, parameters)
+    @property
+    def is_of_labels(self) -> bool:
+        """Whether the observations are labels of classes, of one output."""
+        return self.likelihood in ("bernoulli", "categorical") and self.values.ndim == 1
 
     @property
     def size(self) -> float:
@@ -102,20 +102,31 @@ class Observations:
             for place in self.places
         ]
 
-    def fitted(self, kernel: np.ndarray) -> list[GaussianLikelihood]:
-        """Fit a Gaussian likelihood to every column, given a kernel (n, n), in double precision."""
+    def processes(self, kernel: np.ndarray) -> list[Conditioned]:
+        """Return the process of each column given its fitted Gaussian likelihood, from a kernel (n, n) in float64."""
         fits = [VariationalFit(column, kernel) for column in self.columns()]
-        return [fit.sites(fit.climb(), _MOST_WEIGHT) for fit in fits]
+        return [Conditioned(kernel, *fit.sites(fit.climb(), _MOST_WEIGHT)) for fit in fits]
 
     def surrogate(self, kernel: np.ndarray, progress_bar: bool = True) -> Surrogate:
         """Fit the Gaussian likelihood of all columns, for JAX's float type."""
         # The largest sum of w K_ii that the map resolves.
         most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
+        sites = []
         with double_precision():
-            columns = [replace(one, is_bound=False) if isinstance(one, StudentT) else one for one in self.columns()]
-            fits = [VariationalFit(column, kernel).fit(most, progress_bar) for column in columns]
-        targets = np.concatenate([fit.targets for fit in fits], axis=1)
-        scales = np.stack([fit.weights for fit in fits], axis=1) ** -0.5
+            for column in self.columns():
+                exact = replace(column, is_bound=False) if isinstance(column, StudentT) else column
+                fit = VariationalFit(exact, kernel)
+                state = fit.climb(progress_bar=progress_bar)
+                sites.append(fit.sites(state, most))
+                if not state.moved < 1e-2:
+                    warnings.warn(
+                        f"the surrogate's means and weights still move by {state.moved:.2g} after all steps; the "
+                        "posterior stays exact, but another kernel, or an offset, may give a better one.",
+                        RuntimeWarning,
+                        stacklevel=3,  # the caller of fitted_surrogate
+                    )
+        targets = np.concatenate([targets for targets, _ in sites], axis=1)
+        scales = np.stack([variance for _, variance in sites], axis=1) ** 0.5
         if "num_classes" not in self.parameters:
             targets, scales = (array.reshape(self.values.shape) for array in (targets, scales))
         return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
@@ -127,12 +138,7 @@ class Observations:
             ((mean, variance),) = moments
             return kind.predicted(mean + self.offset, variance)
         means, variances = (np.stack(parts, axis=-1).reshape(self.offset.shape) for parts in zip(*moments, strict=True))
-        found = kind.predicted(
-            (means + self.offset).ravel(), variances.ravel(), **{n: v.ravel() for n, v in self.parameters.items()}
-        )
-        if isinstance(found, tuple):
-            return tuple(part.reshape(self.offset.shape) for part in found)
-        return found.reshape(self.offset.shape)
+        return kind.predicted(means + self.offset, variances, **self.parameters)
 
 
 def refuse_foreign(found: Iterable[str], allowed: Iterable[str], likelihood: Any) -> None:

@@ -1,9 +1,10 @@
 """Architecture, data and priors of scales to fit, the kernel with its derivatives, and the search for the mode."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, Protocol
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 
 # Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
-_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5, "input_scale": 1.0}
+_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5}
 _B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
 IMAGE_BLOCK = 50  # images whose kernels are computed at a time, to stay in the cache
 _TILE = 128  # rows and columns of a tile, to stay in the cache
@@ -30,11 +31,18 @@ class ScaleProblem:
     network: Any  # without its scales; None for a fully connected one
     inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
     medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
-    spreads: np.ndarray  # of the logarithms
+    spreads: np.ndarray  # of the logarithms, one by one
 
     @classmethod
     def of(
-        cls, activation: Activation, depth: int, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
+        cls,
+        activation: Activation,
+        depth: int,
+        inputs: np.ndarray,
+        size: float,
+        by_input: bool,
+        has_noise: bool,
+        relevance: float = 1.0,
     ) -> "ScaleProblem":
         """Set up a fully connected network, for function values of the standard deviation ``size``."""
         behind = float(_unit_scale(activation))
@@ -45,19 +53,18 @@ class ScaleProblem:
         }
         if has_noise:
             medians["noise_scale"] = np.array(size * _NOISE)
+        spreads = [_SPREADS[name] for name in medians]
         if by_input:
-            spread = inputs.std(axis=0)
-            medians["input_scale"] = 1 / np.where(spread > 0, spread, 1.0)
-        counts = [median.size if name == "input_scale" else 1 for name, median in medians.items()]
-        return cls(activation, depth, None, inputs, medians, np.repeat([_SPREADS[name] for name in medians], counts))
+            deviations = inputs.std(axis=0)
+            medians["input_scale"] = 1 / np.where(deviations > 0, deviations, 1.0)
+            spreads += [relevance] * len(deviations)
+        return cls(activation, depth, None, inputs, medians, np.array(spreads))
 
     @classmethod
-    def of_network(
-        cls, network: Any, inputs: np.ndarray, size: float, by_input: bool, has_noise: bool
-    ) -> "ScaleProblem":
+    def of_network(cls, network: Any, inputs: np.ndarray, size: float, **options: Any) -> "ScaleProblem":
         """Set up a network's ``w_std``, ``b_std`` and ``readout_w_std``, one number each."""
         bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
-        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, by_input, has_noise)
+        dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, **options)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
         # A mean over pixels lowers the variance, as measured on some rows.
         some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0)).nngp(inputs[:20])
@@ -88,29 +95,38 @@ class ScaleProblem:
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
             return np.array(kernel(bare, block_size=IMAGE_BLOCK).nngp(self.inputs))
-        products = self._products(scales)
-        tiles = [(rows, columns, self._through(scales, *tile)[-1]) for rows, columns, tile in _tiles(products)]
+        products, size = self._products(scales), len(self.inputs)
+        tiles = [(*tile[:2], list(self._through(scales, *tile))[-1]) for tile in _tiles(products)]
         found = np.empty_like(products)
-        for rows, columns, units in tiles:  # computed together
-            values = np.asarray(units[2])[: rows.stop - rows.start, : columns.stop - columns.start]
-            found[rows, columns], found[columns, rows] = values, values.T
-        return scales["readout_w_std"] ** 2 * found
+        for rows, columns, (_, _, product) in tiles:  # computed together
+            found[rows, columns], found[columns, rows] = product, np.asarray(product).T
+        return scales["readout_w_std"] ** 2 * found[:size, :size]
+
+    def covariance(self, logarithms: np.ndarray) -> np.ndarray:
+        """Return the kernel with the noise, where that is fitted."""
+        found = self.gram(logarithms)
+        found.flat[:: len(found) + 1] += self.noise_variance(logarithms)
+        return found
+
+    def noise_variance(self, logarithms: np.ndarray) -> float:
+        """Return the variance of the noise, zero where none is fitted."""
+        return float(self.scales(logarithms).get("noise_scale", 0.0)) ** 2
 
     def pull_back(self, logarithms: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Return a derivative by the logarithms, from that by the symmetric kernel, (n, n)."""
+        """Return a derivative by the logarithms, from that by the symmetric covariance, (n, n)."""
         scales = self.scales(logarithms)
-        noise = {"noise_scale": 0.0} if scales.pop("noise_scale", None) is not None else {}
+        scales.pop("noise_scale", None)
         if self.network is not None:
             by_scale = _network_slope(self.network, scales, self.inputs, slope)
         else:
             by_scale = self._slopes(scales, slope)
-        found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()} | noise
+        found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()}
+        found["noise_scale"] = 2 * self.noise_variance(logarithms) * np.trace(slope)
         return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
 
-    def with_prior(self, logarithms: np.ndarray, value: float, slope: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return minus the log posterior and its gradient, from a log likelihood and its own."""
-        prior = 0.5 * np.sum((logarithms / self.spreads) ** 2)
-        return prior - value, logarithms / self.spreads**2 - slope
+    def prior(self, logarithms: np.ndarray) -> float:
+        """Return minus the log prior density, but for a constant."""
+        return 0.5 * float(np.sum((logarithms / self.spreads) ** 2))
 
     def fields(self, scales: dict[str, Any], errors: np.ndarray) -> dict[str, Any]:
         """Return what a fit says of its network."""
@@ -130,30 +146,36 @@ class ScaleProblem:
         return {"activation": self.activation, "depth": self.depth, "input_scale": "input_scale" in self.medians}
 
     def _products(self, scales: dict[str, Any]) -> np.ndarray:
-        """Return the mean products of the scaled inputs, (n, n)."""
-        x = self.inputs * scales.get("input_scale", 1.0)
+        """Return the mean products of the scaled inputs, filled up to whole tiles."""
+        x = self._filled * scales.get("input_scale", 1.0)
         return x @ x.T / x.shape[1]
 
-    def _through(self, scales: dict[str, Any], units: "_Units", is_on_diagonal: bool) -> list["_Units"]:
-        """Return a tile's units before each layer, and after the last."""
-        found = [units]
+    @cached_property
+    def _filled(self) -> np.ndarray:
+        """The inputs, and the first one again and again, up to whole tiles."""
+        missing = -len(self.inputs) % _TILE
+        return np.concatenate([self.inputs, np.repeat(self.inputs[:1], missing, axis=0)])
+
+    def _through(self, scales: dict[str, Any], rows: slice, columns: slice, units: "_Units") -> Iterator["_Units"]:
+        """Yield a tile's units before each layer, and after the last."""
+        yield units
         for w_std in scales["w_std"]:
-            found.append(_tile_layer(self.activation, found[-1], is_on_diagonal, w_std, scales["b_std"]))
-        return found
+            units = _tile_layer(self.activation, units, rows == columns, w_std, scales["b_std"])
+            yield units
 
     def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
         """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
-        readout = scales["readout_w_std"]
+        products, readout, size = self._products(scales), scales["readout_w_std"], len(self.inputs)
+        weights, nothing = np.zeros_like(products), np.zeros(_TILE)
+        weights[:size, :size] = readout**2 * slope
         parts = []
-        for rows, columns, (units, is_on_diagonal) in _tiles(self._products(scales)):
-            weights = np.zeros((_TILE, _TILE))
+        for rows, columns, units in _tiles(products):
             times = 1 if rows == columns else 2  # two tiles off the diagonal
-            weights[: rows.stop - rows.start, : columns.stop - columns.start] = times * slope[rows, columns]
-            after: Any = (np.zeros(_TILE), np.zeros(_TILE), readout**2 * weights)
-            through = self._through(scales | {"w_std": scales["w_std"][:-1]}, units, is_on_diagonal)
+            after: Any = (nothing, nothing, times * weights[rows, columns])
+            layers = list(zip(scales["w_std"], self._through(scales, rows, columns, units), strict=False))
             by_layer: list[Array] = []
-            for before, w_std in zip(through[::-1], scales["w_std"][::-1], strict=True):
-                args = before, is_on_diagonal, w_std, scales["b_std"], after
+            for w_std, before in reversed(layers):
+                args = before, rows == columns, w_std, scales["b_std"], after
                 after, numbers = _tile_layer_slope(self.activation, *args)
                 by_layer.insert(0, numbers)
             parts.append((rows, columns, after, by_layer))
@@ -161,14 +183,12 @@ class ScaleProblem:
         by_w_std, by_b_std, total = by_scale.T
         found = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
         if "input_scale" in scales:
-            by_product = np.zeros_like(slope)
-            for rows, columns, units, _ in parts:
-                square1, square2, product = map(np.asarray, units)
-                num_rows, num_columns = rows.stop - rows.start, columns.stop - columns.start
-                by_product[rows, columns] += product[:num_rows, :num_columns]
-                by_product[rows, rows] += np.diag(square1[:num_rows])
-                by_product[columns, columns] += np.diag(square2[:num_columns])
-            each = np.sum(self.inputs * (by_product @ self.inputs), axis=0)
+            by_product = np.zeros_like(products)
+            for rows, columns, (square1, square2, product), _ in parts:
+                by_product[rows, columns] += product
+                by_product[rows, rows] += np.diag(square1)
+                by_product[columns, columns] += np.diag(square2)
+            each = np.sum(self._filled * (by_product @ self._filled), axis=0)
             found["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
         return found
 
@@ -176,16 +196,13 @@ class ScaleProblem:
 _Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
 
 
-def _tiles(product: np.ndarray) -> Iterator[tuple[slice, slice, tuple[_Units, bool]]]:
-    """Yield rows and columns of tiles on and below the diagonal, their units, and whether on it."""
-    size = len(product)
-    filled = np.arange(-(-size // _TILE) * _TILE)
-    filled[size:] = 0  # fills the last tile up
-    squares, parts = np.diagonal(product)[filled].reshape(-1, _TILE), filled.reshape(-1, _TILE)
-    slices = [slice(start, min(start + _TILE, size)) for start in range(0, size, _TILE)]
+def _tiles(products: np.ndarray) -> Iterator[tuple[slice, slice, _Units]]:
+    """Yield rows and columns of tiles on and below the diagonal, and their units."""
+    squares = np.diagonal(products)
+    slices = [slice(start, start + _TILE) for start in range(0, len(products), _TILE)]
     for i, rows in enumerate(slices):
-        for j, columns in enumerate(slices[: i + 1]):
-            yield rows, columns, ((squares[i], squares[j], product[np.ix_(parts[i], parts[j])]), i == j)
+        for columns in slices[: i + 1]:
+            yield rows, columns, (squares[rows], squares[columns], products[rows, columns])
 
 
 # Compiled once for all depths and data.
@@ -227,22 +244,37 @@ def _unit_scale(activation: Activation) -> Array:
 # The search for the mode.
 
 
-class Objective(Protocol):
-    """Minus the log posterior of a problem's scales, of all rows or, by an index, of some."""
-
-    step: ClassVar[float]  # of the logarithms, for the curvature
-
-    @property
-    def problem(self) -> ScaleProblem: ...
-
-    def __getitem__(self, rows: np.ndarray) -> "Objective": ...
-
-    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]: ...
-
-
 BOUND = 4.0  # of the logarithms, in prior standard deviations
 _TRIED = 15  # steps of each start
 _NOT_FINITE = 1e12  # for the optimiser
+
+
+class Objective(ABC):
+    """Minus the log posterior of a problem's scales, of all rows or, by an index, of some."""
+
+    step: ClassVar[float]  # of the logarithms, for the curvature
+    problem: ScaleProblem
+
+    @abstractmethod
+    def __getitem__(self, rows: np.ndarray) -> "Objective": ...
+
+    @abstractmethod
+    def likelihood(self, covariance: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return log likelihood and its derivative by the covariance, (n, n); ``ValueError`` at extreme scales."""
+
+    def __call__(self, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return value and gradient, always finite."""
+        problem, nowhere = self.problem, (_NOT_FINITE, np.zeros_like(logarithms))
+        covariance = problem.covariance(logarithms)
+        if not np.isfinite(covariance).all():
+            return nowhere
+        try:
+            value, slope = self.likelihood(covariance)
+        except ValueError:
+            return nowhere
+        pulled = problem.pull_back(logarithms, slope)
+        loss, gradient = problem.prior(logarithms) - value, logarithms / problem.spreads**2 - pulled
+        return (loss, gradient) if np.isfinite([loss, *gradient]).all() else nowhere
 
 
 def mode_of(objective: Objective, rows: np.ndarray, num_restarts: int, random: np.random.Generator) -> np.ndarray:
@@ -265,7 +297,7 @@ def mode_of(objective: Objective, rows: np.ndarray, num_restarts: int, random: n
 def laplace(objective: Objective, logarithms: np.ndarray) -> tuple[float, float, np.ndarray]:
     """Return the loss at the mode, the log marginal, and standard errors of the logarithms."""
     spreads = objective.problem.spreads
-    loss = finite_value(objective, logarithms)[0]
+    loss = objective(logarithms)[0]
     _check_finite(objective.problem, loss)
     values, vectors = _curvature(objective, logarithms)
     log_marginal = float(-loss - 0.5 * np.sum(np.log(values)) - np.sum(np.log(spreads)))
@@ -283,23 +315,13 @@ def _check_finite(problem: ScaleProblem, loss: float) -> None:
         )
 
 
-def finite_value(objective: Objective, logarithms: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return an objective and its gradient, always finite."""
-    value, gradient = objective(logarithms)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        return _NOT_FINITE, np.zeros_like(gradient)
-    return value, gradient
-
-
 def _descend(objective: Objective, start: np.ndarray, max_steps: int) -> Any:
     """Minimise within the bounds by L-BFGS-B."""
     from scipy.optimize import minimize  # loaded late
 
     bounds = [(-BOUND * spread, BOUND * spread) for spread in objective.problem.spreads]
     options = {"maxiter": max_steps, "ftol": 1e-6, "gtol": 1e-2}
-    return minimize(
-        partial(finite_value, objective), start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
-    )
+    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
 
 
 def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndarray) -> np.ndarray:
@@ -313,7 +335,7 @@ def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndar
         return np.clip(start + directions @ steps, -bounds, bounds)  # constraints may fail by rounding
 
     def along(steps: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = finite_value(objective, inside(steps))
+        value, gradient = objective(inside(steps))
         return value, directions.T @ gradient
 
     edges = np.concatenate([-directions, directions])
@@ -326,8 +348,8 @@ def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndar
 
 def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
-    gradient, size = finite_value(objective, logarithms)[1], objective.step
-    moved = [finite_value(objective, logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
+    gradient, size = objective(logarithms)[1], objective.step
+    moved = [objective(logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
     hessian = np.stack(moved) / size
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     # No direction is known worse than a priori.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
-from numpyro_wide.wide_limit._likelihoods import Averages, Categorical, Derivatives, Likelihood, Nodes
-from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
+from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric
+from numpyro_wide.wide_limit._likelihoods import Averages, Derivatives, Likelihood, Nodes
+from numpyro_wide.wide_limit._observations import Observations
 
 _NUM_NORMALS = 128
 _ROUNDING = 1e-5  # of a kernel over its trace, in single precision
@@ -99,26 +100,18 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
     """Return the symmetric kernel in float64; refuse one not (n, n) and positive semidefinite."""
     check_finite("kernel", kernel)
     matrix = np.asarray(kernel, float)
-    if matrix.shape != (num_rows, num_rows):
-        raise ValueError(
-            f"kernel must have shape {(num_rows, num_rows)}, that of the observations, but got {matrix.shape}."
-        )
-    size = np.max(np.abs(matrix))
-    if not size > 0:
-        raise ValueError("kernel must not be zero everywhere.")
-    asymmetry = np.max(np.abs(matrix - matrix.T))
-    if asymmetry > _ROUNDING * size:
-        raise ValueError(f"kernel must be symmetric, but differs from its transpose by up to {asymmetry:.3g}.")
-    matrix = (matrix + matrix.T) / 2
+    check_shape("kernel", matrix, (num_rows, num_rows), "(n, n)")
+    check_symmetric("kernel", matrix)
+    matrix, diagonal = (matrix + matrix.T) / 2, np.trace(matrix) * np.eye(num_rows)
     try:
-        np.linalg.cholesky(matrix + _ROUNDING * np.trace(matrix) * np.eye(num_rows))
+        np.linalg.cholesky(matrix + _ROUNDING * diagonal)
     except np.linalg.LinAlgError as error:
         raise ValueError(
-            "kernel must be positive semidefinite, but has negative eigenvalues; take mean_kernel or wide_limit.kernel."
+            "kernel must be positive semidefinite and not zero; take mean_kernel or wide_limit.kernel."
         ) from error
     # Large weights would bring negative eigenvalues of rounding out.
     is_single = np.asarray(kernel).dtype.itemsize < 8
-    return matrix + is_single * np.finfo(np.float32).eps * np.trace(matrix) * np.eye(num_rows)
+    return matrix + is_single * np.finfo(np.float32).eps * diagonal
 
 
 @dataclass(frozen=True)
@@ -182,52 +175,28 @@ def normal_pairs(count: int, shape: tuple[int, int]) -> Nodes:
 class FunctionObservations(Observations):
     """Observations with a function to a NumPyro distribution."""
 
-    @classmethod
-    def checked_parameters(cls, likelihood: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return "num_classes", the number of function values of a row, where given."""
-        found = {name: value for name, value in given.items() if value is not None}
-        refuse_foreign(found, ("num_classes",), likelihood)
-        if found:
-            Categorical.check_parameters(found)
-        return found
-
-    @classmethod
-    def check_observed(cls, likelihood: Any, values: np.ndarray, parameters: dict[str, Any]) -> None:
-        """Accept any numbers; the distribution refuses others."""
-
     def columns(self) -> list[Likelihood]:
         """Return the likelihoods of separate fits."""
         if "num_classes" in self.parameters:
-            return [_of_rows(self.likelihood, self.values, self.basis, self.offset)]
-        return [_of_column(self.likelihood, self.values, self.offset, place) for place in self.places]
+            across = jnp.asarray(self.basis.T)
+            return [self._column(lambda f: f @ across, len(across), self.values.shape[:1], ())]
 
+        def everywhere(place: tuple[int, ...], f: Array) -> Array:
+            return jnp.zeros(self.values.shape).at[:, *place].set(f[:, 0])
 
-def _of_column(
-    distribution: Callable[[Any], Any], observed: np.ndarray, offset: np.ndarray, column: tuple[int, ...]
-) -> FunctionLikelihood:
-    """Return the likelihood of observations (n,), or of a column of (n, k)."""
-    place, shift = (slice(None), *column), jnp.asarray(offset)
-    values = _checked_values(distribution(shift), observed, observed.shape)
+        return [self._column(partial(everywhere, place), 1, self.values.shape, place) for place in self.places]
 
-    def log_density(f: Array) -> Array:
-        # The function takes the observations' shape.
-        everywhere = jnp.zeros(observed.shape).at[place].set(f[:, 0]) + shift
-        return _elementwise(distribution(everywhere)).log_prob(values)[place]
+    def _column(
+        self, argument: Callable[[Array], Array], num_columns: int, shape: tuple[int, ...], place: tuple[int, ...]
+    ) -> FunctionLikelihood:
+        """Return the likelihood at a place among densities of this shape, by the distribution's argument."""
+        shift = jnp.asarray(self.offset)
+        values = _checked_values(self.likelihood(shift), self.values, shape)
 
-    return FunctionLikelihood(log_density, (len(observed), 1))
+        def log_density(f: Array) -> Array:
+            return _elementwise(self.likelihood(argument(f) + shift)).log_prob(values)[:, *place]
 
-
-def _of_rows(
-    distribution: Callable[[Any], Any], observed: np.ndarray, basis: np.ndarray, offset: np.ndarray
-) -> FunctionLikelihood:
-    """Return the likelihood of n observations, in c coordinates of a basis (k, c)."""
-    across, shift = jnp.asarray(basis.T), jnp.asarray(offset)
-    values = _checked_values(distribution(shift), observed, observed.shape[:1])
-
-    def log_density(f: Array) -> Array:
-        return _elementwise(distribution(f @ across + shift)).log_prob(values)
-
-    return FunctionLikelihood(log_density, (len(observed), basis.shape[1]))
+        return FunctionLikelihood(log_density, (len(self.values), num_columns))
 
 
 def _elementwise(distribution: Any) -> dist.Distribution:
@@ -239,11 +208,6 @@ def _elementwise(distribution: Any) -> dist.Distribution:
 
 def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
     """Return the observations in the distribution's dtype, after checks."""
-    if not isinstance(distribution, dist.Distribution):
-        raise ValueError(
-            "likelihood(f) must give a NumPyro distribution, such as dist.Bernoulli(logits=f), but gave a "
-            f"{type(distribution).__name__}."
-        )
     each = _elementwise(distribution)
     support: Any = each.support
     values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)

@@ -1,7 +1,5 @@
 """Variational fit of a surrogate to a likelihood under a Gaussian process prior, in NumPy's float64."""
 
-import warnings
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +22,6 @@ _ALLOWANCE = 1e-3
 _LEAST_WEIGHT = 1e-3
 
 
-class GaussianLikelihood(NamedTuple):
-    """A Gaussian likelihood N(targets; f, 1 / weights), (n, c)."""
-
-    targets: np.ndarray  # (n, c)
-    weights: np.ndarray  # precisions, (n,)
-
-
 class State(NamedTuple):
     """Gaussian function values, of mean K α and covariance (K⁻¹ + diag w)⁻¹ in each column."""
 
@@ -43,6 +34,7 @@ class State(NamedTuple):
     matrices: np.ndarray | None  # minus the mean second derivatives, (n, c, c), or None
     factor: np.ndarray  # Cholesky factor of B = I + √w K √w
     bound: float  # the ELBO, or minus infinity
+    moved: float = np.inf  # size of the step to it
 
 
 class VariationalFit(NamedTuple):
@@ -51,10 +43,27 @@ class VariationalFit(NamedTuple):
     likelihood: Likelihood
     kernel: np.ndarray  # K, (n, n)
 
-    def climb(self, start: State | None = None, tolerance: float = _TOLERANCE) -> State:
-        """Maximise the bound, from the Gaussian likelihood of another state if given."""
-        with set_blas_threads(1):
-            return self._climb(None if start is None else self._from(start), tolerance, range(_MAX_STEPS))[0]
+    def climb(self, start: State | None = None, tolerance: float = _TOLERANCE, progress_bar: bool = False) -> State:
+        """Maximise the bound by natural-gradient steps, from the Gaussian likelihood of another state if given."""
+        steps = late_progress(range(_MAX_STEPS), shown=progress_bar, desc="surrogate")
+        # Threads of several BLAS libraries hinder each other.
+        with set_blas_threads(1), steps:
+            warm = None if start is None else self._from(start)
+            state, step = self._start() if warm is None else warm, 1.0
+            for _ in steps:
+                new = self._towards(state, step)
+                if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
+                    step /= 2
+                    if step < _SMALLEST_STEP:
+                        break
+                    continue
+                new = new._replace(moved=_movement(state, new) / step)
+                # Against oscillation.
+                step = min(1.0, 2 * step) if new.moved < state.moved else max(step / 2, 0.1)
+                state = new
+                if state.moved < tolerance:
+                    break
+        return state
 
     def kernel_slope(self, state: State) -> np.ndarray:
         """Return the bound's derivative by the kernel, (n, n) (Mathematics, :eq:`bound-slope`)."""
@@ -62,49 +71,17 @@ class VariationalFit(NamedTuple):
         inverse = inverse_of(state.factor)
         return 0.5 * (state.alpha @ state.alpha.T - state.alpha.shape[1] * root[:, None] * inverse * root)
 
-    def fit(self, total_weight: float, progress_bar: bool) -> GaussianLikelihood:
-        """Maximise the bound; Σ w K_ii is at most about ``total_weight``."""
-        steps = late_progress(range(_MAX_STEPS), shown=progress_bar, desc="surrogate")
-        # Threads of several BLAS libraries hinder each other.
-        with set_blas_threads(1), steps:
-            state, moved = self._climb(None, _TOLERANCE, steps)
-        if not moved < 1e-2:
-            warnings.warn(
-                f"the surrogate's means and weights still move by {moved:.2g} after all steps; the posterior stays "
-                "exact, but another kernel, or an offset, may give a better one.",
-                RuntimeWarning,
-                stacklevel=5,  # the caller of fitted_surrogate
-            )
-        return self.sites(state, total_weight)
-
-    def sites(self, state: State, total_weight: float) -> GaussianLikelihood:
-        """Return a state's Gaussian likelihood; Σ w K_ii is at most ``total_weight``."""
+    def sites(self, state: State, total_weight: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return targets (n, c) and variances (n,) of a Gaussian likelihood; Σ w K_ii is at most ``total_weight``."""
         weights = np.minimum(state.weights, total_weight / (len(state.weights) * self._prior))
         # With the likelihood's slope at the mean.
-        return GaussianLikelihood(state.mean + state.slope / weights[:, None], weights)
+        return state.mean + state.slope / weights[:, None], 1 / weights
 
     @property
     def _prior(self) -> np.ndarray:
         """The prior variances, (n,), those of next to nothing raised."""
         variances = np.diagonal(self.kernel)
         return np.maximum(variances, 1e-6 * np.max(variances))
-
-    def _climb(self, start: State | None, tolerance: float, steps: Iterable) -> tuple[State, float]:
-        """Take natural-gradient steps to convergence; return the size of the last."""
-        state, step, moved = self._start() if start is None else start, 1.0, np.inf
-        for _ in steps:
-            new = self._towards(state, step)
-            if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
-                step /= 2
-                if step < _SMALLEST_STEP:
-                    break
-                continue
-            before, moved = moved, _movement(state, new) / step
-            # Against oscillation.
-            state, step = new, (min(1.0, 2 * step) if moved < before else max(step / 2, 0.1))
-            if moved < tolerance:
-                break
-        return state, moved
 
     def _start(self) -> State:
         """Return the state by each row's derivatives, or with a mean of zero."""

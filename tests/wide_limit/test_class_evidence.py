@@ -161,7 +161,7 @@ def test_moments_of_observations_are_those_of_draws(likelihood):
     fit = wide_limit.fit(X, observed, likelihood=likelihood, num_restarts=1, **options)
     mean, variance = fit.predict(X[:3])
     with double_precision():
-        ((of_f, spread),) = fit._moments(X[:3], fit._processes)
+        ((of_f, spread),) = fit._moments(X[:3])
     f = of_f[:, 0] + np.sqrt(spread) * RNG.normal(size=(400_000, 3))
     draws = {
         "binomial": lambda: RNG.binomial(6, expit(f)),

@@ -10,7 +10,8 @@ from scipy.stats import norm
 from numpyro_wide import nn, wide_limit
 from numpyro_wide.diagnostics import classification_scores
 from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore, LeftOut, codes_of
+from numpyro_wide.wide_limit._gp import Conditioned
+from numpyro_wide.wide_limit._label_regression import Calibration, LabelScore, codes_of
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 from tests.compilations import compilations
 
@@ -27,13 +28,13 @@ def covariance_of(num_rows=12):
 
 def test_leave_one_out_is_that_of_refitting_without_each_row():
     covariance, codes = covariance_of(), codes_of(LABELS[:12], 3)
-    found = LeftOut(covariance.copy(), codes)
+    found = Conditioned(covariance, codes)
     for row in range(12):
         others = np.arange(12) != row
         gain = np.linalg.solve(covariance[np.ix_(others, others)], covariance[others, row])
-        np.testing.assert_allclose(found.mean[row], gain @ codes[others], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(found.left_out[row], gain @ codes[others], rtol=1e-10, atol=1e-12)
         variance = covariance[row, row] - gain @ covariance[others, row]
-        np.testing.assert_allclose(1 / found.precision[row], variance, rtol=1e-10)
+        np.testing.assert_allclose(1 / found.left_out_precision[row], variance, rtol=1e-10)
 
 
 @pytest.mark.parametrize("by_input", [False, True])
@@ -41,9 +42,8 @@ def test_the_gradient_is_that_of_differences(by_input):
     with double_precision():
         score = LabelScore(ScaleProblem.of("erf", 2, X, 1.0, by_input, True), LABELS, 3)
         at = 0.3 * RNG.normal(size=len(score.problem.spreads))
-        value, gradient = score(at)
-        assert value == pytest.approx(score.value(at), rel=1e-9)
-        np.testing.assert_allclose(gradient, approx_fprime(at, score.value, 1e-5), rtol=1e-3, atol=2e-3)
+        differences = approx_fprime(at, lambda logarithms: score(logarithms)[0], 1e-5)
+        np.testing.assert_allclose(score(at)[1], differences, rtol=1e-3, atol=2e-3)
 
 
 def test_the_slope_is_averaged_over_its_posterior():
@@ -104,8 +104,9 @@ def test_predictions_are_the_calibrated_dense_regression():
     np.testing.assert_allclose(fit.predict(x_new), expected, rtol=1e-6, atol=1e-9)
     assert fit.noise_scale > 0 and fit.held_out.shape == (30,) and "held out se" in str(fit)
     # Function and noise have the size of the residuals, and the evidence is of the codes.
-    left_out = LeftOut(noisy.copy(), codes)
-    np.testing.assert_allclose(np.mean(left_out.residual**2 * left_out.precision[:, None]), 1.0, rtol=1e-6)
+    process = Conditioned(noisy, codes)
+    squares = (codes - process.left_out) ** 2 * process.left_out_precision[:, None]
+    np.testing.assert_allclose(np.mean(squares), 1.0, rtol=1e-6)
     expected = sum(wide_limit.gp_log_evidence(gram[:30, :30], column, fit.noise_scale) for column in codes.T)
     np.testing.assert_allclose(fit.log_evidence, expected, rtol=1e-3)
 
@@ -153,7 +154,7 @@ def test_more_rows_than_are_compared(monkeypatch):
     codes = codes_of(labels, 2)
 
     def score(multiple):
-        mean = LeftOut(gram + (multiple * fit.noise_scale) ** 2 * np.eye(200), codes).mean
+        mean = Conditioned(gram, codes, (multiple * fit.noise_scale) ** 2).left_out
         return np.mean(np.log(Calibration.of(mean, labels)(mean)[np.arange(200), labels]))
 
     assert score(1.0) == pytest.approx(fit.held_out.mean(), abs=1e-4)
@@ -198,7 +199,7 @@ def test_a_second_fit_of_other_rows_compiles_nothing():
         (LABELS, {"likelihood": "categorical", "offset": 1.0}, "an offset is of logits"),
         (LABELS, {"likelihood": "categorical", "labels": "one-hot"}, "labels must be one of"),
         (LABELS + 0.5, {"likelihood": "categorical", "num_classes": 4}, "whole numbers"),
-        (X[:, 0], {"labels": "logits"}, "labels must not be given"),
+        (X[:, 0], {"labels": "logits"}, "'labels' must not be given"),
     ],
 )
 def test_mistakes(y, options, message):
@@ -208,7 +209,7 @@ def test_mistakes(y, options, message):
 
 def test_what_probabilities_do_not_take():
     fit = wide_limit.fit(X, LABELS, likelihood="categorical", **QUICK)
-    with pytest.raises(ValueError, match="take neither with_noise nor"):
+    with pytest.raises(ValueError, match="'with_noise' must not be given where the likelihood is 'categorical'"):
         fit.predict(X[:2], with_noise=True)
     with pytest.raises(ValueError, match="needs no surrogate"):
         fit.surrogate()

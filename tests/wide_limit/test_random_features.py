@@ -115,7 +115,7 @@ def test_outputs_share_scales_and_architectures_are_compared():
         (lambda: fit_random_features(X[:, :1], Y, fit=scales()), ValueError, r"fit must be of inputs .* \(2,\)"),
         (lambda: fit_random_features(X, Y, fit=scales(), width=0), ValueError, "width must be a whole number"),
         (lambda: fit_random_features(np.array([["a"]]), Y), TypeError, "x must hold real numbers"),
-        (lambda: found().predict(X[:, 0]), ValueError, "x_new must have the 2 columns of the fit's inputs"),
+        (lambda: found().predict(X[:, 0]), ValueError, r"x_new must have rows of shape \(2,\)"),
         (lambda: found().predict(X[:0]), ValueError, "x_new is empty"),
         (lambda: found().log_density(X, Y[1:]), ValueError, r"y_new must have shape \(300,\)"),
         (lambda: jax.jit(lambda x: fit_random_features(x, Y))(X), TypeError, "fit_random_features chooses by numbers"),

@@ -51,10 +51,6 @@ def test_networks_without_a_rule_are_refused_with_the_names_of_those_that_have_o
         wide_limit.kernel(linen.Dense(3))
     with pytest.raises(TypeError, match="not the class Dense itself"):
         wide_limit.kernel(linen.Dense)
-    with pytest.raises(TypeError, match="module_type must be a class"):
-        wide_limit.register_kernel(Branches(), branches_rule)
-    with pytest.raises(TypeError, match="rule must be a function"):
-        wide_limit.register_kernel(Branches, "relu")
 
 
 def test_long_work_shows_a_bar(bars, monkeypatch, capsys):
