@@ -19,7 +19,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import is_known, is_tracing
+from numpyro_wide._checks import are_known, is_known
 from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features
@@ -54,7 +54,7 @@ def second_run(
         lambda value: jax.lax.stop_gradient(value) if is_array(value) else value, first.free_values, is_leaf=is_array
     )
     with warnings.catch_warnings(action="ignore"):  # which the first run has given
-        second, _ = read_sites(model, first.names, values, args, kwargs, displacement=displacement, keys=first.keys)
+        second = read_sites(model, first.names, values, args, kwargs, displacement=displacement, keys=first.keys)
     return second, compare(first, second)
 
 
@@ -111,13 +111,13 @@ def check_at(
 
     def program(arrays: list[Array]) -> tuple[Findings, ReadoutRun]:
         values, args, kwargs, keys = join(arrays)
-        first, others = read_sites(model, names, values, args, kwargs, keys=keys or None)
+        first = read_sites(model, names, values, args, kwargs, keys=keys or None)
         second, findings = second_run(model, first, args, kwargs)
         # Features that depend on the readout show in the mean, too; here they are told.
         findings[0, "features", names.features] = _features_differ(
             *(sites.values[names.features] for sites in (first, second))
         )
-        return findings, first.read_off(others)
+        return findings, first.read_off()
 
     return run_program(program, arrays, quick=True)
 
@@ -126,8 +126,8 @@ def read_run(
     model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[ReadoutRun, Array]:
     """Run a model at values of its other sites; return the run, and whether the readout can be integrated out of it."""
-    first, others = read_sites(model, names, values, args, kwargs)
-    return first.read_off(others), hold(second_run(model, first, args, kwargs)[1])
+    first = read_sites(model, names, values, args, kwargs)
+    return first.read_off(), hold(second_run(model, first, args, kwargs)[1])
 
 
 def conjugate_sites(
@@ -147,7 +147,7 @@ def conjugate_sites(
         ]
     for candidate in candidates:
         names = SiteNames(model.readout, model.features, candidate)
-        if is_tracing() or not all(map(is_known, jax.tree.leaves((values, args, kwargs)))):
+        if not are_known((values, args, kwargs)):
             return names  # what does not hold is NaN
         try:
             findings, _ = check_at(model.fn, names, values, args, kwargs)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import Distribution, MaskedDistribution, constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, are_known, check_names_known, is_known, refuse_frames
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
@@ -24,12 +24,10 @@ from numpyro_wide.readout._model import (
     ReadoutModel,
     ReadoutSites,
     SiteNames,
-    adopt_signature,
     check_options,
     read_sites,
-    refuse_draws_without_readout,
     refuse_given_collapsed,
-    refuse_masked,
+    refuse_prior_readout,
     refuse_scaled,
 )
 
@@ -120,9 +118,6 @@ class CollapsedModel(ReadoutModel):
     variant: str
     is_collapsed = True
 
-    def __post_init__(self) -> None:
-        adopt_signature(self, self.fn)
-
     @property
     def names(self) -> SiteNames:
         """The sites that it is about."""
@@ -134,18 +129,17 @@ class CollapsedModel(ReadoutModel):
         is_observed, moving_sites = preview(self.fn, self.names, args, kwargs)
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
-            refuse_draws_without_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
+            refuse_prior_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
         refuse_given_collapsed(self.readout)
         first = _Marginalise(self.names, self.variant, hidden=moving_sites)
         with first:
             result = self.fn(*args, **kwargs)
         first.read_off()  # which says what is missing
-        shown = args, kwargs, first.values, first.likelihood, first.prior
-        if is_tracing() or not all(map(is_known, jax.tree.leaves(shown))):
-            first.marginal.is_right = hold(second_run(self.fn, first, args, kwargs)[1])
-        else:
+        if are_known((args, kwargs, first.values, first.likelihood, first.prior)):
             self._check(first, args, kwargs)
+        else:
+            first.marginal.is_right = hold(second_run(self.fn, first, args, kwargs)[1])
         return result
 
     def _check(self, first: ReadoutSites, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -163,8 +157,7 @@ class CollapsedModel(ReadoutModel):
 
     def _is_noise_drawn(self, values: Draws, args: tuple, kwargs: dict[str, Any]) -> bool:
         def noise_scale(values: Draws) -> dict[str, Any]:
-            sites, _ = read_sites(self.fn, self.names, values, args, kwargs)
-            return {"noise": sites.read_off().noise_scale}
+            return {"noise": read_sites(self.fn, self.names, values, args, kwargs).read_off().noise_scale}
 
         return depends(noise_scale, values)["noise"]
 
@@ -249,8 +242,18 @@ class _Marginalise(ReadoutSites):
             # Handlers around the wrapped model come to a site after this one, and what they have set shows here.
             if not _is_known_one(msg["scale"]):
                 refuse_scaled(self.names.observed, msg)
-            refuse_masked(self.names.observed, msg)
+            _refuse_masked(self.names.observed, msg["fn"])
         super().postprocess_message(msg)
+
+
+def _refuse_masked(name: str, fn: Distribution) -> None:
+    """Refuse a mask by entry around a joint density; a mask of all or nothing is let through."""
+    if isinstance(fn, MaskedDistribution) and jnp.ndim(fn._mask):
+        raise ValueError(
+            f"the observed site {name!r} is masked by a handler around the model, entry by entry, but with the readout "
+            "integrated out its rows have one joint density; leave out the rows that the mask would hide, or use the "
+            "unwrapped model."
+        )
 
 
 def _is_known_one(scale: Any) -> bool:

@@ -1,6 +1,5 @@
 """Predictions from draws of a wrapped model: what the user holds."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +15,15 @@ from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import (
     IN_FLOAT64,
     NOISE_TOO_SMALL,
+    are_known,
     check_key,
     check_known,
     check_levels,
     is_known,
-    is_tracing,
     kind_of,
     late_progress,
     listing,
+    named_arguments,
     refuse_frames,
     warn_if_stuck,
     whole_number,
@@ -39,18 +39,18 @@ from numpyro_wide.readout._model import (
     ReadoutModel,
     ReadoutRun,
     SiteNames,
-    StoppedRunError,
+    as_call,
     check_fit_observed,
+    check_options,
     check_wrapped,
     first_of,
-    read_sites,
     refuse_other_readout,
 )
 from numpyro_wide.readout._predictions import Call, Data, Integrated, Results, ThroughWeights
 
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
-_ORDER = "the order is ReadoutPredictive(model, draws, (x, y))"
+_ORDER = "ReadoutPredictive(model, draws, (x, y))"
 _NUM_NAMED = 20
 _MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
 # Settings of JAX, besides the types of the arrays, that a program depends on.
@@ -189,35 +189,27 @@ class ReadoutPredictive:
         progress_bar: bool = True,
     ):
         if readout is not None and features is not None and not isinstance(model, ReadoutModel):
+            check_options(model, "auto", readout=readout, features=features)
             model = PlainModel(model, readout, features, observed)
         wrapped: Any = model
         check_wrapped(wrapped, "of a model that is not wrapped, name the sites: readout=..., features=...")
         if not isinstance(draws, Mapping):
             raise TypeError(
-                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; {_ORDER}."
-            )
-        if not isinstance(model_args, tuple | list):
-            raise TypeError(
-                "draws must be a dictionary of draws, and model_args a tuple, but got a "
-                f"{type(draws).__name__} and {kind_of(model_args)}; {_ORDER}."
+                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; the order "
+                f"is {_ORDER}."
             )
         self.model: ReadoutModel = wrapped
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
         self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
         self.num_draws = _num_draws(self.draws)
-        args, kwargs = tuple(model_args), dict(model_kwargs or {})
-        refuse_frames(args, kwargs)
-        self._fit: Call = _copied((args, kwargs))
+        call = as_call(model_args, model_kwargs, _ORDER)
+        refuse_frames(*call)
+        self._fit: Call = _copied(call)
         self._params: Draws = _copied(dict(params or {}))
         self._progress_bar = progress_bar
         self._programs: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
-        try:
-            self._shapes, self._way = self._look(observed)
-        except TypeError as error:
-            example = "what it was fitted on, observations included, such as model_args=(x, y)"
-            refuse_mismatch(self.model.fn, self._fit, error, "model_args and model_kwargs", example)
-            raise
+        self._shapes, self._way = self._look(observed)
         if self._way.names.observed in NAMES:
             raise ValueError(
                 f"the observed site is called {self._way.names.observed!r}, but predictions are given under the names "
@@ -232,7 +224,7 @@ class ReadoutPredictive:
     @property
     def is_integrated(self) -> bool:
         """Whether the readout is integrated out: the model's likelihood is Normal, and linear in it."""
-        return self._way.is_integrated
+        return isinstance(self._way, Integrated)
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites, (draws, d) or (draws, d, k).
@@ -307,11 +299,7 @@ class ReadoutPredictive:
         $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`), in nats. Where the readout
         is not integrated out, a ``ValueError``.
         """
-        if not self.is_integrated:
-            raise ValueError(
-                "the readout is not integrated out of this model, whose likelihood is not Normal, so that its evidence "
-                "is not known; estimate it with numpyro_wide.model_evidence."
-            )
+        self._refuse_unless_integrated("estimate its evidence with numpyro_wide.model_evidence")
         return self._run("log_evidences")
 
     def leave_one_out(self) -> tuple[Array, Array]:
@@ -326,27 +314,29 @@ class ReadoutPredictive:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
             out, a ``ValueError``.
         """
+        self._refuse_unless_integrated("leave one out by arviz.loo, of diagnostics.to_arviz(..., log_likelihood=True)")
+        return self._run("left_out")
+
+    def _refuse_unless_integrated(self, remedy: str) -> None:
         if not self.is_integrated:
             raise ValueError(
-                "the readout is not integrated out of this model, whose likelihood is not Normal: leave one out by "
-                "arviz.loo, from diagnostics.to_arviz(..., log_likelihood=True)."
+                f"the readout is not integrated out of this model, whose likelihood is not Normal; {remedy}."
             )
-        return self._run("left_out")
 
     def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
         """Return how to predict, after shapes of the run of the fit where the readout is integrated out."""
         model, (args, kwargs) = self.model, self._fit
-        values = {**self._params, **first_of(self.draws)}
-        if model.is_collapsed:  # its names are checked first
-            self._run_shapes(SiteNames(model.readout, model.features, str(model.observed)), self._params)
+        observed = model.observed or observed
         sites = abstract_sites(model.fn, args, kwargs, self._params)
         latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
+        check_fit_observed(observed, latent)
         if latent.pop(model.readout, None) is None:
-            refuse_other_readout(model.readout)
+            refuse_other_readout(model.readout, sites)
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-        names = conjugate_sites(model, values, args, kwargs, observed)
+        names = conjugate_sites(model, {**self._params, **first_of(self.draws)}, args, kwargs, observed)
         if names is not None:
-            return self._run_shapes(names, values), Integrated(model, names, self.batch_size)
+            way = Integrated(model, names, self.batch_size)
+            return way.shapes(Data(self.draws, self._params, self._fit))[0], way
         if not {model.readout, model.base} & self.draws.keys():
             self._refuse_missing([model.readout])
         found = [name for name in observed_sites(sites) if observed in (None, name)]
@@ -357,21 +347,6 @@ class ReadoutPredictive:
                 "sites, name the one to predict: observed=..."
             )
         return None, ThroughWeights(model, SiteNames(model.readout, model.features, found[0]), self.batch_size)
-
-    def _run_shapes(self, names: SiteNames, values: Mapping[str, Any]) -> ReadoutRun:
-        def run() -> ReadoutRun:
-            sites, others = read_sites(self.model.fn, names, values, *self._fit)
-            found = sites.read_off(others)
-            found.problem(self.model.variant)  # which checks it
-            return found
-
-        try:
-            found = jax.eval_shape(run)
-        except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
-            values = {**values, **first_of(self.draws)}
-            found = jax.eval_shape(run)
-        check_fit_observed(found, names.observed)
-        return found
 
     def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
         """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
@@ -399,19 +374,19 @@ class ReadoutPredictive:
     def _run(
         self, what: str, rng_key: Array | None = None, test: Call | None = None, *, is_average: bool = False
     ) -> Any:
-        """Return what a method of the way to predict gives for all draws; refuse what is not finite, or not right."""
+        """Return what a method of the way to predict gives for all draws; refuse what is not finite."""
         try:
-            found, is_finite, is_right = self._results(what, rng_key, test, is_average=is_average)
+            found, is_finite = self._results(what, rng_key, test, is_average=is_average)
         except Exception as error:
             if test is not None:
-                self._explain(error, test)
+                self._add_hints(error, test)
             raise
         if is_known(is_finite):
-            if not np.all(is_right):
-                self._refuse_wrong(int(np.argmin(is_right)), test)
+            if not np.all(is_finite) and self.is_integrated:
+                self._refuse_wrong(int(np.argmin(is_finite)), test)
             _refuse_nonfinite("predictions" if test is not None else what.replace("_", " "), np.asarray(is_finite))
         elif is_average:  # what cannot be told of here must not go unnoticed
-            found = jnp.where(jnp.all(is_finite & is_right), found, jnp.nan)
+            found = jnp.where(jnp.all(is_finite), found, jnp.nan)
         return found
 
     def _results(self, what: str, rng_key: Array | None, test: Call | None, *, is_average: bool) -> Results:
@@ -436,7 +411,7 @@ class ReadoutPredictive:
             rng_key, data = join(arrays)
             return method(rng_key, Data(**data))
 
-        if is_tracing() or not all(map(is_known, arrays)):
+        if not are_known(arrays):
             return compute(arrays)
         # What is no array is part of the program, and of its key.
         rest = jax.tree.flatten(join([0] * len(arrays)))
@@ -450,7 +425,7 @@ class ReadoutPredictive:
         """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
         if self._shapes is None or not isinstance(self._shapes.features, RowFeatures) or is_mapped(self.draws):
             return False
-        if is_tracing() or not all(map(is_known, jax.tree.leaves((self.draws, self._fit, self._params)))):
+        if not are_known((self.draws, self._fit, self._params)):
             return False
         return self.num_draws * self._shapes.features.shape[1] ** 2 <= _MOST_KEPT
 
@@ -459,9 +434,7 @@ class ReadoutPredictive:
         found = []
         for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
-            posterior, _, is_right = self._computed("posteriors", None, Data(draw, self._params, self._fit))
-            if not np.all(is_right):
-                self._refuse_wrong(index, None)
+            posterior, _ = self._computed("posteriors", None, Data(draw, self._params, self._fit))
             found.append(jax.block_until_ready(posterior))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
@@ -480,7 +453,7 @@ class ReadoutPredictive:
         return found
 
     def _refuse_wrong(self, index: int, test: Call | None) -> None:
-        """Say why the readout cannot be integrated out at a draw, with the arguments of the fit or of the test."""
+        """Say why the readout cannot be integrated out at a draw, by the arguments of the fit or test, if it cannot."""
         values = {**self._params, **{name: draws[index] for name, draws in self.draws.items()}}
         for call, where in ((self._fit, "the arguments of the fit"), (test, "these arguments")):
             if call is not None:
@@ -488,34 +461,28 @@ class ReadoutPredictive:
                     refuse(check_at(self.model.fn, self._way.names, values, *call)[0], self._way.names)
                 except ValueError as error:
                     raise ValueError(f"at draw {index}, with {where}: {error}") from error
-        raise ValueError(f"the readout cannot be integrated out of the model at draw {index}.")
 
-    def _explain(self, error: Exception, test: Call) -> None:
-        """Raise an error that says what is wrong with the inputs, if that is the reason of another error."""
-        if isinstance(error, StoppedRunError):
-            self._refuse_noise_of_other_rows(error)
-        elif isinstance(error, AssertionError | ZeroDivisionError):
-            if any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
-                part = "a plate" if isinstance(error, AssertionError) else "an array"  # which is reshaped
-                raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
-        else:
-            if isinstance(error, TypeError):
-                what = "those of the rows to predict, such as x_new"
-                refuse_mismatch(self.model.fn, test, error, "arguments", what)
-            refuse_other_columns(self._fit, test, error)
-
-    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
-        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
-        if self._shapes is None:
-            return
-        noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
-        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
-        if is_by_row and error.num_rows != loc[0]:
-            raise ValueError(
-                f"the noise of observed site {self._way.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
-                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
-                "argument of the model: a default value, or an array from outside of it, is the fit's."
-            ) from error
+    def _add_hints(self, error: Exception, test: Call) -> None:
+        """Add to an error at the rows to predict how they differ from those of the fit, which it may come from."""
+        fitted = named_arguments(*self._fit)
+        for name, value in named_arguments(*test).items():
+            old, new = (getattr(array, "shape", ()) for array in (fitted.get(name, value), value))
+            if old[1:] != new[1:]:
+                columns = ", ".join(map(str, old[1:]))
+                error.add_note(
+                    f"{name} has shape {new}, where the fit had {old}. New inputs need the columns of the fit, (m, "
+                    f"{columns})."
+                )
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(test)}
+        if (0,) in lengths:
+            error.add_note("There are no rows to predict for, and a plate or an array of the model may need one.")
+        elif self._shapes is not None:
+            noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
+            if len(noise) == len(loc) and noise[0] == loc[0] > 1 and loc[:1] not in lengths:
+                error.add_note(
+                    f"The noise of observed site {self._way.names.observed!r} is by row, for the {loc[0]} rows of the "
+                    "fit: make that of the rows to predict an argument of the model, and pass it."
+                )
 
 
 def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
@@ -542,51 +509,19 @@ def _in_blocks(
     is_average: bool,
 ) -> Results:
     """Run a function of a key and a block of draws for all of them, with results on the host."""
-    found, is_finite, is_right = [], [], []
+    found, is_finite = [], []
     for start, block in blocks_of(draws, axis=0):
         key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-        results, finite, right = run(key, block)
+        results, finite = run(key, block)
         found.append(jax.tree.map(np.asarray, results))
         is_finite.append(np.asarray(finite))
-        is_right.append(np.asarray(right))
-    told: Any = np.concatenate(is_finite), np.concatenate(is_right)
+    told: Any = np.concatenate(is_finite)
     if is_average:
         counts = np.array([finite.sum() for finite in is_finite])[:, None]
         # A block without a finite draw has the weight zero, whatever its density.
         parts = np.where(counts > 0, np.array(found), -np.inf)
-        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), *told
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), *told
-
-
-def refuse_mismatch(model: Callable, call: Call, error: TypeError, what: str, example: str) -> None:
-    """Raise a ``TypeError`` that says why a model cannot be called with some arguments, if that is the reason."""
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*call[0], **call[1])
-    except TypeError as mismatch:
-        raise TypeError(f"the model cannot be called with these {what}: {mismatch}. Pass {example}.") from error
-
-
-def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
-    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them."""
-    (args, kwargs), (new_args, new_kwargs) = fit, test
-    pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
-    pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]
-    for name, old, new in pairs:
-        if not all(hasattr(value, "shape") for value in (old, new)) or old.shape[1:] == new.shape[1:]:
-            continue
-        came = f"{name} has shape {new.shape}, where the fit had {old.shape}"
-        columns = ", ".join(map(str, old.shape[1:]))
-        said = (
-            f"the model fails at the rows to predict: {came}. New inputs need the columns of the fit, (m, {columns})."
-        )
-        if isinstance(error, ValueError):
-            error.add_note(said)
-            return
-        raise ValueError(said) from error
+        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), told
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), told
 
 
 def _copied(tree: Any) -> Any:

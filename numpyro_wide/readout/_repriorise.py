@@ -1,12 +1,11 @@
 """Repriorisation of a readout: of one site, and of a whole model."""
 
-from collections import defaultdict
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -14,24 +13,22 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
+from numpyro.primitives import _PYRO_STACK
 
 from numpyro_wide._checks import check_names_known, check_no_nan, refuse_frames
-from numpyro_wide._traces import latent_sites, refuse_subsampled, run_model
+from numpyro_wide._traces import refuse_subsampled
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.readout._model import (
     Model,
     ReadoutModel,
     SeenSites,
-    active_plates,
-    adopt_signature,
     base_name,
-    bound_arguments,
     check_options,
     normal_parameters,
-    refuse_base_without_targets,
     refuse_given_value,
     refuse_other_readout,
+    refuse_prior_readout,
 )
 from numpyro_wide.readout._transform import ReadoutTransform
 
@@ -118,7 +115,7 @@ class ReprioriseReadout(Reparam):
             same_type=(loc, scale),
         )
         problem.check_readout(f"readout {name!r}", tuple(fn.shape()))
-        plates = active_plates()
+        plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
         for plate in plates:
             if plate.subsample_size != plate.size:
                 raise ValueError(f"the readout {name!r} is in the subsampled plate {plate.name!r}; use the full plate.")
@@ -137,7 +134,7 @@ SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLik
 Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RepriorisedModel(ReadoutModel):
     """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
 
@@ -151,30 +148,25 @@ class RepriorisedModel(ReadoutModel):
     variant: str
     observed = None
 
-    def __post_init__(self) -> None:
-        adopt_signature(self, self.fn)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
         refuse_frames(args, kwargs)
-        arguments = bound_arguments(self.fn, args, kwargs)
-        if not isinstance(arguments, defaultdict):
+        signature = inspect.signature(self.fn)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = {**bound.arguments, **kwargs}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
             remedy = "Make the targets an argument, or repriorise the readout inside the model with ReprioriseReadout."
             check_names_known("targets", self.targets, arguments, kind="argument", remedy=remedy)
-        if arguments[self.targets] is None:
-            refuse_base_without_targets(self.readout, self.base)
+        if arguments.get(self.targets) is None:
+            refuse_prior_readout(self.readout, [self.base])
             return self.fn(*args, **kwargs)
 
         sites = _WholeData(hidden=self.features, base=self.base)
-        try:
-            with sites, reparam(config=partial(self._reparam, arguments, sites)):
-                result = self.fn(*args, **kwargs)
-        except AssertionError as error:
-            self._explain(error, args, kwargs)
-            raise
-        check_names_known("readout", self.readout, sites.values)
+        with sites, reparam(config=partial(self._reparam, arguments, sites)):
+            result = self.fn(*args, **kwargs)
         if self.base not in sites.values:
-            refuse_other_readout(self.readout)
+            refuse_other_readout(self.readout, sites.values)
         return result
 
     def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
@@ -215,16 +207,6 @@ class RepriorisedModel(ReadoutModel):
                 "these observations, and predict with the unwrapped model."
             )
         return self.surrogate
-
-    def _explain(self, error: AssertionError, args: tuple, kwargs: dict) -> None:
-        """Tell what is missing where NumPyro asserts, without a word, that a site has a key to be drawn with."""
-        if str(error):
-            return
-        jax.eval_shape(lambda: latent_sites(run_model(self, args, kwargs)).clear())  # says so if a name is wrong
-        raise ValueError(
-            "the model was called without a PRNG key to draw its sites with; pass it to MCMC or SVI, or call it inside "
-            "of numpyro.handlers.seed."
-        ) from error
 
 
 def repriorise(

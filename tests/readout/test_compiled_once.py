@@ -128,7 +128,7 @@ def test_the_batch_size_does_not_matter():
 def test_nothing_to_predict_and_nothing_to_predict_with():
     model = collapse_readout(network, observed="y", **SITES)
     predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
-    with pytest.raises(ValueError, match="no rows to predict for, and a plate of the model must have one"):
+    with pytest.raises(AssertionError, match="no rows to predict for, and a plate or an array of the model may need"):
         predictive(jax.random.key(0), X[:0])
     with pytest.raises(ValueError, match="at least one draw, but the arrays are empty"):
         ReadoutPredictive(model, hidden_draws(0), (X, Y))

@@ -247,7 +247,7 @@ def test_observations_are_where_they_belong():
             predictive.log_density(x_new, value)
     with pytest.raises(ValueError, match=r"observations of site 'y' have shape .2,., but its distribution has .3,."):
         predictive.log_density(x_new, y_new[:2])
-    with pytest.raises(ValueError, match="there are no rows to predict for"):
+    with pytest.raises(AssertionError, match="There are no rows to predict for"):
         ReadoutPredictive(in_plate, {"hidden": HIDDEN}, (x, y)).log_density(x_new[:0], y_new[:0])
 
 
