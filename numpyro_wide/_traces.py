@@ -37,12 +37,10 @@ def run_model(
 ) -> Sites:
     """Run a model once, unseen by outer handlers."""
     key = jax.random.key(0) if rng_key is None else rng_key
-    with STACK_LOCK, ExitStack() as handlers:
-        handlers.enter_context(block())
-        sites = handlers.enter_context(trace())
-        handlers.enter_context(seed(rng_seed=key))
-        if values is not None:
-            handlers.enter_context(_substitute_given(values))
+    given = substitute(
+        substitute_fn=lambda msg: values.get(msg["name"]) if values and msg["type"] in _GIVEN_TYPES else None
+    )
+    with STACK_LOCK, block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
         for handler in inside:
             handlers.enter_context(handler)
         model(*args, **(kwargs or {}))
@@ -62,10 +60,6 @@ def abstract_sites(
 
     jax.eval_shape(run)
     return found
-
-
-def _substitute_given(values: Mapping[str, Any]) -> substitute:
-    return substitute(substitute_fn=lambda msg: values.get(msg["name"]) if msg["type"] in _GIVEN_TYPES else None)
 
 
 def sample_sites(sites: Sites) -> Sites:

@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import (
     abstract_sites,
     independent_factors,
@@ -34,12 +34,6 @@ from numpyro_wide.readout._transform import base_transforms
 
 Draws = dict[str, Any]
 Arguments = tuple[tuple, Mapping[str, Any]]
-
-
-def run_with_arguments(fn: Callable, arguments: Any, *trees: Any) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled."""
-    arrays, join = split(arguments)
-    return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees)
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:

@@ -12,8 +12,9 @@ from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, kind_of, whole_number
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
-from numpyro_wide.diagnostics._to_arviz import Arguments, run_with_arguments
+from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import check_at, conjugate_sites
 from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight

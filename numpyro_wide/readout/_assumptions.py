@@ -20,7 +20,7 @@ from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import are_known, is_known
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features
 from numpyro_wide.readout._model import (
@@ -55,23 +55,18 @@ def second_run(
     )
     with warnings.catch_warnings(action="ignore"):  # which the first run has given
         second = read_sites(model, first.names, values, args, kwargs, displacement=displacement, keys=first.keys)
-    return second, compare(first, second)
-
-
-def compare(first: ReadoutSites, second: ReadoutSites) -> Findings:
-    """Compare a run at the readout's prior mean with one whose readout is displaced."""
-    names, found = first.names, {}
     one, two = (jax.lax.stop_gradient(_parts(sites)) for sites in (first, second))
+    observed, found = first.names.observed, {}
     # Products at the precision of the model's own, so that XLA merges them.
     with jax.numpy_dtype_promotion("standard"):
-        found[1, "noise", names.observed] = _differ(one["noise"], two["noise"], 0.0)
+        found[1, "noise", observed] = _differ(one["noise"], two["noise"], 0.0)
         if one["observations"] is not None:
-            found[2, "observations", names.observed] = _differ(one["observations"], two["observations"], 0.0)
+            found[2, "observations", observed] = _differ(one["observations"], two["observations"], 0.0)
         for name, log_prob in one["others"].items():
             found[3, "other", name] = _differ(log_prob, two["others"][name], _ROUNDING, least=1.0)
         if one["loc"].shape[:1] == one["features"].shape[:1]:  # others are refused where their problem is made
-            found[4, "mean", names.observed] = _is_not_linear(one, two)
-    return found
+            found[4, "mean", observed] = _is_not_linear(one, two)
+    return second, found
 
 
 def hold(findings: Findings) -> Array:
@@ -107,10 +102,9 @@ def check_at(
     model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], keys: Any = ()
 ) -> tuple[Findings, ReadoutRun]:
     """Run a model at two readouts in one program, compiled quickly; return what was found, and the first run."""
-    arrays, join = split((dict(values), args, dict(kwargs), list(keys)))
 
-    def program(arrays: list[Array]) -> tuple[Findings, ReadoutRun]:
-        values, args, kwargs, keys = join(arrays)
+    def program(arguments: tuple) -> tuple[Findings, ReadoutRun]:
+        values, args, kwargs, keys = arguments
         first = read_sites(model, names, values, args, kwargs, keys=keys or None)
         second, findings = second_run(model, first, args, kwargs)
         # Features that depend on the readout show in the mean, too; here they are told.
@@ -119,7 +113,7 @@ def check_at(
         )
         return findings, first.read_off()
 
-    return run_program(program, arrays, quick=True)
+    return run_with_arguments(program, (dict(values), args, dict(kwargs), list(keys)), quick=True)
 
 
 def read_run(

@@ -11,7 +11,6 @@ from jax import Array, random
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, MaskedDistribution, constraints
 from numpyro.distributions.util import validate_sample
-from numpyro.util import is_prng_key
 
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, are_known, check_names_known, is_known, refuse_frames
 from numpyro_wide._compile import run_program
@@ -26,7 +25,7 @@ from numpyro_wide.readout._model import (
     SiteNames,
     check_options,
     read_sites,
-    refuse_given_collapsed,
+    refuse_given_readout,
     refuse_prior_readout,
     refuse_scaled,
 )
@@ -72,8 +71,6 @@ class ReadoutMarginal(Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw a readout from its prior, then observations given it."""
-        if not is_prng_key(key):
-            raise TypeError(f"key must be a PRNG key such as jax.random.key(0), but got {type(key).__name__}.")
         readout_key, noise_key = random.split(key)
         problem = self.problem
         readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape))
@@ -131,7 +128,7 @@ class CollapsedModel(ReadoutModel):
         if not is_observed[self.observed]:
             refuse_prior_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
-        refuse_given_collapsed(self.readout)
+        refuse_given_readout(self.readout, "it is integrated out; use the unwrapped model")
         first = _Marginalise(self.names, self.variant, hidden=moving_sites)
         with first:
             result = self.fn(*args, **kwargs)

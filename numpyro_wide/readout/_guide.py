@@ -8,7 +8,7 @@ from jax import Array, random
 from numpyro.infer import Predictive
 
 from numpyro_wide._checks import check_key, kind_of, listing, whole_number
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import run_model
 from numpyro_wide.readout._limit import show_numbers, weights_of
 from numpyro_wide.readout._model import Draws
@@ -74,13 +74,12 @@ def guide_draws(
     _check_params(guide, params, model_args, model_kwargs)
     show_numbers(model, model_args, model_kwargs)
     guide_key, readout_key = random.split(rng_key)
-    arrays, join = split((dict(params), model_args, model_kwargs))
 
-    def from_guide(rng_key: Array, arrays: list[Array]) -> Draws:
-        params, args, kwargs = join(arrays)
+    def from_guide(arguments: tuple, rng_key: Array) -> Draws:
+        params, args, kwargs = arguments
         return Predictive(guide, params=params, num_samples=num_samples)(rng_key, *args, **kwargs)
 
-    draws = run_program(from_guide, guide_key, arrays)
+    draws = run_with_arguments(from_guide, (dict(params), model_args, model_kwargs), guide_key)
     return weights_of(model, readout_key, draws, model_args, model_kwargs, params)
 
 

@@ -1,4 +1,4 @@
-"""Draws of the wide limit and of guides."""
+"""Draws of the wide limit, and weights of a model for draws of its wrapped form."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, is_known, listing, whole_number
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._compile import run_with_arguments, split
 from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
 from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.readout._transform import base_transforms, image_draws, weights_of_run
+from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
 # Draws of the prior for each that is asked for, where they are weighted.
 _NUM_PROPOSALS = 10
@@ -114,23 +114,17 @@ def wide_limit_draws(
                 "these draws would come from; take weighted=True, or a chain."
             )
         weighted = bool(learns) if weighted is None else False
-    arrays, join = split((model_args, model_kwargs))
     draws_key, readout_key = random.split(rng_key)
 
-    def limit(rng_key: Array, arrays: list[Array]) -> Draws:
-        args, kwargs = join(arrays)
-        keys = random.split(rng_key, num_samples)
-        return jax.lax.map(lambda key: _limit_draw(repriorised_model, args, kwargs, key), keys)
+    def limit(arguments: tuple[tuple, dict], rng_key: Array) -> tuple[Draws, Array | None]:
+        keys, base_keys, log_weights = random.split(rng_key, num_samples), None, None
+        if weighted:
+            keys, base_keys, log_weights = _chosen_keys(repriorised_model, arguments, num_samples, rng_key)
+        draws = jax.lax.map(lambda keys: _limit_draw(repriorised_model, arguments, *keys), (keys, base_keys))
+        return draws, log_weights
 
-    def weighted_limit(rng_key: Array, arrays: list[Array]) -> tuple[Draws, Array]:
-        return _weighted_limit(repriorised_model, num_samples, rng_key, *join(arrays))
-
-    shape = None
-    if weighted:
-        draws, log_weights = run_program(weighted_limit, draws_key, arrays)
-        shape = _pareto_shape(log_weights)
-    else:
-        draws = run_program(limit, draws_key, arrays)
+    draws, log_weights = run_with_arguments(limit, (model_args, model_kwargs), draws_key)
+    shape = None if log_weights is None else _pareto_shape(log_weights)
     if isinstance(repriorised_model, ReadoutModel) and repriorised_model.readout not in draws:
         draws = weights_of(repriorised_model, readout_key, draws, model_args, model_kwargs)
     return WideLimitDraws(draws, shape)
@@ -150,34 +144,29 @@ def _pareto_shape(log_weights: Array) -> float | None:
     return shape
 
 
-def _limit_draw(
-    model: Callable, args: tuple, kwargs: dict[str, Any], key: Array, base_key: Array | None = None
-) -> Draws:
+def _limit_draw(model: Callable, arguments: tuple[tuple, dict], key: Array, base_key: Array | None) -> Draws:
     base = StandardNormalBase(is_exact=True, rng_key=base_key)
-    sites = run_model(model, args, kwargs, rng_key=key, inside=(base,))
+    sites = run_model(model, *arguments, rng_key=key, inside=(base,))
     if any(isinstance(site["fn"], ReadoutMarginal) for site in sample_sites(sites).values()):
         return {name: site["value"] for name, site in latent_sites(sites).items()}  # the readout is drawn later
     return weights_of_run(sites)
 
 
-def _weighted_limit(
-    model: Callable, num_samples: int, rng_key: Array, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Draws, Array]:
-    """Return draws chosen by their weights, and the logarithms of these."""
+def _chosen_keys(
+    model: Callable, arguments: tuple[tuple, dict], num_samples: int, rng_key: Array
+) -> tuple[Array, Array, Array]:
+    """Return keys of draws chosen by their weights, those of their base sites, and the logarithms of all weights."""
     key, choice_key, base_key = random.split(rng_key, 3)
     keys = random.split(key, _NUM_PROPOSALS * num_samples)
 
     def weigh(key: Array) -> Array:
-        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
-        return log_weight(sites)
+        return log_weight(run_model(model, *arguments, rng_key=key, inside=(StandardNormalBase(),)))
 
     log_weights = jax.lax.map(weigh, keys)
     finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
     # Only keys are chosen, and draws made anew: the weights of all proposals would fill the memory.
     chosen = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
-    both = chosen, random.split(base_key, num_samples)
-    draws = jax.lax.map(lambda keys: _limit_draw(model, args, kwargs, *keys), both)
-    return draws, log_weights
+    return chosen, random.split(base_key, num_samples), log_weights
 
 
 def log_weight(sites: Sites) -> Array:
@@ -258,4 +247,13 @@ def weights_of(
         return {**draws, model.readout: predictive.readout(rng_key)}
     if isinstance(model, ReadoutModel) and model.readout in draws:
         return dict(draws)
-    return image_draws(model, draws, args, dict(kwargs), params)
+
+    def images(arguments: tuple) -> Draws:
+        draws, params, args, kwargs = arguments
+
+        def image(draw: Draws) -> Draws:
+            return weights_of_run(run_model(model, args, kwargs, values={**params, **draw}))
+
+        return jax.lax.map(image, draws)
+
+    return run_with_arguments(images, (draws, dict(params or {}), args, dict(kwargs)))

@@ -356,28 +356,13 @@ def only_given_values() -> Iterator[None]:
             _PYRO_STACK[:] = outside
 
 
-def refuse_given_value(site: str, base_site: str) -> None:
-    """Refuse a value of a repriorised readout, which is a function of its base site."""
-    remedy = (
-        f"set {base_site!r} to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale), or "
-        "use the model without repriorisation."
-    )
+def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
+    """Refuse a value of a readout that is no latent site any longer; beside one of its base site it is let through."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
-        if isinstance(handler, condition) and site in data:
-            raise ValueError(f"the repriorised readout {site!r} cannot be conditioned on: {remedy}")
-        if isinstance(handler, substitute) and site in data and base_site not in data:
-            raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
-
-
-def refuse_given_collapsed(site: str) -> None:
-    """Refuse a value of a readout that is integrated out: it has none."""
-    for handler in _PYRO_STACK:
-        if isinstance(handler, condition | substitute) and site in (getattr(handler, "data", None) or {}):
-            raise ValueError(
-                f"the readout {site!r} is integrated out, and cannot be given a value; use the model without "
-                "collapse_readout."
-            )
+        is_lost = isinstance(handler, condition) or (isinstance(handler, substitute) and base_site not in data)
+        if is_lost and site in data:
+            raise ValueError(f"the readout {site!r} cannot be given a value: {remedy}.")
 
 
 def refuse_prior_readout(site: str, latent_sites: Iterable[str]) -> None:

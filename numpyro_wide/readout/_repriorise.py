@@ -26,7 +26,7 @@ from numpyro_wide.readout._model import (
     base_name,
     check_options,
     normal_parameters,
-    refuse_given_value,
+    refuse_given_readout,
     refuse_other_readout,
     refuse_prior_readout,
 )
@@ -100,7 +100,8 @@ class ReprioriseReadout(Reparam):
         base = base_name(name)
         if obs is not None:
             raise ValueError(f"the readout {name!r} is observed; a repriorised readout must be latent.")
-        refuse_given_value(name, base)
+        remedy = "to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale)"
+        refuse_given_readout(name, f"it is the image of {base!r}; set that {remedy}, or use the unwrapped model", base)
         check_no_nan("features", self.features)
         check_no_nan("targets", self.targets)
         loc, scale = normal_parameters(name, "readout", fn)

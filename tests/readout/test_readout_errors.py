@@ -272,12 +272,12 @@ CASES = [
     Case(
         "repriorise: conditioned",
         lambda: run(condition(repriorise(linear(), **ARGUMENTS), {"w": W}), Y),
-        "'w' cannot be conditioned on: set 'w_base' to linear_gaussian.readout_inv",
+        "'w' cannot be given a value: it is the image of 'w_base'; set that to linear_gaussian.readout_inv",
     ),
     Case(
         "repriorise: substituted",
         lambda: run(substitute(repriorise(linear(), **ARGUMENTS), {"w": W}), Y),
-        "'w' is substituted, but 'w_base' is not",
+        "'w' cannot be given a value: it is the image of 'w_base'",
     ),
     Case(
         "repriorise: observed readout",
@@ -407,12 +407,12 @@ CASES = [
     Case(
         "collapse: condition",
         lambda: run(condition(collapse_readout(linear(), **SITES), {"w": W}), Y),
-        "'w' is integrated out, and cannot be given a value",
+        "'w' cannot be given a value: it is integrated out",
     ),
     Case(
         "collapse: substitute",
         lambda: run(substitute(collapse_readout(linear(), **SITES), {"w": W}), Y),
-        "'w' is integrated out, and cannot be given a value",
+        "'w' cannot be given a value: it is integrated out",
     ),
     Case(
         "collapse: type of model",
