@@ -51,14 +51,6 @@ def are_known(tree: Any) -> bool:
     return not is_tracing() and all(map(is_known, jax.tree.leaves(tree)))
 
 
-def is_known_true(condition: ArrayLike) -> bool:
-    """Tell whether any entry is true; False where unknown, as under jit."""
-    try:
-        return bool(jnp.any(condition))
-    except jax.errors.ConcretizationTypeError:
-        return False
-
-
 def is_tracing() -> bool:
     """Tell whether JAX is tracing."""
     return isinstance(jnp.zeros(()) + 0, jax.core.Tracer)

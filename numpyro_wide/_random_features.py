@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from numpyro.infer import Predictive
-from scipy.special import logsumexp
+from scipy.special import softmax
 
 from numpyro_wide import _mixture
 from numpyro_wide._arviz import pareto_smoothed
@@ -173,7 +173,7 @@ def fit_random_features(
         predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
         log_evidence = np.asarray(predictive.log_evidence())
     _, shape = pareto_smoothed(log_evidence)
-    weights = np.exp(log_evidence - logsumexp(log_evidence)) if weighted else np.full(num_draws, 1 / num_draws)
+    weights = softmax(log_evidence) if weighted else np.full(num_draws, 1 / num_draws)
     return RandomFeatures(fit, predictive, log_evidence, weights, float(shape))
 
 
@@ -184,7 +184,7 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     if fit.network is not None:
         raise ValueError("fit must be of fully connected networks, by activation and depth.")
     if fit.noise_scale is None:
-        raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
+        raise ValueError(f"fit must be of a Normal likelihood, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
     if shapes[0] != shapes[1]:
         raise ValueError(f"fit must be of inputs and targets of shapes {shapes[1]} a row, but has {shapes[0]}.")

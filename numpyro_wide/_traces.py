@@ -135,8 +135,7 @@ def prior_sizes(
 ) -> dict[str, tuple[Array, Array]]:
     """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
 
-    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same. Improper priors
-    have no draws, and nothing is said of them.
+    A median over prior draws, of a wrapped model those of the model itself; nothing is said of improper priors.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
     if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are

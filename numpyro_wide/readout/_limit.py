@@ -14,8 +14,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, is_known, listing, whole_number
-from numpyro_wide._compile import run_with_arguments, split
-from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
+from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._traces import Sites, abstract_sites, latent_sites, run_model, sample_sites
 from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
@@ -26,7 +26,6 @@ from numpyro_wide.readout._transform import base_transforms, weights_of_run
 _NUM_PROPOSALS = 10
 
 
-@jax.tree_util.register_pytree_node_class
 class WideLimitDraws(dict):
     """Draws by site, as :func:`wide_limit_draws` gives them.
 
@@ -39,14 +38,12 @@ class WideLimitDraws(dict):
         super().__init__(draws)
         self.pareto_shape = pareto_shape
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], float | None]]:
-        """Return the draws, as of any dictionary."""
-        return tuple(self.values()), (tuple(self), self.pareto_shape)
 
-    @classmethod
-    def tree_unflatten(cls, names: tuple[tuple[str, ...], float | None], values: tuple[Any, ...]) -> "WideLimitDraws":
-        """Undo :meth:`tree_flatten`."""
-        return cls(dict(zip(names[0], values, strict=True)), names[1])
+jax.tree_util.register_pytree_node(
+    WideLimitDraws,
+    lambda draws: (tuple(draws.values()), (tuple(draws), draws.pareto_shape)),
+    lambda rest, values: WideLimitDraws(dict(zip(rest[0], values, strict=True)), rest[1]),
+)
 
 
 def wide_limit_draws(
@@ -83,9 +80,8 @@ def wide_limit_draws(
         Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
 
     Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, or ``num_samples`` not a number.
-        ValueError: if that is not a positive whole number, no readout is repriorised in the run, as without targets, or
-            draws that are not to be weighted would ignore another observed site.
+        ValueError: if no readout is repriorised in the run, as without targets, or draws that are not to be weighted
+            would ignore another observed site.
 
     Warns:
         RuntimeWarning: if the Pareto shape of the weights is above 0.7.
@@ -104,9 +100,10 @@ def wide_limit_draws(
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    show_numbers(repriorised_model, model_args, model_kwargs)
+    # The model's own checks see no numbers inside of a compilation.
+    abstract_sites(repriorised_model, model_args, model_kwargs)
     if not weighted:
-        learns = _learns(repriorised_model, model_args, model_kwargs)
+        learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
         others = learns - {"noise"}
         if weighted is not None and others:
             raise ValueError(
@@ -125,7 +122,7 @@ def wide_limit_draws(
 
     draws, log_weights = run_with_arguments(limit, (model_args, model_kwargs), draws_key)
     shape = None if log_weights is None else _pareto_shape(log_weights)
-    if isinstance(repriorised_model, ReadoutModel) and repriorised_model.readout not in draws:
+    if isinstance(repriorised_model, ReadoutModel):
         draws = weights_of(repriorised_model, readout_key, draws, model_args, model_kwargs)
     return WideLimitDraws(draws, shape)
 
@@ -176,20 +173,14 @@ def log_weight(sites: Sites) -> Array:
     for name, site in sample_sites(sites).items():
         log_prob = site["fn"].log_prob(site["value"])
         if site["is_observed"]:
-            total += jnp.sum(
-                log_prob if site["scale"] is None else site["scale"] * log_prob
-            )  # for example, a scale for each row
+            # For example, a scale for each row.
+            total += jnp.sum(log_prob if site["scale"] is None else site["scale"] * log_prob)
         elif name in bases:
             total += jnp.sum(log_prob) - jnp.sum(dist.Normal(0.0, 1.0).log_prob(site["value"]))
     return total  # other latent sites were drawn from their prior
 
 
-def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether the noise of a wrapped model's readout is drawn, and so learnt from the data at any width."""
-    return "noise" in _learns(model, args, kwargs)
-
-
-def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Return what is learnt at any width: "noise" where that is drawn, and names of other observed sites."""
 
     def run(key: Array, base_key: Array) -> dict[str, Any]:
@@ -224,13 +215,6 @@ class StandardNormalBase(Messenger):
             key = msg["kwargs"]["rng_key"] if self.rng_key is None else self.rng_key
             standard_normal = random.normal(numpyro.prng_key() if key is None else key, msg["fn"].shape())
             msg["value"] = transform.base_of_posterior_draw(standard_normal) if self.is_exact else standard_normal
-
-
-def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
-    arrays, _ = split((args, kwargs))
-    if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
-        jax.eval_shape(lambda: latent_sites(run_model(model, args, kwargs)).clear())
 
 
 def weights_of(

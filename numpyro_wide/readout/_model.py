@@ -1,11 +1,11 @@
-"""Models with a readout: names of their sites, one run read by these names, handlers around it."""
+"""Models with a readout: one run read by the names of their sites, and handlers around it."""
 
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,6 @@ Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
 
 
-class SiteNames(NamedTuple):
-    """Names of the readout, of the site of what it multiplies, and of the site whose mean is linear in it."""
-
-    readout: str
-    features: str
-    observed: str
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReadoutRun:
@@ -43,6 +35,7 @@ class ReadoutRun:
     prior_loc: Array  # (d,) or (d, k)
     prior_scale: Array  # broadcasts against ``prior_loc``
     readout: str = field(metadata=STATIC)
+    variant: str = field(metadata=STATIC)
     is_observed: bool = field(metadata=STATIC)
 
     def prior_size(self) -> Array:
@@ -50,15 +43,10 @@ class ReadoutRun:
         squares = jnp.square(first_block(self.features))
         return jnp.sqrt(jnp.mean(squares @ jnp.broadcast_to(self.prior_scale**2, self.prior_loc.shape)))
 
-    def problem(self, variant: str = "auto") -> Any:
+    def problem(self) -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
-        if self.residual.ndim == 1 and self.prior_loc.ndim == 2:
-            raise ValueError(
-                f"readout {self.readout!r} is a matrix of shape {self.prior_loc.shape}, but the observations are a "
-                f"vector, {self.residual.shape}: sample it as a vector, or observe a matrix, y[:, None]."
-            )
         problem = readout_problem(
-            self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
+            self.features, self.residual, self.noise_scale, variant=self.variant, prior_scale=self.prior_scale
         )
         problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
         return problem
@@ -102,14 +90,14 @@ class ReadoutSites(SeenSites):
 
     def __init__(
         self,
-        names: SiteNames,
-        displacement: Callable[[Array, tuple[int, ...]], Array] | None = None,
+        model: "ReadoutModel",
+        move: Array | None = None,
         hidden: Iterable[str] = (),
         keys: Iterable[Any] | None = None,
     ):
-        super().__init__({names.features, *hidden})
-        self.names = names
-        self.displacement = displacement
+        super().__init__({model.features, *hidden})
+        self.model = model
+        self.move = move  # of the readout from its prior mean
         self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
         self.likelihood: tuple[Array, Array] | None = None
         self.observations: Array | None = None
@@ -130,13 +118,13 @@ class ReadoutSites(SeenSites):
         # Sites of a scan come with their values, drawn or not.
         if msg["is_observed"] if msg["type"] == "sample" else msg["value"] is not None:
             self.given.add(name)
-        if msg["type"] == "row_features" and msg["site"] == self.names.features:
+        if msg["type"] == "row_features" and msg["site"] == self.model.features:
             msg["value"] = msg["stop"] = True
         elif msg["type"] == "prng_key" and self._replayed is not None:
             msg["kwargs"]["rng_key"], msg["stop"] = next(self._replayed), True
-        elif msg["type"] == "sample" and name == self.names.readout:
+        elif msg["type"] == "sample" and name == self.model.readout:
             self._take_readout(msg)
-        elif msg["type"] == "sample" and name == self.names.observed:
+        elif msg["type"] == "sample" and name == self.model.observed:
             self._take_observed(msg)
         elif msg["type"] == "sample" and len(self.begun) == 1:  # of the model's own; handlers outside have some, too
             self.others[msg["name"]] = msg["fn"], msg["scale"]
@@ -150,22 +138,22 @@ class ReadoutSites(SeenSites):
     def read_off(self) -> ReadoutRun:
         """Return what was noted, once every named site has come."""
         if self.likelihood is None or self.prior is None:
-            for role, name in self.names._asdict().items():
-                check_names_known(role, name, self.values)
-            raise ValueError(f"the observed site {self.names.observed!r} must be a sample site.")
+            for role in ("readout", "features", "observed"):
+                check_names_known(role, getattr(self.model, role), self.values)
+            raise ValueError(f"the observed site {self.model.observed!r} must be a sample site.")
         loc, noise_scale = self.likelihood
         residual = loc
         if self.observations is not None:
             observations, loc = as_floats(
-                self.observations, loc, names=(f"the values of {self.names.observed!r}", "its mean")
+                self.observations, loc, names=(f"the values of {self.model.observed!r}", "its mean")
             )
             residual = observations - loc
-        features = as_features(self.values[self.names.features])
-        is_observed = self.observations is not None
-        return ReadoutRun(features, loc, residual, noise_scale, *self.prior, self.names.readout, is_observed)
+        features = as_features(self.values[self.model.features])
+        model, is_observed = self.model, self.observations is not None
+        return ReadoutRun(features, loc, residual, noise_scale, *self.prior, model.readout, model.variant, is_observed)
 
     def _take_readout(self, msg: dict) -> None:
-        name = self.names.readout
+        name = self.model.readout
         if msg["value"] is not None:
             raise ValueError(f"the readout {name!r} is observed; only a latent readout can be integrated out.")
         if msg["scale"] is not None:
@@ -176,17 +164,17 @@ class ReadoutSites(SeenSites):
         loc, scale = normal_parameters(name, "readout", msg["fn"])
         shape = tuple(msg["fn"].shape())
         self.prior = jnp.broadcast_to(loc, shape), scale
-        msg["value"] = self.prior[0] if self.displacement is None else self.prior[0] + self.displacement(scale, shape)
+        msg["value"] = self.prior[0] if self.move is None else self.prior[0] + self.move
         msg["stop"] = True
         self.given.add(name)
 
     def _take_observed(self, msg: dict) -> None:
-        name = self.names.observed
+        name = self.model.observed
         refuse_scaled(name, msg)
         for role in ("readout", "features"):
-            self.value_before(role, getattr(self.names, role), f"the observed site {name!r}")
+            self.value_before(role, getattr(self.model, role), f"the observed site {name!r}")
         if self.prior is None:
-            refuse_other_readout(self.names.readout, self.values)
+            refuse_other_readout(self.model.readout, self.values)
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
         if msg["value"] is not None:
@@ -198,8 +186,8 @@ class ReadoutSites(SeenSites):
                     "them."
                 )
             check_no_nan(f"observed site {name!r}", self.observations)
-            if not isinstance(self.values[self.names.features], RowFeatures):
-                check_no_nan("features", self.values[self.names.features])
+            if not isinstance(self.values[self.model.features], RowFeatures):
+                check_no_nan("features", self.values[self.model.features])
         self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
 
 
@@ -214,7 +202,7 @@ def refuse_scaled(name: str, msg: dict) -> None:
     if msg["scale"] is not None:
         raise ValueError(
             f"the observed site {name!r} is scaled or in a subsampled plate; the readout can be integrated out of "
-            "the full data only. Drop subsample_size and handlers.scale, or use the unwrapped model."
+            "all rows only. Drop subsample_size and handlers.scale, or use the unwrapped model."
         )
 
 
@@ -223,29 +211,13 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     base = unwrap(fn)
     if type(base) is not dist.Normal:  # a subclass may have a log density of its own
         remedy = ""
-        if isinstance(base, dist.MaskedDistribution):
-            remedy = " Leave out the rows that a mask would hide."
-        elif role == "observed site":
-            remedy = " For another likelihood, use repriorise with surrogate=fitted_surrogate(...)."
+        if role == "observed site":
+            remedy = " Leave out masked rows; for another likelihood repriorise with surrogate=fitted_surrogate(...)."
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome, subclasses of Normal "
             f"are not), but its distribution is {type(base).__name__}.{remedy}"
         )
     return base.loc, base.scale
-
-
-def read_sites(
-    model: Callable,
-    names: SiteNames,
-    values: Mapping[str, Any],
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    **options: Any,
-) -> ReadoutSites:
-    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
-    sites = ReadoutSites(names, **options)
-    run_model(model, args, kwargs, values=values, inside=(sites,))
-    return sites
 
 
 class ReadoutModel(ABC):
@@ -262,10 +234,17 @@ class ReadoutModel(ABC):
     readout: str
     features: str
     variant: str
-    observed: str | None  # the observed site, where that is known
+    observed: Any  # name of the observed site, where that is known
     is_collapsed = False
 
     def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"fn must be a model, a callable, but got {self.fn!r}.")
+        for role in ("readout", "features", "observed", "targets"):
+            name = getattr(self, role, None)
+            if not isinstance(name, str | None):
+                raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
+        check_variant(self.variant)
         functools.update_wrapper(self, self.fn, updated=())
 
     @property
@@ -286,11 +265,20 @@ class PlainModel(ReadoutModel):
     readout: str
     features: str
     observed: str | None
-    variant = "auto"
+    variant: str = "auto"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         return self.fn(*args, **kwargs)
+
+
+def read_sites(
+    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], **options: Any
+) -> ReadoutSites:
+    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
+    sites = ReadoutSites(model, **options)
+    run_model(model.fn, args, kwargs, values=values, inside=(sites,))
+    return sites
 
 
 def check_wrapped(model: Any, remedy: str) -> None:
@@ -328,24 +316,9 @@ def base_name(readout: str) -> str:
     return f"{readout}_base"
 
 
-def readout_of(base: str) -> str:
-    """Return the name of the readout that a base site stands for; any other name as it is."""
-    return base.removesuffix(base_name(""))
-
-
-def check_options(fn: Any, variant: str, **names: Any) -> None:
-    """Check the arguments of a handler that wraps a model: a model, a known variant, names."""
-    if not callable(fn):
-        raise TypeError(f"fn must be a model, a callable, but got {fn!r}.")
-    for role, name in names.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
-    check_variant(variant)
-
-
 @contextmanager
 def only_given_values() -> Iterator[None]:
-    """Take away all handlers around but those that set values, for as long as the context lasts."""
+    """Take away all handlers around but those that set values, as long as the context lasts."""
     # The stack is one for all threads, so it must not be exchanged while another runs a model.
     with STACK_LOCK:
         outside = list(_PYRO_STACK)
@@ -357,7 +330,7 @@ def only_given_values() -> Iterator[None]:
 
 
 def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
-    """Refuse a value of a readout that is no latent site any longer; beside one of its base site it is let through."""
+    """Refuse a value of a readout that is no latent site; beside one of its base site it is let through."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
         is_lost = isinstance(handler, condition) or (isinstance(handler, substitute) and base_site not in data)

@@ -24,7 +24,6 @@ from numpyro_wide.readout._model import (
     Draws,
     ReadoutModel,
     ReadoutRun,
-    SiteNames,
     first_of,
     read_sites,
     refuse_other_readout,
@@ -32,9 +31,10 @@ from numpyro_wide.readout._model import (
 from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
-Results: TypeAlias = tuple[Any, Array]
+Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Data:
     """What predictions are made from: draws, parameters, arguments of the fit and of the test, posteriors if kept."""
@@ -58,10 +58,10 @@ class Data:
 
 @dataclass(frozen=True)
 class _Way:
-    """A wrapped model, the names of its sites, and how many draws are computed at once."""
+    """A model with a readout, the name of its observed site, and how many draws are computed at once."""
 
     model: ReadoutModel
-    names: SiteNames
+    observed: str
     batch_size: int | None
 
     def _over_draws(self, single: Callable, draws: Any, size_of_draw: int) -> Any:
@@ -89,19 +89,19 @@ class Integrated(_Way):
 
     def posteriors(self, rng_key: None, data: Data) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
-        return with_finite_draws(self._map(lambda _, fit: fit.problem(self.model.variant).posterior(), data))
+        return with_finite_draws(self._map(lambda _, fit: fit.problem().posterior(), data))
 
     def log_evidences(self, rng_key: None, data: Data) -> Results:
         """Return the log evidence of the fit's observations, (draws,)."""
         if data.solved is not None:
             return with_finite_draws(data.solved.log_evidence)
-        return with_finite_draws(self._map(lambda _, fit: fit.problem(self.model.variant).log_evidence(), data))
+        return with_finite_draws(self._map(lambda _, fit: fit.problem().log_evidence(), data))
 
     def left_out(self, rng_key: None, data: Data) -> Results:
         """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
 
         def single(_: Any, fit: ReadoutRun) -> tuple[Array, Array]:
-            mean, variance = fit.problem(self.model.variant).leave_one_out()
+            mean, variance = fit.problem().leave_one_out()
             return fit.loc + mean, variance
 
         return with_finite_draws(self._map(single, data))
@@ -127,7 +127,7 @@ class Integrated(_Way):
                 "variance": variance,
                 "predictive_variance": variance + noise_scale**2,
                 "noise_scale": noise_scale,
-                self.names.observed: new.loc + function + noise_scale * noise.astype(mean.dtype),
+                self.observed: new.loc + function + noise_scale * noise.astype(mean.dtype),
             }
 
         return with_finite_draws(self._map(single, data, normals))
@@ -151,7 +151,7 @@ class Integrated(_Way):
 
     def _readout(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> Any:
         """Return what draws the readout and predicts."""
-        return fit.problem(self.model.variant).solved() if solved is None else solved
+        return fit.problem().solved() if solved is None else solved
 
     def _map(self, single: Callable, data: Data, *more: Any) -> Any:
         """Map ``single(solved, *more, *runs)`` over the draws; NaN, or False, where the assumptions do not hold."""
@@ -159,7 +159,7 @@ class Integrated(_Way):
         def checked(draw: Any) -> Any:
             values, solved, *rest = draw
             values = {**data.params, **values}
-            pairs = [read_run(self.model.fn, self.names, values, *call) for call in data.calls]
+            pairs = [read_run(self.model, values, *call) for call in data.calls]
             found = single(solved, *rest, *(run for run, _ in pairs))
             is_right = jnp.stack([is_right for _, is_right in pairs]).all()
             return jax.tree.map(lambda leaf: _only_if(is_right, leaf), found)
@@ -172,15 +172,15 @@ class Integrated(_Way):
         values = {**data.params, **first_of(data.draws)}
 
         def runs() -> list[ReadoutRun]:
-            found = [read_sites(self.model.fn, self.names, values, *call).read_off() for call in data.calls]
-            found[0].problem(self.model.variant)  # which checks it
+            found = [read_sites(self.model, values, *call).read_off() for call in data.calls]
+            found[0].problem()  # which checks it
             return found
 
         return jax.eval_shape(runs)
 
     def _checked_shapes(self, data: Data, *, is_observed: bool) -> list[ReadoutRun]:
         fit, new = self.shapes(data)
-        check_observed(self.names.observed, new.is_observed, is_wanted=is_observed)
+        check_observed(self.observed, new.is_observed, is_wanted=is_observed)
         num_rows, num_features = new.features.shape
         if new.loc.shape[0] != num_rows:
             raise ValueError(f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}.")
@@ -205,11 +205,10 @@ class ThroughWeights(_Way):
 
     def predictions(self, rng_key: Array, data: Data) -> Results:
         """Return moments of the observed distribution and draws of it, at the inputs of the test."""
-        observed = self.names.observed
 
         def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
             site = self._site(draw[0], data, is_observed=False)
-            return {**moments_of(site["fn"]), observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
+            return {**moments_of(site["fn"]), self.observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
 
         return self._over_draws(single, (data.draws, random.split(rng_key, data.num_draws)), _SIZE_OF_DRAW)
 
@@ -252,8 +251,8 @@ class ThroughWeights(_Way):
         sites: Sites = run_model(self.model.fn, args, kwargs, values=self._weights(draw, data))
         if self.model.readout not in latent_sites(sites):
             refuse_other_readout(self.model.readout, sites)
-        site = sites[self.names.observed]
-        check_observed(self.names.observed, site["is_observed"], is_wanted=is_observed)
+        site = sites[self.observed]
+        check_observed(self.observed, site["is_observed"], is_wanted=is_observed)
         return site
 
 
@@ -303,13 +302,12 @@ def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
     if is_observed and not is_wanted:
         raise ValueError(
             f"the observed site {site!r} is observed with these arguments, and predictions make no use of "
-            "observations; call without them, predictive(key, x_new), or get their density from "
-            "predictive.log_density(x_new, y_new)."
+            "observations; call without them, or predictive.log_density(x_new, y_new)."
         )
     if is_wanted and not is_observed:
         raise ValueError(
-            f"the observed site {site!r} is not observed with these arguments; pass the observations whose "
-            "density is wanted, predictive.log_density(x_new, y_new)."
+            f"the observed site {site!r} is not observed with these arguments; pass the observations, "
+            "predictive.log_density(x_new, y_new)."
         )
 
 

@@ -19,6 +19,7 @@ from numpyro_wide._checks import (
     check_key,
     check_known,
     check_levels,
+    check_no_nan,
     is_known,
     kind_of,
     late_progress,
@@ -31,17 +32,15 @@ from numpyro_wide._checks import (
 from numpyro_wide._compile import program_of, split
 from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
-from numpyro_wide.readout._assumptions import check_at, conjugate_sites, refuse
+from numpyro_wide.readout._assumptions import check_at, conjugate_form
 from numpyro_wide.readout._model import (
     Draws,
     Model,
     PlainModel,
     ReadoutModel,
     ReadoutRun,
-    SiteNames,
     as_call,
     check_fit_observed,
-    check_options,
     check_wrapped,
     first_of,
     refuse_other_readout,
@@ -82,16 +81,14 @@ class PredictiveSummary:
         """Return the table as a ``pandas.DataFrame``, a column for each statistic of each output."""
         import pandas  # whose import takes a while
 
-        parts: dict[str, np.ndarray | None] = {"mean": self.mean, "sd": self.standard_deviation}
+        parts: dict[str, Any] = {"mean": self.mean, "sd": self.standard_deviation}
         parts |= {f"{100 * level:g}%": values for level, values in self.quantiles.items()}
         parts["p"] = self.probs
         columns: dict[str, np.ndarray] = {}
         for name, values in parts.items():
-            if values is not None and values.ndim == 1:
-                columns[name] = values
-            elif values is not None:
-                by_column = values.reshape(values.shape[0], -1).T
-                columns |= {f"{name}[{index}]": column for index, column in enumerate(by_column)}
+            by_column = [] if values is None else values.reshape(len(values), -1).T
+            for index, column in enumerate(by_column):
+                columns[name if values.ndim == 1 else f"{name}[{index}]"] = column
         return pandas.DataFrame(columns).rename_axis("row", axis="columns")
 
     def __str__(self) -> str:
@@ -106,9 +103,8 @@ class PredictiveSummary:
 def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -> PredictiveSummary:
     """Summarise predictions over their draws."""
     values = {name: np.asarray(draws, float) for name, draws in found.items()}
-    probs = values["probs"].mean(axis=0) if "probs" in values else None
-    if probs is not None:
-        return PredictiveSummary(probs=probs)
+    if "probs" in values:
+        return PredictiveSummary(probs=values["probs"].mean(axis=0))
     mean, variance = values["mean"], values["predictive_variance"]
     center, of_mixture = _mixture.moments(mean, variance)
     if "variance" in values:  # each draw's prediction is a Gaussian
@@ -126,9 +122,8 @@ class ReadoutPredictive:
     draw of the hidden weights. That holds for collapsed models, and for others whose own likelihood is Normal with a
     mean linear in the readout. For all others, such as classes and counts, predictions go through draws of all weights.
 
-    Arrays are copied. It answers for the model as that was when it first computed at inputs of some shape, as every
-    jitted function does; make a new one after a change of the model. Programs are compiled at the first call for some
-    shapes; further calls, and other draws, use them again.
+    Arrays are copied. Programs are compiled at the first call for inputs of some shape, of the model as it is then, and
+    used again by further calls and for other draws; make a new one after a change of the model.
 
     Args:
         model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`; or any model, with
@@ -146,11 +141,8 @@ class ReadoutPredictive:
         progress_bar: whether to show a bar while features are summed over by blocks of rows, once for all draws.
 
     Raises:
-        TypeError: if the model is not wrapped and its sites are not named, the draws are no dictionary, or
-            ``model_args`` is not a tuple, or not what the model can be called with.
-        ValueError: if there are no draws, a latent site has none, their numbers differ, nothing is observed, or the
-            observed site has a name that predictions are given under; of a collapsed model, if the readout cannot be
-            integrated out at the first draw. Predictions raise it where that is so at another draw or at other inputs.
+        ValueError: if a latent site has no draws, their numbers differ, nothing is observed, or the readout of a
+            collapsed model cannot be integrated out at the first draw; of predictions, at another draw or other inputs.
         FloatingPointError: in predictions, if a draw's are not finite: the noise is too small for this precision.
 
     Warns:
@@ -189,7 +181,6 @@ class ReadoutPredictive:
         progress_bar: bool = True,
     ):
         if readout is not None and features is not None and not isinstance(model, ReadoutModel):
-            check_options(model, "auto", readout=readout, features=features)
             model = PlainModel(model, readout, features, observed)
         wrapped: Any = model
         check_wrapped(wrapped, "of a model that is not wrapped, name the sites: readout=..., features=...")
@@ -210,10 +201,10 @@ class ReadoutPredictive:
         self._programs: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
         self._shapes, self._way = self._look(observed)
-        if self._way.names.observed in NAMES:
+        if self._way.observed in NAMES:
             raise ValueError(
-                f"the observed site is called {self._way.names.observed!r}, but predictions are given under the names "
-                f"{listing(NAMES)} and that of the site; rename the site."
+                f"the observed site is called {self._way.observed!r}, but predictions are given under the names "
+                f"{listing(NAMES)}; rename the site."
             )
         warn_if_stuck(self.draws, by_chain=False)
 
@@ -255,8 +246,8 @@ class ReadoutPredictive:
             **kwargs: keyword arguments of the model without observations.
 
         Returns:
-            Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. With a Normal
-            likelihood quantiles are exact, those of a mixture of Gaussians; else they are those of draws.
+            Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. Quantiles are
+            those of a mixture of Gaussians where the readout is integrated out, else of draws.
         """
         levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
         check_levels("quantiles", levels)
@@ -264,7 +255,7 @@ class ReadoutPredictive:
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
         check_known("a summary holds numbers", *found.values())
-        return summarise(found, self._way.names.observed, levels)
+        return summarise(found, self._way.observed, levels)
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
@@ -303,12 +294,10 @@ class ReadoutPredictive:
         return self._run("log_evidences")
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Predict each row of the fit from all others, in closed form at each draw of the other sites.
+        """Predict each row of the fit from all others, in closed form at each draw (Mathematics, :eq:`left-out`).
 
-        Given the hidden weights the mean and variance of a row's observation given all other rows are known
-        (Mathematics, :eq:`left-out`). Draws are of all rows, to which hidden weights have adapted: an average over them
-        weighs each, for a row, by the inverse of its density there, smoothed as ``arviz.psislw`` does, and is too good
-        where the Pareto shape is above 0.7.
+        Hidden weights have adapted to all rows: an average over draws weighs each, for a row, by the inverse of its
+        density there, smoothed as ``arviz.psislw`` does, and is too good where the Pareto shape is above 0.7.
 
         Returns:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
@@ -333,9 +322,9 @@ class ReadoutPredictive:
         if latent.pop(model.readout, None) is None:
             refuse_other_readout(model.readout, sites)
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-        names = conjugate_sites(model, {**self._params, **first_of(self.draws)}, args, kwargs, observed)
-        if names is not None:
-            way = Integrated(model, names, self.batch_size)
+        form = conjugate_form(model, {**self._params, **first_of(self.draws)}, args, kwargs, observed)
+        if form is not None:
+            way = Integrated(form, form.observed, self.batch_size)
             return way.shapes(Data(self.draws, self._params, self._fit))[0], way
         if not {model.readout, model.base} & self.draws.keys():
             self._refuse_missing([model.readout])
@@ -343,10 +332,9 @@ class ReadoutPredictive:
         if len(found) != 1:
             raise ValueError(
                 f"predictions are of one observed site, but the model observes {listing(observed_sites(sites))} with "
-                "these model_args and model_kwargs. Pass what it was fitted on, observations included; of several "
-                "sites, name the one to predict: observed=..."
+                "these model_args and model_kwargs; pass the observations, and name one of several sites: observed=..."
             )
-        return None, ThroughWeights(model, SiteNames(model.readout, model.features, found[0]), self.batch_size)
+        return None, ThroughWeights(model, found[0], self.batch_size)
 
     def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
         """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
@@ -404,12 +392,10 @@ class ReadoutPredictive:
 
     def _computed(self, what: str, rng_key: Array | None, data: Data) -> Results:
         """Compute, by a program of this object if there is one for arrays of these shapes."""
-        arrays, join = split((rng_key, vars(data)))
-        method = getattr(self._way, what)
+        arrays, join = split((rng_key, data))
 
         def compute(arrays: list[Array]) -> Results:
-            rng_key, data = join(arrays)
-            return method(rng_key, Data(**data))
+            return getattr(self._way, what)(*join(arrays))
 
         if not are_known(arrays):
             return compute(arrays)
@@ -423,11 +409,11 @@ class ReadoutPredictive:
 
     def _is_kept(self) -> bool:
         """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
-        if self._shapes is None or not isinstance(self._shapes.features, RowFeatures) or is_mapped(self.draws):
+        features = None if self._shapes is None else self._shapes.features
+        if not isinstance(features, RowFeatures) or is_mapped(self.draws):
             return False
-        if not are_known((self.draws, self._fit, self._params)):
-            return False
-        return self.num_draws * self._shapes.features.shape[1] ** 2 <= _MOST_KEPT
+        is_small = self.num_draws * features.shape[1] ** 2 <= _MOST_KEPT
+        return is_small and are_known((self.draws, self._fit, self._params))
 
     def _solve(self) -> BlockedPosterior:
         """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
@@ -441,15 +427,7 @@ class ReadoutPredictive:
     def _log_average(self, what: str, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
         found = self._run(what, None, test, is_average=True)
-        if is_known(found) and np.isnan(found).any():
-            rows = np.flatnonzero(np.isnan(found))
-            which = (
-                f"{len(rows)} of {len(found)} rows do, the first being row {rows[0]}" if len(found) > 1 else "some do"
-            )
-            raise ValueError(
-                f"the observations of site {self._way.names.observed!r} must not contain NaN, but {which}; drop or "
-                "impute the missing ones."
-            )
+        check_no_nan(f"the observations of site {self._way.observed!r}", found.squeeze())
         return found
 
     def _refuse_wrong(self, index: int, test: Call | None) -> None:
@@ -458,7 +436,7 @@ class ReadoutPredictive:
         for call, where in ((self._fit, "the arguments of the fit"), (test, "these arguments")):
             if call is not None:
                 try:
-                    refuse(check_at(self.model.fn, self._way.names, values, *call)[0], self._way.names)
+                    check_at(self._way.model, values, *call)
                 except ValueError as error:
                     raise ValueError(f"at draw {index}, with {where}: {error}") from error
 
@@ -475,13 +453,13 @@ class ReadoutPredictive:
                 )
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(test)}
         if (0,) in lengths:
-            error.add_note("There are no rows to predict for, and a plate or an array of the model may need one.")
+            error.add_note("There are no rows to predict for, and a plate of the model may need one.")
         elif self._shapes is not None:
             noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
             if len(noise) == len(loc) and noise[0] == loc[0] > 1 and loc[:1] not in lengths:
                 error.add_note(
-                    f"The noise of observed site {self._way.names.observed!r} is by row, for the {loc[0]} rows of the "
-                    "fit: make that of the rows to predict an argument of the model, and pass it."
+                    f"The noise of observed site {self._way.observed!r} is by row, for the {loc[0]} rows of the fit: "
+                    "make that of the rows to predict an argument of the model, and pass it."
                 )
 
 
@@ -489,8 +467,8 @@ def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
     lost = np.flatnonzero(~is_finite)
     if lost.size == is_finite.size:
         raise FloatingPointError(
-            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs, those of the fit and the "
-            f"new ones. If there is none, {NOISE_TOO_SMALL}; run {IN_FLOAT64}."
+            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
+            f"{NOISE_TOO_SMALL}; run {IN_FLOAT64}."
         )
     if lost.size:
         named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
@@ -515,13 +493,14 @@ def _in_blocks(
         results, finite = run(key, block)
         found.append(jax.tree.map(np.asarray, results))
         is_finite.append(np.asarray(finite))
-    told: Any = np.concatenate(is_finite)
     if is_average:
         counts = np.array([finite.sum() for finite in is_finite])[:, None]
         # A block without a finite draw has the weight zero, whatever its density.
         parts = np.where(counts > 0, np.array(found), -np.inf)
-        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), told
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), told
+        results = logsumexp(parts, b=counts / max(1, counts.sum()), axis=0)
+    else:
+        results = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    return results, np.concatenate(is_finite)
 
 
 def _copied(tree: Any) -> Any:
@@ -535,13 +514,10 @@ def _as_draws(draws: Any) -> Any:
 
 
 def _num_draws(draws: Draws) -> int:
-    lengths = {name: values.shape[0] if values.ndim else None for name, values in draws.items()}
-    if len(set(lengths.values())) != 1 or None in lengths.values():
+    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in draws.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
-            "draws must hold arrays with one leading axis for the draws, of the same length, "
-            f"but the lengths are {lengths}."
+            "draws must hold arrays with a leading axis of at least one draw, of the same length, but the lengths are "
+            f"{lengths}."
         )
-    num_draws = next(length for length in lengths.values() if length is not None)
-    if num_draws == 0:
-        raise ValueError("draws must hold at least one draw, but the arrays are empty.")
-    return num_draws
+    return next(iter(lengths.values()))

@@ -15,7 +15,7 @@ from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
 from numpyro.primitives import _PYRO_STACK
 
-from numpyro_wide._checks import check_names_known, check_no_nan, refuse_frames
+from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, refuse_frames
 from numpyro_wide._traces import refuse_subsampled
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
@@ -24,13 +24,15 @@ from numpyro_wide.readout._model import (
     ReadoutModel,
     SeenSites,
     base_name,
-    check_options,
     normal_parameters,
     refuse_given_readout,
     refuse_other_readout,
     refuse_prior_readout,
 )
 from numpyro_wide.readout._transform import ReadoutTransform
+
+SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
+Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
 class ReprioriseReadout(Reparam):
@@ -58,8 +60,8 @@ class ReprioriseReadout(Reparam):
             an n × n matrix), or "auto", the cheaper of the first two.
 
     Raises:
-        ValueError: when the model runs, if shapes do not fit, the prior is not Normal, the noise is not positive,
-            targets or features contain NaN, or the readout is observed or conditioned on.
+        ValueError: when the model runs, if shapes do not fit, the prior is not Normal, the noise is not positive, data
+            contain NaN, or the readout is given a value.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -83,7 +85,7 @@ class ReprioriseReadout(Reparam):
         targets: ArrayLike | None,
         noise_scale: ArrayLike,
         *,
-        regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
+        regulariser: Regulariser = None,
         variant: str = "auto",
     ):
         check_variant(variant)
@@ -131,10 +133,6 @@ class ReprioriseReadout(Reparam):
         return None, transform(phi)
 
 
-SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
-Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
-
-
 @dataclass(eq=False)
 class RepriorisedModel(ReadoutModel):
     """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
@@ -175,11 +173,19 @@ class RepriorisedModel(ReadoutModel):
             return None
         targets: Any = arguments[self.targets]
         noise_scale: Any = self.noise_scale
-        if self.surrogate is not None:
-            targets, noise_scale = self._stand_in(targets)
+        if isinstance(self.surrogate, Surrogate):
+            num_fitted, given = len(self.surrogate.targets), np.shape(targets)
+            if given[:1] != (num_fitted,):
+                raise ValueError(
+                    f"the surrogate was fitted to {num_fitted} rows, but {self.targets!r} has the shape {given}; fit "
+                    "it to these observations, and predict with the unwrapped model."
+                )
+            targets, noise_scale = self.surrogate
+        elif self.surrogate is not None:
+            targets, noise_scale = self.surrogate(targets)
         elif isinstance(noise_scale, str):
-            given = arguments.get(noise_scale)
-            noise_scale = self._noise_before(sites, targets) if given is None else given
+            argument = arguments.get(noise_scale)
+            noise_scale = self._noise_before(sites, targets) if argument is None else argument
         return ReprioriseReadout(
             self._value_before(sites, "features"),
             targets,
@@ -195,19 +201,7 @@ class RepriorisedModel(ReadoutModel):
         """Return the value of the noise's site; by row, (n, 1), where it is a vector in a plate of the rows."""
         noise_scale, shape = self._value_before(sites, "noise_scale"), np.shape(targets)
         is_by_row = len(shape) == 2 and np.shape(noise_scale) == shape[:1]
-        # Against (n, k) a vector is the noise of the outputs, unless its plate tells that it is that of the rows.
         return noise_scale[:, None] if is_by_row and shape[0] in sites.plate_sizes[self.noise_scale] else noise_scale
-
-    def _stand_in(self, observations: Any) -> tuple[Any, Any]:
-        if not isinstance(self.surrogate, Surrogate):
-            return self.surrogate(observations)  # type: ignore[misc]
-        fitted, given = np.shape(self.surrogate.targets), np.shape(observations)
-        if fitted[:1] != given[:1]:
-            raise ValueError(
-                f"the surrogate was fitted to {fitted[0]} rows, but {self.targets!r} has the shape {given}; fit it to "
-                "these observations, and predict with the unwrapped model."
-            )
-        return self.surrogate
 
 
 def repriorise(
@@ -223,7 +217,7 @@ def repriorise(
 ) -> RepriorisedModel:
     r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
-    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
+    The wrapped model samples the site ``<readout>_base``, $\phi$, and keeps ``readout``, its image under the map
     (Mathematics, :eq:`map`), as a deterministic site. The posterior is that of the unwrapped model (:eq:`joint`). The
     features site is not recorded. Without targets the wrapped model is the unwrapped model.
 
@@ -251,11 +245,9 @@ def repriorise(
         variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
 
     Raises:
-        TypeError: if ``fn`` is not callable, ``surrogate`` neither a function nor fitted, a name is not a string, or
-            there is neither a noise scale nor a surrogate.
-        ValueError: for an unknown variant, or if both are given; when the model runs, if an argument or site is missing
-            or comes too late, a plate is subsampled, the readout's prior is scaled, and as
-            :class:`~numpyro_wide.ReprioriseReadout` does.
+        TypeError: if there is neither a noise scale nor a surrogate.
+        ValueError: if there are both; when the model runs, if an argument or site is missing or comes too late, a plate
+            is subsampled, the readout's prior is scaled, and as :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -269,20 +261,18 @@ def repriorise(
         >>> sorted(mcmc.get_samples())
         ['hidden.hidden_0.kernel', 'readout', 'readout_base']
     """
-    check_options(fn, variant, readout=readout, features=features, targets=targets)
     if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
         raise TypeError(
-            "surrogate must be a function of the observations, or the result of fitted_surrogate for them, but got a "
-            f"{type(surrogate).__name__}."
+            "surrogate must be a function of the observations, or the result of fitted_surrogate for them, but got "
+            f"{kind_of(surrogate)}."
         )
     if noise_scale is None and surrogate is None:
         raise TypeError(
-            "noise_scale must be a number or an array, but got None; give that, or the name of a site or argument, or "
-            "for a likelihood that is not Gaussian a surrogate."
+            "noise_scale must be a number or an array, but got None; give that, or its name in the model, or for a "
+            "likelihood that is not Gaussian a surrogate."
         )
     if noise_scale is not None and surrogate is not None:
         raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
-
     return RepriorisedModel(fn, readout, features, targets, noise_scale, surrogate, regulariser, variant)
 
 
@@ -303,10 +293,10 @@ class _WholeData(SeenSites):
         if msg["type"] == "plate":
             refuse_subsampled(
                 msg,
-                "a repriorised readout would be another one for each minibatch (for which use the unwrapped model)",
+                "a repriorised readout would be another one for each minibatch, for which use the unwrapped model",
             )
         if msg.get("name") == self.base and msg["scale"] is not None:
             raise ValueError(
-                f"the prior of the readout that {self.base!r} stands for is scaled inside the model, and the map's "
-                "log-determinant would be scaled with it; take the readout out of the scale handler."
+                f"the prior of the readout that {self.base!r} stands for is scaled inside the model; take the readout "
+                "out of the scale handler."
             )

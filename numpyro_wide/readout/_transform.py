@@ -12,7 +12,7 @@ from numpyro.distributions.transforms import Transform
 from numpyro_wide._checks import listing
 from numpyro_wide._traces import Sites, latent_sites
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._model import Draws, readout_of
+from numpyro_wide.readout._model import Draws, base_name
 
 
 class ReadoutTransform(Transform):
@@ -94,6 +94,5 @@ def weights_of_run(sites: Sites) -> Draws:
             f"{listing(latent)}."
         )
     # Besides readouts there may be other images of base sites, such as the latent scales of nn.bnn.
-    images = [readout_of(name) for name in latent if readout_of(name) != name]
-    found = [name for name in images if name in sites and name not in latent]
-    return {name: sites[name]["value"] for name in [*latent, *found]}
+    images = [name for name in sites if base_name(name) in latent and name not in latent]
+    return {name: sites[name]["value"] for name in [*latent, *images]}

@@ -380,7 +380,7 @@ CASES = [
     Case(
         "collapse: column of readouts",
         lambda: run(collapse_readout(observed_by(squeezed), **SITES), Y[:, 0]),
-        r"readout 'w' is a matrix of shape \(4, 2\), but the observations are a vector, \(6,\): sample it as a vector",
+        r"readout 'w' must have shape \(4,\) to go with features \(6, 4\) and targets \(6,\), but got \(4, 2\)",
     ),
     Case("collapse: variant", lambda: collapsed(variant="eigen"), "variant must be one of"),
     Case(
