@@ -26,9 +26,14 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' or name.startswith(('ndarray', 'MCMC', 'SVI')) else 'a'} {name}"
 
 
+def named_arguments(arguments: tuple, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names in messages."""
+    return {**{f"argument {place}": value for place, value in enumerate(arguments)}, **keywords}
+
+
 def refuse_frames(arguments: tuple, keywords: Mapping[str, Any]) -> None:
     """Refuse tables or columns of pandas or polars as arguments of a model."""
-    for name, value in [*((f"argument {place}", value) for place, value in enumerate(arguments)), *keywords.items()]:
+    for name, value in named_arguments(arguments, keywords).items():
         if hasattr(value, "to_numpy"):
             raise TypeError(
                 f"the model's arguments must be arrays, but {name} is {kind_of(value)}; pass its numbers, "
@@ -41,12 +46,9 @@ def is_known(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer) and getattr(value, "is_fully_addressable", True)
 
 
-def is_known_true(condition: ArrayLike) -> bool:
-    """Tell whether any entry is true; False where unknown, as under jit."""
-    try:
-        return bool(jnp.any(condition))
-    except jax.errors.ConcretizationTypeError:
-        return False
+def are_known(tree: Any) -> bool:
+    """Tell whether nothing is traced, and all of a tree's leaves are known."""
+    return not is_tracing() and all(map(is_known, jax.tree.leaves(tree)))
 
 
 def is_tracing() -> bool:
@@ -56,7 +58,7 @@ def is_tracing() -> bool:
 
 def check_known(what: str, *values: Any, remedy: str = "call it outside") -> None:
     """Refuse unknown numbers."""
-    if is_tracing() or not all(map(is_known, values)):
+    if not are_known(values):
         raise TypeError(f"{what}, which are not known under jit, grad or vmap; {remedy}.")
 
 

@@ -85,6 +85,12 @@ def split(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return [leaves[place] for place in places], join
 
 
+def run_with_arguments(fn: Callable, arguments: Any, *trees: Any, quick: bool = False) -> Any:
+    """Run ``fn(arguments, *trees)`` compiled; what is no array among the arguments is part of the program."""
+    arrays, join = split(arguments)
+    return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees, quick=quick)
+
+
 def is_one_by_one() -> bool:
     """Tell whether chains take their turns within a program, as they do on one processor.
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from numpyro.infer import Predictive
-from scipy.special import logsumexp
+from scipy.special import softmax
 
+from numpyro_wide import _mixture
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_finite, check_known, kind_of, whole_number
 from numpyro_wide.machine import double_precision
@@ -50,13 +51,10 @@ class RandomFeatures:
         Returns:
             mean and variance, (m,) or (m, k) each.
         """
-        means, variances = [], []
-        for _, mean, variance in self._moments(self.fit.checked_rows(x_new)):
-            center = np.tensordot(self.weights, mean, 1)
-            means.append(center)
-            variances.append(np.tensordot(self.weights, variance + (mean - center) ** 2, 1))
-        noise_variance = self.fit.noise_scale**2 if with_noise else 0.0
-        return np.concatenate(means), np.concatenate(variances) + noise_variance
+        blocks = self._moments(self.fit.checked_rows(x_new))
+        parts = [_mixture.moments(mean, variance, self.weights) for _, mean, variance in blocks]
+        mean, variance = map(np.concatenate, zip(*parts, strict=True))
+        return mean, variance + (self.fit.noise_scale**2 if with_noise else 0.0)
 
     def log_density(self, x_new: ArrayLike, y_new: ArrayLike) -> np.ndarray:
         """Return the log predictive density of observations under the mixture, row by row, (m,).
@@ -73,22 +71,21 @@ class RandomFeatures:
             raise ValueError(f"y_new must have shape {expected}, as its rows are predicted, but has {targets.shape}.")
         found = []
         for rows, mean, variance in self._moments(x_new):
-            total = variance + self.fit.noise_scale**2
-            by_entry = -0.5 * ((targets[rows] - mean) ** 2 / total + np.log(2 * np.pi * total))
+            by_entry = _mixture.component_log_density(targets[rows], mean, variance + self.fit.noise_scale**2)
             by_row = by_entry.reshape(*by_entry.shape[:2], -1).sum(axis=2)
-            found.append(logsumexp(by_row, axis=0, b=self.weights[:, None]))
+            found.append(_mixture.log_average(by_row, self.weights))
         return np.concatenate(found)
 
     def _moments(self, x_new: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """Yield blocks of rows, with means and variances by draw, (draws, rows, ...)."""
         size = min(len(x_new), _TEST_ROWS)
         for start in range(0, len(x_new), size):
+            rows = slice(start, start + size)
             # Filled up, for one program.
-            filled = np.resize(x_new[start : start + size], (size, x_new.shape[1]))
+            filled = np.resize(x_new[rows], (size, x_new.shape[1]))
             with double_precision():
                 found = self.predictive(jax.random.key(0), jnp.asarray(filled))
-            rows = slice(start, min(start + size, len(x_new)))
-            kept = rows.stop - start
+            kept = len(x_new[rows])
             yield rows, np.asarray(found["mean"])[:, :kept], np.asarray(found["variance"])[:, :kept]
 
 
@@ -176,7 +173,7 @@ def fit_random_features(
         predictive = ReadoutPredictive(wrapped, draws, args, progress_bar=progress_bar)
         log_evidence = np.asarray(predictive.log_evidence())
     _, shape = pareto_smoothed(log_evidence)
-    weights = np.exp(log_evidence - logsumexp(log_evidence)) if weighted else np.full(num_draws, 1 / num_draws)
+    weights = softmax(log_evidence) if weighted else np.full(num_draws, 1 / num_draws)
     return RandomFeatures(fit, predictive, log_evidence, weights, float(shape))
 
 
@@ -187,7 +184,7 @@ def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     if fit.network is not None:
         raise ValueError("fit must be of fully connected networks, by activation and depth.")
     if fit.noise_scale is None:
-        raise ValueError(f"fit must be of a Normal likelihood, which has a noise, but is of {fit.likelihood!r}.")
+        raise ValueError(f"fit must be of a Normal likelihood, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]
     if shapes[0] != shapes[1]:
         raise ValueError(f"fit must be of inputs and targets of shapes {shapes[1]} a row, but has {shapes[0]}.")

@@ -37,12 +37,10 @@ def run_model(
 ) -> Sites:
     """Run a model once, unseen by outer handlers."""
     key = jax.random.key(0) if rng_key is None else rng_key
-    with STACK_LOCK, ExitStack() as handlers:
-        handlers.enter_context(block())
-        sites = handlers.enter_context(trace())
-        handlers.enter_context(seed(rng_seed=key))
-        if values is not None:
-            handlers.enter_context(_substitute_given(values))
+    given = substitute(
+        substitute_fn=lambda msg: values.get(msg["name"]) if values and msg["type"] in _GIVEN_TYPES else None
+    )
+    with STACK_LOCK, block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
         for handler in inside:
             handlers.enter_context(handler)
         model(*args, **(kwargs or {}))
@@ -62,10 +60,6 @@ def abstract_sites(
 
     jax.eval_shape(run)
     return found
-
-
-def _substitute_given(values: Mapping[str, Any]) -> substitute:
-    return substitute(substitute_fn=lambda msg: values.get(msg["name"]) if msg["type"] in _GIVEN_TYPES else None)
 
 
 def sample_sites(sites: Sites) -> Sites:
@@ -141,8 +135,7 @@ def prior_sizes(
 ) -> dict[str, tuple[Array, Array]]:
     """Return the size of each observed site's mean under the prior, and of its observations: root mean squares.
 
-    A median over prior draws. Of a wrapped model, that is of the model itself: the prior is the same. Improper priors
-    have no draws, and nothing is said of them.
+    A median over prior draws, of a wrapped model those of the model itself; nothing is said of improper priors.
     """
     plain = getattr(model, "fn", model) if hasattr(model, "is_collapsed") else model
     if getattr(plain, "is_scaled", False):  # by scales that are meant, as fitted ones are

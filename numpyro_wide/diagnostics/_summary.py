@@ -241,7 +241,7 @@ def summary(
         values, log_likelihood = _function_and_log_likelihood(run, rng_key)
         rhat, ess = _rhat_and_ess(values.astype(float))
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
-        function = FunctionSummary(run.names is not None, rhat, ess, num_distinct)
+        function = FunctionSummary(run.conjugate is not None, rhat, ess, num_distinct)
         error = _evidence_error(run)
         energy = -log_likelihood if energy is None else energy
     return RunSummary(
@@ -311,7 +311,7 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
         log_likelihood = sum(jnp.sum(sites[name]["fn"].log_prob(sites[name]["value"])) for name in observed)
         return {"function": _some(jnp.concatenate(values)), "log_likelihood": log_likelihood}
 
-    if run.names is not None:
+    if run.conjugate is not None:
         found = map_over_draws(integrated, run.latent(run.stored), run.arguments)
     else:
         found = map_over_draws(at_weights, run.latent(run.with_readout(rng_key)), run.arguments)
@@ -325,7 +325,7 @@ def _some(values: Array) -> Array:
 
 def _evidence_error(run: FinishedRun) -> float | None:
     """Return ``evidence_error``."""
-    if run.names is None:
+    if run.conjugate is None:
         return None
     last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
 

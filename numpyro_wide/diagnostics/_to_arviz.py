@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import (
     abstract_sites,
     independent_factors,
@@ -27,19 +27,13 @@ from numpyro_wide._traces import (
     observed_sites,
     run_model,
 )
-from numpyro_wide.readout._assumptions import conjugate_sites, read_run
+from numpyro_wide.readout._assumptions import conjugate_form, read_run
 from numpyro_wide.readout._limit import weights_of
-from numpyro_wide.readout._model import ReadoutModel, SiteNames, base_name
+from numpyro_wide.readout._model import ReadoutModel, base_name
 from numpyro_wide.readout._transform import base_transforms
 
 Draws = dict[str, Any]
 Arguments = tuple[tuple, Mapping[str, Any]]
-
-
-def run_with_arguments(fn: Callable, arguments: Any, *trees: Any) -> Any:
-    """Run ``fn(arguments, *trees)`` compiled."""
-    arrays, join = split(arguments)
-    return run_program(lambda arrays, *trees: fn(join(arrays), *trees), arrays, *trees)
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
@@ -103,19 +97,18 @@ class FinishedRun:
         return run_with_arguments(program, self.arguments)
 
     @cached_property
-    def names(self) -> SiteNames | None:
-        """Names of the conjugate sites, or None."""
+    def conjugate(self) -> ReadoutModel | None:
+        """The model out of which the readout can be integrated, or None."""
         if len(self.wrapped) != 1 or self.missing:
             return None
         first = {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
-        return conjugate_sites(self.wrapped[0], first, *self.arguments)
+        return conjugate_form(self.wrapped[0], first, *self.arguments)
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return likelihood and prior of the readout, and its problem."""
-        model, names = self.wrapped[0], self.names
-        run, is_right = read_run(model.fn, names, draw, args, kwargs)  # type: ignore[arg-type]
+        run, is_right = read_run(self.conjugate, draw, args, kwargs)  # type: ignore[arg-type]
         run = replace(run, loc=jnp.where(is_right, run.loc, jnp.nan))
-        return run, run.problem(model.variant)
+        return run, run.problem()
 
     @property
     def missing(self) -> list[str]:

@@ -12,11 +12,12 @@ from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, kind_of, whole_number
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
-from numpyro_wide.diagnostics._to_arviz import Arguments, run_with_arguments
+from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
-from numpyro_wide.readout._assumptions import check_at, conjugate_sites
-from numpyro_wide.readout._limit import StandardNormalBase, has_latent_noise, log_weight
+from numpyro_wide.readout._assumptions import check_at, conjugate_form
+from numpyro_wide.readout._limit import StandardNormalBase, learnt_at_any_width, log_weight
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence
@@ -266,7 +267,7 @@ def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
     """Return ``limit_log_evidence``."""
-    if has_latent_noise(model, args, kwargs):
+    if "noise" in learnt_at_any_width(model, args, kwargs):
         return float("nan")
     kernel_key, *draw_keys = random.split(rng_key, 3)
     observed = [
@@ -280,10 +281,10 @@ def _limit_log_evidence(
     runs = []
     for key in draw_keys:
         draw = run_with_arguments(latent, (args, kwargs), key)
-        names = conjugate_sites(model, draw, args, kwargs)
-        if names is None or observed != [names.observed]:
+        form = conjugate_form(model, draw, args, kwargs)
+        if form is None or observed != [form.observed]:
             return float("nan")
-        runs.append(check_at(model.fn, names, draw, args, kwargs)[1])
+        runs.append(check_at(form, draw, args, kwargs))
     one, other = runs
     if not np.array_equal(one.loc, other.loc):
         return float("nan")

@@ -19,59 +19,52 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import is_known, is_tracing
-from numpyro_wide._compile import run_program, split
+from numpyro_wide._checks import are_known, is_known
+from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features
 from numpyro_wide.readout._model import (
+    PlainModel,
     ReadoutModel,
     ReadoutRun,
     ReadoutSites,
-    SiteNames,
     normal_parameters,
     only_given_values,
     read_sites,
 )
 
-# By rank, kind and site: the largest difference between the two runs, in units of what rounding allows and as it is.
-Findings: TypeAlias = dict[tuple[int, str, str], tuple[Array, Array]]
+# By rank and what depends: the largest difference between the two runs, in units of what rounding allows and as it is.
+Findings: TypeAlias = dict[tuple[int, str], tuple[Array, Array]]
 
 # Share of a quantity by which its rounding may differ between two runs that XLA has not merged.
 _ROUNDING = 1e-4
 
 
-def displacement(prior_scale: Array, shape: tuple[int, ...]) -> Array:
-    """Return δ of a readout of this shape, a draw of its prior less the mean."""
-    return prior_scale * jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.result_type(float))
-
-
-def second_run(
-    model: Callable, first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]
-) -> tuple[ReadoutSites, Findings]:
+def second_run(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> tuple[ReadoutSites, Findings]:
     """Run a model again at the values of a first run, its readout displaced, and compare the two runs."""
     is_array = lambda value: isinstance(value, Array)  # noqa: E731
     values = jax.tree.map(
         lambda value: jax.lax.stop_gradient(value) if is_array(value) else value, first.free_values, is_leaf=is_array
     )
+    loc, scale = first.prior  # type: ignore[misc]
+    # A draw of the prior less its mean.
+    move = scale * jnp.asarray(np.random.default_rng(0).standard_normal(loc.shape), jnp.result_type(float))
     with warnings.catch_warnings(action="ignore"):  # which the first run has given
-        second, _ = read_sites(model, first.names, values, args, kwargs, displacement=displacement, keys=first.keys)
-    return second, compare(first, second)
-
-
-def compare(first: ReadoutSites, second: ReadoutSites) -> Findings:
-    """Compare a run at the readout's prior mean with one whose readout is displaced."""
-    names, found = first.names, {}
+        second = read_sites(first.model, values, args, kwargs, move=move, keys=first.keys)
     one, two = (jax.lax.stop_gradient(_parts(sites)) for sites in (first, second))
+    observed, found = first.model.observed, {}
     # Products at the precision of the model's own, so that XLA merges them.
     with jax.numpy_dtype_promotion("standard"):
-        found[1, "noise", names.observed] = _differ(one["noise"], two["noise"], 0.0)
+        found[1, f"the noise of observed site {observed!r} depends"] = _differ(one["noise"], two["noise"], 0.0)
         if one["observations"] is not None:
-            found[2, "observations", names.observed] = _differ(one["observations"], two["observations"], 0.0)
+            differences = _differ(one["observations"], two["observations"], 0.0)
+            found[2, f"the observations of site {observed!r} depend"] = differences
         for name, log_prob in one["others"].items():
-            found[3, "other", name] = _differ(log_prob, two["others"][name], _ROUNDING, least=1.0)
+            differences = _differ(log_prob, two["others"][name], _ROUNDING, least=1.0)
+            found[3, f"the distribution of site {name!r} depends"] = differences
         if one["loc"].shape[:1] == one["features"].shape[:1]:  # others are refused where their problem is made
-            found[4, "mean", names.observed] = _is_not_linear(one, two)
-    return found
+            found[4, "the mean"] = _is_not_linear(one, two, one["features"] @ jax.lax.stop_gradient(move))
+    return second, found
 
 
 def hold(findings: Findings) -> Array:
@@ -79,100 +72,95 @@ def hold(findings: Findings) -> Array:
     return ~jnp.any(jnp.stack([excess > 1 for excess, _ in findings.values()]))
 
 
-def refuse(findings: Findings, names: SiteNames) -> None:
+def _refuse(findings: Findings, model: ReadoutModel) -> None:
     """Refuse a model by the first assumption that does not hold, where numbers are known."""
-    for (_, kind, site), (excess, amount) in sorted(findings.items()):
+    for (_, what), (excess, amount) in sorted(findings.items()):
         if is_known(excess) and float(excess) > 1:
             by = f"by {float(amount):.3g}"
-            if kind == "mean":
+            if what == "the mean":
                 raise ValueError(
-                    f"the mean of observed site {site!r} must be features @ readout plus terms without the readout, "
-                    f"but a change of {names.readout!r} does not move it by {names.features!r} @ that change (it "
-                    f"differs {by}). Record the features as they are multiplied by the readout, with their scale and "
-                    "bias column."
+                    f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the "
+                    f"readout, but a change of {model.readout!r} does not move it by {model.features!r} @ that change "
+                    f"(it differs {by}). Record the features as they are multiplied by the readout, with their scale "
+                    "and bias column."
                 )
-            what = {
-                "features": f"the features {site!r} depend",
-                "noise": f"the noise of observed site {site!r} depends",
-                "observations": f"the observations of site {site!r} depend",
-                "other": f"the distribution of site {site!r} depends",
-            }[kind]
             raise ValueError(
-                f"{what} on the readout {names.readout!r}, which can then not be integrated out (a change of the "
+                f"{what} on the readout {model.readout!r}, which can then not be integrated out (a change of the "
                 f"readout moves them {by}); use repriorise instead."
             )
 
 
 def check_at(
-    model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], keys: Any = ()
-) -> tuple[Findings, ReadoutRun]:
-    """Run a model at two readouts in one program, compiled quickly; return what was found, and the first run."""
-    arrays, join = split((dict(values), args, dict(kwargs), list(keys)))
+    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], keys: Any = ()
+) -> ReadoutRun:
+    """Run a model at two readouts in one program, compiled quickly; refuse it by what is found, or return a run."""
 
-    def program(arrays: list[Array]) -> tuple[Findings, ReadoutRun]:
-        values, args, kwargs, keys = join(arrays)
-        first, others = read_sites(model, names, values, args, kwargs, keys=keys or None)
-        second, findings = second_run(model, first, args, kwargs)
+    def program(arguments: tuple) -> tuple[Findings, ReadoutRun]:
+        values, args, kwargs, keys = arguments
+        first = read_sites(model, values, args, kwargs, keys=keys or None)
+        run = first.read_off()
+        second, findings = second_run(first, args, kwargs)
         # Features that depend on the readout show in the mean, too; here they are told.
-        findings[0, "features", names.features] = _features_differ(
-            *(sites.values[names.features] for sites in (first, second))
-        )
-        return findings, first.read_off(others)
+        features = (sites.values[model.features] for sites in (first, second))
+        findings[0, f"the features {model.features!r} depend"] = _features_differ(*features)
+        return findings, run
 
-    return run_program(program, arrays, quick=True)
+    findings, run = run_with_arguments(program, (dict(values), args, dict(kwargs), list(keys)), quick=True)
+    _refuse(findings, model)
+    return run
 
 
 def read_run(
-    model: Callable, names: SiteNames, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[ReadoutRun, Array]:
     """Run a model at values of its other sites; return the run, and whether the readout can be integrated out of it."""
-    first, others = read_sites(model, names, values, args, kwargs)
-    return first.read_off(others), hold(second_run(model, first, args, kwargs)[1])
+    first = read_sites(model, values, args, kwargs)
+    run = first.read_off()
+    return run, hold(second_run(first, args, kwargs)[1])
 
 
-def conjugate_sites(
+def conjugate_form(
     model: ReadoutModel,
     values: Mapping[str, Any],
     args: tuple,
     kwargs: Mapping[str, Any],
     observed: str | None = None,
-) -> SiteNames | None:
-    """Return the names of the sites with which a model's readout can be integrated out; None if there are none."""
+) -> ReadoutModel | None:
+    """Return a model, with its observed site, out of which the readout can be integrated; None if there is none."""
     observed = model.observed or observed
-    candidates = [] if observed is None else [observed]
-    if not candidates:
+    candidates = [observed]
+    if observed is None:
         sites = sample_sites(abstract_sites(model.fn, args, kwargs, values))
         candidates = [
             name for name, site in sites.items() if site["is_observed"] and type(unwrap(site["fn"])) is dist.Normal
         ]
     for candidate in candidates:
-        names = SiteNames(model.readout, model.features, candidate)
-        if is_tracing() or not all(map(is_known, jax.tree.leaves((values, args, kwargs)))):
-            return names  # what does not hold is NaN
+        form = PlainModel(model.fn, model.readout, model.features, candidate, model.variant)
+        if not are_known((values, args, kwargs)):
+            return form  # what does not hold is NaN
         try:
-            findings, _ = check_at(model.fn, names, values, args, kwargs)
-            refuse(findings, names)
+            check_at(form, values, args, kwargs)
         except ValueError:
             if model.is_collapsed:
                 raise
             continue
-        return names
+        return form
     return None
 
 
-def preview(model: Callable, names: SiteNames, args: tuple, kwargs: dict) -> tuple[dict[str, bool], frozenset[str]]:
+def preview(model: ReadoutModel, args: tuple, kwargs: dict) -> tuple[dict[str, bool], frozenset[str]]:
     """Run a model without numbers, hidden from all handlers but those that set values."""
     is_observed: dict[str, bool] = {}
 
     def run(shift: Array) -> dict[str, Any]:
-        with _Shifted(names.readout, shift):
-            sites = trace(seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
+        with _Shifted(model.readout, shift):
+            sites = trace(seed(model.fn, jax.random.key(0))).get_trace(*args, **kwargs)
         found = sample_sites(sites)
         is_observed.update({name: site["is_observed"] for name, site in found.items()})
-        if names.observed in found:  # a latent site of another kind would never be integrated over
-            normal_parameters(names.observed, "observed site", unwrap(found[names.observed]["fn"], masks=True))
+        if model.observed in found:  # a latent site of another kind would never be integrated over
+            normal_parameters(model.observed, "observed site", unwrap(found[model.observed]["fn"], masks=True))
         kept = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
-        return {name: value for name, value in kept.items() if name != names.features}
+        return {name: value for name, value in kept.items() if name != model.features}
 
     with only_given_values():
         moving = depends(run, jnp.zeros(()))
@@ -205,19 +193,16 @@ class _Shifted(Messenger):
 
 def _parts(sites: ReadoutSites) -> dict[str, Any]:
     """Return what a run shows of the likelihood, and the log densities of the other sites."""
-    if sites.likelihood is None or sites.prior is None:
-        sites.read_off()  # which says what is missing
-    (loc, noise_scale), (prior_loc, prior_scale) = sites.likelihood, sites.prior  # type: ignore[misc]
+    loc, noise_scale = sites.likelihood  # type: ignore[misc]
     others = {}
     for name, (fn, scale) in sites.others.items():
         log_prob = fn.log_prob(sites.values[name])
         others[name] = log_prob if scale is None else scale * log_prob
     return {
-        "features": as_features(sites.values[sites.names.features]),
+        "features": as_features(sites.values[sites.model.features]),
         "noise": jnp.asarray(noise_scale),
         "observations": sites.observations,
         "loc": loc,
-        "move": displacement(prior_scale, prior_loc.shape),
         "others": others,
     }
 
@@ -244,13 +229,11 @@ def _features_differ(one: Any, two: Any) -> tuple[Array, Array]:
     # Blocks of rows are the same function of the arrays that it reads.
     leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
     found = [_differ(a, b, _ROUNDING) for a, b in leaves if jnp.issubdtype(jnp.result_type(a), jnp.floating)]
-    worst = jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
-    return worst
+    return jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
 
 
-def _is_not_linear(one: dict[str, Any], two: dict[str, Any]) -> tuple[Array, Array]:
+def _is_not_linear(one: dict[str, Any], two: dict[str, Any], expected: Array) -> tuple[Array, Array]:
     """Return by how much the mean moves by something else than the features times the change of the readout."""
-    expected = one["features"] @ one["move"]
     error = jnp.abs(two["loc"] - one["loc"] - expected)
     unit = _rounding_unit(error)
     # A product may be near zero by chance, and accelerators multiply with fewer digits.

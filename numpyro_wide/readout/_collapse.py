@@ -9,27 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import Distribution, MaskedDistribution, constraints
 from numpyro.distributions.util import validate_sample
-from numpyro.util import is_prng_key
 
-from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_names_known, is_known, is_tracing, refuse_frames
+from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, are_known, check_names_known, is_known, refuse_frames
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._assumptions import check_at, depends, hold, preview, refuse, second_run
+from numpyro_wide.readout._assumptions import check_at, depends, hold, preview, second_run
 from numpyro_wide.readout._model import (
     Draws,
     Model,
     ReadoutModel,
     ReadoutSites,
-    SiteNames,
-    adopt_signature,
-    check_options,
     read_sites,
-    refuse_draws_without_readout,
-    refuse_given_collapsed,
-    refuse_masked,
+    refuse_given_readout,
+    refuse_prior_readout,
     refuse_scaled,
 )
 
@@ -38,9 +33,8 @@ class ReadoutMarginal(Distribution):
     r"""Marginal of Gaussian observations over a Gaussian readout.
 
     $N(\text{loc}, \Psi \operatorname{diag}(\text{prior\_scale}^2) \Psi^\top + \text{noise\_scale}^2)$, independent over
-    outputs: what :func:`~numpyro_wide.collapse_readout` puts there instead of the model's Normal. Its log density is
-    the evidence (Hron 2022, eq. 5; Mathematics, :eq:`evidence`), with
-    :func:`~numpyro_wide.linear_gaussian.log_evidence`'s closed-form gradient.
+    outputs: what :func:`~numpyro_wide.collapse_readout` puts in the place of the model's Normal. Its log density is
+    :func:`~numpyro_wide.linear_gaussian.log_evidence` (Hron 2022, eq. 5; Mathematics, :eq:`evidence`).
 
     Args:
         problem: the readout's features, noise and prior; its targets give shape and type.
@@ -74,8 +68,6 @@ class ReadoutMarginal(Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw a readout from its prior, then observations given it."""
-        if not is_prng_key(key):
-            raise TypeError(f"key must be a PRNG key such as jax.random.key(0), but got {type(key).__name__}.")
         readout_key, noise_key = random.split(key)
         problem = self.problem
         readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape))
@@ -120,53 +112,40 @@ class CollapsedModel(ReadoutModel):
     variant: str
     is_collapsed = True
 
-    def __post_init__(self) -> None:
-        adopt_signature(self, self.fn)
-
-    @property
-    def names(self) -> SiteNames:
-        """The sites that it is about."""
-        return SiteNames(self.readout, self.features, self.observed)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         refuse_frames(args, kwargs)
-        is_observed, moving_sites = preview(self.fn, self.names, args, kwargs)
+        is_observed, moving_sites = preview(self, args, kwargs)
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
-            refuse_draws_without_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
+            refuse_prior_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
-        refuse_given_collapsed(self.readout)
-        first = _Marginalise(self.names, self.variant, hidden=moving_sites)
+        refuse_given_readout(self.readout, "it is integrated out; use the unwrapped model")
+        first = _Marginalise(self, hidden=moving_sites)
         with first:
             result = self.fn(*args, **kwargs)
-        first.read_off()  # which says what is missing
-        shown = args, kwargs, first.values, first.likelihood, first.prior
-        if is_tracing() or not all(map(is_known, jax.tree.leaves(shown))):
-            first.marginal.is_right = hold(second_run(self.fn, first, args, kwargs)[1])
-        else:
+        if are_known((args, kwargs, first.values, first.likelihood, first.prior)):
             self._check(first, args, kwargs)
+        else:
+            first.marginal.is_right = hold(second_run(first, args, kwargs)[1])
         return result
 
     def _check(self, first: ReadoutSites, args: tuple, kwargs: dict[str, Any]) -> None:
         """Say what is wrong with the model, or with its rounding, while the reason can be told."""
         values = {name: value for name, value in first.free_values.items() if name != self.features}
-        findings, run = check_at(self.fn, self.names, values, args, kwargs, first.keys)
-        refuse(findings, self.names)
+        run = check_at(self, values, args, kwargs, first.keys)
         if float(run.prior_size()) >= TOO_LARGE * np.sqrt(np.mean(np.square(run.residual))):  # of one draw
             sizes = run_program(lambda key: prior_sizes(key, self.fn, args, kwargs), random.key(0), quick=True)
             warn_of_prior_sizes(sizes)
-        error = run.problem(self.variant).evidence_error()
-        if np.isnan(error) or float(error) < FELT_ERROR or self._is_noise_drawn(values, args, kwargs):
+        error = run.problem().evidence_error()
+        if np.isnan(error) or float(error) < FELT_ERROR:
             return
-        _warn_of_rounding(self.observed, error)
 
-    def _is_noise_drawn(self, values: Draws, args: tuple, kwargs: dict[str, Any]) -> bool:
         def noise_scale(values: Draws) -> dict[str, Any]:
-            sites, _ = read_sites(self.fn, self.names, values, args, kwargs)
-            return {"noise": sites.read_off().noise_scale}
+            return {"noise": read_sites(self, values, args, kwargs).read_off().noise_scale}
 
-        return depends(noise_scale, values)["noise"]
+        if not depends(noise_scale, values)["noise"]:
+            _warn_of_rounding(self.observed, error)
 
 
 def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, variant: str = "auto") -> CollapsedModel:
@@ -182,29 +161,27 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
     all rows under the readout's prior, not their predictive density.
 
     The mean of the observed site must be ``features @ readout`` plus terms without the readout, and the readout may
-    reach nothing else. Every evaluation of the density checks that; where it does not hold the density is NaN, and an
-    error at the start of a chain says what is wrong. Deterministic sites that depend on the readout are not recorded.
+    reach nothing else. Every evaluation checks that: elsewhere the density is NaN, and an error at the start of a chain
+    says why. Deterministic sites that depend on the readout are not recorded.
 
     Args:
         fn: the model.
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
         features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         observed: name of the observed site, of shape (n,) or (n, k), with a Normal distribution.
-        variant: "feature" works with d × d matrices, "data" and "data-cholesky" with n × n ones, through eigenvectors
-            and Cholesky factors; "auto" takes the smaller.
+        variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
 
     Returns:
         The wrapped model.
 
     Warns:
-        UserWarning: where numbers are known, if the noise is given, not drawn, and so small that rounding moves the log
-            density by more than a sampler bears.
+        UserWarning: when the model runs, if its noise is given and so small that rounding moves the log density by more
+            than a sampler bears.
 
     Raises:
-        TypeError: if ``fn`` is not callable, or a name is not a string.
-        ValueError: here for an unknown variant; when the model runs, if a site is missing or comes too late, prior or
-            likelihood is not Normal itself, the likelihood is scaled, masked or subsampled, the readout is observed,
-            shapes do not fit, data hold NaN, or the model is not linear in the readout as described.
+        ValueError: when the model runs, if a site is missing or comes too late, prior or likelihood is not Normal
+            itself, the likelihood is scaled, masked or subsampled, shapes do not fit, data hold NaN, or the model is
+            not linear in the readout as described.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -222,7 +199,6 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
         >>> predictive.readout(jax.random.key(1)).shape
         (10, 50)
     """
-    check_options(fn, variant, readout=readout, features=features, observed=observed)
     return CollapsedModel(fn, readout, features, observed, variant)
 
 
@@ -231,44 +207,45 @@ class _Marginalise(ReadoutSites):
 
     marginal: ReadoutMarginal
 
-    def __init__(self, names: SiteNames, variant: str, hidden: frozenset[str]):
-        super().__init__(names, hidden=hidden)
-        self.variant = variant
-
     def process_message(self, msg: dict) -> None:
         super().process_message(msg)
-        if msg["type"] == "sample" and msg["name"] == self.names.observed:
+        if msg["type"] == "sample" and msg["name"] == self.model.observed:
             run = self.read_off()
             # Whether the model is as it should be is known when it has ended, before any density is asked for.
-            msg["fn"] = self.marginal = ReadoutMarginal(run.problem(self.variant), run.loc)
-            # The rows are no longer independent, whatever plates surround them.
+            msg["fn"] = self.marginal = ReadoutMarginal(run.problem(), run.loc)
+            # The rows are dependent, whatever plates surround them.
             msg["cond_indep_stack"] = []
 
     def postprocess_message(self, msg: dict) -> None:
-        if self.begun[-1] == self.names.observed:
+        if self.begun[-1] == self.model.observed:
             # Handlers around the wrapped model come to a site after this one, and what they have set shows here.
-            if not _is_known_one(msg["scale"]):
-                refuse_scaled(self.names.observed, msg)
-            refuse_masked(self.names.observed, msg)
+            if not (is_known(msg["scale"]) and np.all(np.asarray(msg["scale"]) == 1)):
+                refuse_scaled(self.model.observed, msg)
+            _refuse_masked(self.model.observed, msg["fn"])
         super().postprocess_message(msg)
 
 
-def _is_known_one(scale: Any) -> bool:
-    return scale is not None and is_known(scale) and bool(np.all(np.asarray(scale) == 1))
+def _refuse_masked(name: str, fn: Distribution) -> None:
+    """Refuse a mask by entry around a joint density; a mask of all or nothing is let through."""
+    if isinstance(fn, MaskedDistribution) and jnp.ndim(fn._mask):
+        raise ValueError(
+            f"the observed site {name!r} is masked by a handler around the model, entry by entry, but with the readout "
+            "integrated out its rows have one joint density; leave out the masked rows, or use the unwrapped model."
+        )
 
 
 def _warn_of_rounding(observed: str, error: Array) -> None:
     """Warn while the reason can be told: a sampler that starts at NaN, or feels rounding, gives none."""
     if float(error) == float("inf"):
         what = (
-            f"the noise of observed site {observed!r} is too small for {error.dtype}: its variance is less than the "
-            "rounding of products of the features leaves a trace of. There the log density is NaN."
+            f"the noise of observed site {observed!r} is too small for {error.dtype}: its variance is lost in "
+            "rounding, and the log density is NaN."
         )
     else:
         what = (
             f"the log density of observed site {observed!r} loses its digits in {error.dtype}: rounding moves it by "
-            f"about {float(error):.2g} nats, which a sampler feels. Centre and standardise the targets, with the scale "
-            "of the readout's prior to go with them."
+            f"about {float(error):.2g} nats. Centre and standardise the targets, with the readout's prior to go with "
+            "them."
         )
     warnings.warn(
         f"{what} Run {IN_FLOAT64}, or use a larger noise.",

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_wide._checks import check_names_known, kind_of, listing
-from numpyro_wide._traces import run_model
-from numpyro_wide.readout._assumptions import conjugate_sites, read_run
-from numpyro_wide.readout._model import ReadoutModel, check_fit_observed, check_wrapped
+from numpyro_wide._checks import check_names_known, listing
+from numpyro_wide._traces import abstract_sites, latent_sites, run_model
+from numpyro_wide.readout._assumptions import conjugate_form, read_run
+from numpyro_wide.readout._model import ReadoutModel, as_call, check_fit_observed, check_wrapped
 
 Draw: TypeAlias = Mapping[str, Array]
 
@@ -44,17 +44,7 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
         sites = run_model(model, model_args, model_kwargs, values=draw)
         check_names_known("site", site, sites)
         before = list(sites)[: list(sites).index(site)]
-        missing = [
-            name
-            for name in before
-            if sites[name]["type"] == "sample" and not sites[name]["is_observed"] and name not in draw
-        ]
-        if missing:
-            raise ValueError(
-                f"the draw must hold all sample sites before {site!r}, but {listing(missing)} is missing; it has "
-                f"{listing(draw)}. A readout that was integrated out comes back with ReadoutPredictive, and its "
-                "function with readout_function."
-            )
+        _check_draw(draw, [name for name in latent_sites(sites) if name in before])
         found = sites[site]
         return found["fn"].mean if found["type"] == "sample" else found["value"]
 
@@ -82,9 +72,8 @@ def readout_function(
         A function of a draw, a dictionary of sites without the readout, for :func:`function_ess` and :func:`reduced`.
 
     Raises:
-        TypeError: if the model is no wrapped one, or ``model_args`` not a tuple.
-        ValueError: if the likelihood is not Normal; of the function, if nothing is observed with the arguments of the
-            fit, or the draw lacks a latent site.
+        ValueError: if the likelihood is not Normal, or nothing is observed with the arguments of the fit; of the
+            function, if the draw lacks a latent site.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,30 +87,32 @@ def readout_function(
         (2,)
     """
     check_wrapped(model, "site_function evaluates other models")
-    if not isinstance(model_args, tuple | list):
-        raise TypeError(
-            f"model_args must be a tuple of what the model is fitted on, but got {kind_of(model_args)}; the "
-            "order is readout_function(model, (x, y), x_new)."
-        )
-    args, kwargs = tuple(model_args), dict(model_kwargs or {})
-    names = conjugate_sites(model, {}, args, kwargs)
-    if names is None:
+    args, kwargs = as_call(model_args, model_kwargs, "readout_function(model, (x, y), x_new)")
+    form = conjugate_form(model, {}, args, kwargs)
+    if form is None:
         raise ValueError(
-            f"the readout {model.readout!r} cannot be integrated out of this model with these arguments of the fit: no "
-            "observed site is Normal with a mean linear in it; take site_function of the unwrapped model."
+            f"the readout {model.readout!r} cannot be integrated out of this model: no observed site is Normal with a "
+            "mean linear in it; take site_function of the unwrapped model."
         )
 
+    latent = latent_sites(abstract_sites(model.fn, args, kwargs))
+    check_fit_observed(form.observed, latent)
+
     def function(draw: Draw) -> Array:
-        fit, is_right = read_run(model.fn, names, draw, args, kwargs)
-        check_fit_observed(fit, names.observed)
-        missing = [name for name, _ in fit.latent_shapes if name not in draw]
-        if missing:
-            raise ValueError(
-                f"the draw must hold all latent sites but the readout, but {listing(missing)} is missing; it has "
-                f"{listing(draw)}."
-            )
-        test, test_is_right = read_run(model.fn, names, draw, test_args, test_kwargs)
+        fit, is_right = read_run(form, draw, args, kwargs)
+        _check_draw(draw, [name for name in latent if name != model.readout])
+        test, test_is_right = read_run(form, draw, test_args, test_kwargs)
         mean, *_ = fit.problem().solved().predict(test.features)
         return jnp.where(is_right & test_is_right, test.loc + mean, jnp.nan)
 
     return function
+
+
+def _check_draw(draw: Draw, needed: list[str]) -> None:
+    """Refuse a draw without the sites that the function depends on: they would come from their prior."""
+    missing = [name for name in needed if name not in draw]
+    if missing:
+        raise ValueError(
+            f"the draw must hold the latent sites {listing(needed)}, but {listing(missing)} is missing; it has "
+            f"{listing(draw)}. The function of a readout that was integrated out is that of readout_function."
+        )

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from jax import Array, random
 from numpyro.infer import Predictive
 
 from numpyro_wide._checks import check_key, kind_of, listing, whole_number
-from numpyro_wide._compile import run_program, split
-from numpyro_wide._traces import run_model
-from numpyro_wide.readout._limit import show_numbers, weights_of
+from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._traces import abstract_sites, run_model
+from numpyro_wide.readout._limit import weights_of
 from numpyro_wide.readout._model import Draws
 
 
@@ -25,9 +24,9 @@ def guide_draws(
 ) -> Draws:
     r"""Draw from a guide that was fitted to a wrapped model, readout included.
 
-    The guide of a repriorised model knows $\phi$, that of a collapsed one nothing of the readout.
-    ``Predictive(model, guide=guide, params=params)`` at new inputs would therefore silently draw the readout from its
-    *prior*. Predict with these draws instead, by :class:`~numpyro_wide.ReadoutPredictive` or ``Predictive``.
+    The guide of a repriorised model knows $\phi$, that of a collapsed one nothing of the readout, which
+    ``Predictive(model, guide=guide, params=params)`` would draw from its *prior* at new inputs. Predict with these
+    draws instead, by :class:`~numpyro_wide.ReadoutPredictive` or ``Predictive``.
 
     Args:
         rng_key: a PRNG key.
@@ -43,9 +42,7 @@ def guide_draws(
         Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
 
     Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, ``params`` not a dictionary, or ``num_samples`` not a number.
-        ValueError: if ``params`` lacks one of the guide's, ``num_samples`` is not a positive whole number, or no
-            readout is repriorised in the run, as without targets.
+        ValueError: if ``params`` lacks one of the guide's, or no readout is repriorised in the run, as without targets.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
@@ -72,31 +69,25 @@ def guide_draws(
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
     _check_params(guide, params, model_args, model_kwargs)
-    show_numbers(model, model_args, model_kwargs)
+    # The model's own checks see no numbers inside of a compilation.
+    abstract_sites(model, model_args, model_kwargs, params)
     guide_key, readout_key = random.split(rng_key)
-    arrays, join = split((dict(params), model_args, model_kwargs))
 
-    def from_guide(rng_key: Array, arrays: list[Array]) -> Draws:
-        params, args, kwargs = join(arrays)
+    def from_guide(arguments: tuple, rng_key: Array) -> Draws:
+        params, args, kwargs = arguments
         return Predictive(guide, params=params, num_samples=num_samples)(rng_key, *args, **kwargs)
 
-    draws = run_program(from_guide, guide_key, arrays)
+    draws = run_with_arguments(from_guide, (dict(params), model_args, model_kwargs), guide_key)
     return weights_of(model, readout_key, draws, model_args, model_kwargs, params)
 
 
 def _check_params(guide: Callable, params: Mapping, args: tuple, kwargs: dict[str, Any]) -> None:
     """Refuse parameters that lack some of the guide's: it would silently draw from where it starts."""
-    found: list[str] = []
-
-    def run() -> None:
-        sites = run_model(guide, args, kwargs, values=params)
-        found.extend(name for name, site in sites.items() if site["type"] == "param")
-
-    if getattr(guide, "prototype_trace", run) is None:
-        run()  # an automatic guide that was never used sets itself up, which must not happen in an abstract run
-    else:
-        jax.eval_shape(run)
-    missing = [name for name in found if name not in params]
+    if getattr(guide, "prototype_trace", guide) is None:
+        # An automatic guide that was never used sets itself up, which must not happen in an abstract run.
+        run_model(guide, args, kwargs, values=params)
+    sites = abstract_sites(guide, args, kwargs, params)
+    missing = [name for name, site in sites.items() if site["type"] == "param" and name not in params]
     if missing:
         raise ValueError(
             f"params must hold the guide's fitted parameters, but {listing(missing)} is missing; it has "

@@ -1,4 +1,4 @@
-"""Draws of the wide limit and of guides."""
+"""Draws of the wide limit, and weights of a model for draws of its wrapped form."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,19 +14,18 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, is_known, listing, whole_number
-from numpyro_wide._compile import run_program, split
-from numpyro_wide._traces import Sites, latent_sites, run_model, sample_sites
+from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._traces import Sites, abstract_sites, latent_sites, run_model, sample_sites
 from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
 from numpyro_wide.readout._model import Draws, ReadoutModel
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.readout._transform import base_transforms, image_draws, weights_of_run
+from numpyro_wide.readout._transform import base_transforms, weights_of_run
 
 # Draws of the prior for each that is asked for, where they are weighted.
 _NUM_PROPOSALS = 10
 
 
-@jax.tree_util.register_pytree_node_class
 class WideLimitDraws(dict):
     """Draws by site, as :func:`wide_limit_draws` gives them.
 
@@ -39,14 +38,12 @@ class WideLimitDraws(dict):
         super().__init__(draws)
         self.pareto_shape = pareto_shape
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], float | None]]:
-        """Return the draws, as of any dictionary."""
-        return tuple(self.values()), (tuple(self), self.pareto_shape)
 
-    @classmethod
-    def tree_unflatten(cls, names: tuple[tuple[str, ...], float | None], values: tuple[Any, ...]) -> "WideLimitDraws":
-        """Undo :meth:`tree_flatten`."""
-        return cls(dict(zip(names[0], values, strict=True)), names[1])
+jax.tree_util.register_pytree_node(
+    WideLimitDraws,
+    lambda draws: (tuple(draws.values()), (tuple(draws), draws.pareto_shape)),
+    lambda rest, values: WideLimitDraws(dict(zip(rest[0], values, strict=True)), rest[1]),
+)
 
 
 def wide_limit_draws(
@@ -83,9 +80,8 @@ def wide_limit_draws(
         Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
 
     Raises:
-        TypeError: if ``rng_key`` is not a PRNG key, or ``num_samples`` not a number.
-        ValueError: if that is not a positive whole number, no readout is repriorised in the run, as without targets, or
-            draws that are not to be weighted would ignore another observed site.
+        ValueError: if no readout is repriorised in the run, as without targets, or draws that are not to be weighted
+            would ignore another observed site.
 
     Warns:
         RuntimeWarning: if the Pareto shape of the weights is above 0.7.
@@ -104,9 +100,10 @@ def wide_limit_draws(
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    show_numbers(repriorised_model, model_args, model_kwargs)
+    # The model's own checks see no numbers inside of a compilation.
+    abstract_sites(repriorised_model, model_args, model_kwargs)
     if not weighted:
-        learns = _learns(repriorised_model, model_args, model_kwargs)
+        learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
         others = learns - {"noise"}
         if weighted is not None and others:
             raise ValueError(
@@ -114,24 +111,18 @@ def wide_limit_draws(
                 "these draws would come from; take weighted=True, or a chain."
             )
         weighted = bool(learns) if weighted is None else False
-    arrays, join = split((model_args, model_kwargs))
     draws_key, readout_key = random.split(rng_key)
 
-    def limit(rng_key: Array, arrays: list[Array]) -> Draws:
-        args, kwargs = join(arrays)
-        keys = random.split(rng_key, num_samples)
-        return jax.lax.map(lambda key: _limit_draw(repriorised_model, args, kwargs, key), keys)
+    def limit(arguments: tuple[tuple, dict], rng_key: Array) -> tuple[Draws, Array | None]:
+        keys, base_keys, log_weights = random.split(rng_key, num_samples), None, None
+        if weighted:
+            keys, base_keys, log_weights = _chosen_keys(repriorised_model, arguments, num_samples, rng_key)
+        draws = jax.lax.map(lambda keys: _limit_draw(repriorised_model, arguments, *keys), (keys, base_keys))
+        return draws, log_weights
 
-    def weighted_limit(rng_key: Array, arrays: list[Array]) -> tuple[Draws, Array]:
-        return _weighted_limit(repriorised_model, num_samples, rng_key, *join(arrays))
-
-    shape = None
-    if weighted:
-        draws, log_weights = run_program(weighted_limit, draws_key, arrays)
-        shape = _pareto_shape(log_weights)
-    else:
-        draws = run_program(limit, draws_key, arrays)
-    if isinstance(repriorised_model, ReadoutModel) and repriorised_model.readout not in draws:
+    draws, log_weights = run_with_arguments(limit, (model_args, model_kwargs), draws_key)
+    shape = None if log_weights is None else _pareto_shape(log_weights)
+    if isinstance(repriorised_model, ReadoutModel):
         draws = weights_of(repriorised_model, readout_key, draws, model_args, model_kwargs)
     return WideLimitDraws(draws, shape)
 
@@ -150,34 +141,29 @@ def _pareto_shape(log_weights: Array) -> float | None:
     return shape
 
 
-def _limit_draw(
-    model: Callable, args: tuple, kwargs: dict[str, Any], key: Array, base_key: Array | None = None
-) -> Draws:
+def _limit_draw(model: Callable, arguments: tuple[tuple, dict], key: Array, base_key: Array | None) -> Draws:
     base = StandardNormalBase(is_exact=True, rng_key=base_key)
-    sites = run_model(model, args, kwargs, rng_key=key, inside=(base,))
+    sites = run_model(model, *arguments, rng_key=key, inside=(base,))
     if any(isinstance(site["fn"], ReadoutMarginal) for site in sample_sites(sites).values()):
         return {name: site["value"] for name, site in latent_sites(sites).items()}  # the readout is drawn later
     return weights_of_run(sites)
 
 
-def _weighted_limit(
-    model: Callable, num_samples: int, rng_key: Array, args: tuple, kwargs: dict[str, Any]
-) -> tuple[Draws, Array]:
-    """Return draws chosen by their weights, and the logarithms of these."""
+def _chosen_keys(
+    model: Callable, arguments: tuple[tuple, dict], num_samples: int, rng_key: Array
+) -> tuple[Array, Array, Array]:
+    """Return keys of draws chosen by their weights, those of their base sites, and the logarithms of all weights."""
     key, choice_key, base_key = random.split(rng_key, 3)
     keys = random.split(key, _NUM_PROPOSALS * num_samples)
 
     def weigh(key: Array) -> Array:
-        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(),))
-        return log_weight(sites)
+        return log_weight(run_model(model, *arguments, rng_key=key, inside=(StandardNormalBase(),)))
 
     log_weights = jax.lax.map(weigh, keys)
     finite = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
     # Only keys are chosen, and draws made anew: the weights of all proposals would fill the memory.
     chosen = keys[random.categorical(choice_key, finite, shape=(num_samples,))]
-    both = chosen, random.split(base_key, num_samples)
-    draws = jax.lax.map(lambda keys: _limit_draw(model, args, kwargs, *keys), both)
-    return draws, log_weights
+    return chosen, random.split(base_key, num_samples), log_weights
 
 
 def log_weight(sites: Sites) -> Array:
@@ -187,20 +173,14 @@ def log_weight(sites: Sites) -> Array:
     for name, site in sample_sites(sites).items():
         log_prob = site["fn"].log_prob(site["value"])
         if site["is_observed"]:
-            total += jnp.sum(
-                log_prob if site["scale"] is None else site["scale"] * log_prob
-            )  # for example, a scale for each row
+            # For example, a scale for each row.
+            total += jnp.sum(log_prob if site["scale"] is None else site["scale"] * log_prob)
         elif name in bases:
             total += jnp.sum(log_prob) - jnp.sum(dist.Normal(0.0, 1.0).log_prob(site["value"]))
     return total  # other latent sites were drawn from their prior
 
 
-def has_latent_noise(model: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether the noise of a wrapped model's readout is drawn, and so learnt from the data at any width."""
-    return "noise" in _learns(model, args, kwargs)
-
-
-def _learns(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Return what is learnt at any width: "noise" where that is drawn, and names of other observed sites."""
 
     def run(key: Array, base_key: Array) -> dict[str, Any]:
@@ -237,13 +217,6 @@ class StandardNormalBase(Messenger):
             msg["value"] = transform.base_of_posterior_draw(standard_normal) if self.is_exact else standard_normal
 
 
-def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
-    arrays, _ = split((args, kwargs))
-    if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
-        jax.eval_shape(lambda: latent_sites(run_model(model, args, kwargs)).clear())
-
-
 def weights_of(
     model: Callable,
     rng_key: Array,
@@ -258,4 +231,13 @@ def weights_of(
         return {**draws, model.readout: predictive.readout(rng_key)}
     if isinstance(model, ReadoutModel) and model.readout in draws:
         return dict(draws)
-    return image_draws(model, draws, args, dict(kwargs), params)
+
+    def images(arguments: tuple) -> Draws:
+        draws, params, args, kwargs = arguments
+
+        def image(draw: Draws) -> Draws:
+            return weights_of_run(run_model(model, args, kwargs, values={**params, **draw}))
+
+        return jax.lax.map(image, draws)
+
+    return run_with_arguments(images, (draws, dict(params or {}), args, dict(kwargs)))

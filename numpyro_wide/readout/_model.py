@@ -1,45 +1,29 @@
-"""Models with a readout: names of their sites, one run read by these names, handlers around it."""
+"""Models with a readout: one run read by the names of their sites, and handlers around it."""
 
 import functools
-import inspect
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro.handlers import condition, substitute
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
-from numpyro_wide._traces import STACK_LOCK, Sites, latent_sites, run_model, unwrap
-from numpyro_wide.linear_gaussian._problem import check_variant
+from numpyro_wide._traces import STACK_LOCK, run_model, unwrap
+from numpyro_wide.linear_gaussian._problem import STATIC, check_variant
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features, first_block, readout_problem
 
 Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
 
 
-class SiteNames(NamedTuple):
-    """Names of the readout, of the site of what it multiplies, and of the site whose mean is linear in it."""
-
-    readout: str
-    features: str
-    observed: str
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "loc", "residual", "noise_scale", "prior_loc", "prior_scale"],
-    meta_fields=["readout", "is_observed", "latent_shapes", "param_names"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReadoutRun:
     """Likelihood and prior of a readout, as one run of a model with the readout at its prior mean shows them."""
@@ -50,37 +34,22 @@ class ReadoutRun:
     noise_scale: Array  # standard deviation of the model's Normal; broadcasts against ``loc``
     prior_loc: Array  # (d,) or (d, k)
     prior_scale: Array  # broadcasts against ``prior_loc``
-    readout: str
-    is_observed: bool
-    latent_shapes: tuple[tuple[str, tuple[int, ...]], ...]  # of the other latent sites
-    param_names: tuple[str, ...]
+    readout: str = field(metadata=STATIC)
+    variant: str = field(metadata=STATIC)
+    is_observed: bool = field(metadata=STATIC)
 
     def prior_size(self) -> Array:
         """Return the root mean square of features @ readout under the readout's prior, by the first rows of blocks."""
         squares = jnp.square(first_block(self.features))
         return jnp.sqrt(jnp.mean(squares @ jnp.broadcast_to(self.prior_scale**2, self.prior_loc.shape)))
 
-    def problem(self, variant: str = "auto") -> Any:
+    def problem(self) -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
-        if self.residual.ndim == 1 and self.prior_loc.ndim == 2:
-            raise ValueError(
-                f"readout {self.readout!r} is a matrix of shape {self.prior_loc.shape}, but the observations are a "
-                f"vector, {self.residual.shape}: sample it as a vector, ({self.prior_loc.shape[0]},), or observe a "
-                "matrix, y[:, None], by a Normal that is not squeezed."
-            )
         problem = readout_problem(
-            self.features, self.residual, self.noise_scale, variant=variant, prior_scale=self.prior_scale
+            self.features, self.residual, self.noise_scale, variant=self.variant, prior_scale=self.prior_scale
         )
         problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
         return problem
-
-
-class StoppedRunError(ValueError):
-    """A model's own error at its likelihood, with the number of rows that its features had by then."""
-
-    def __init__(self, error: ValueError, num_rows: int):
-        super().__init__(*error.args)
-        self.num_rows = num_rows
 
 
 class SeenSites(Messenger):
@@ -121,14 +90,14 @@ class ReadoutSites(SeenSites):
 
     def __init__(
         self,
-        names: SiteNames,
-        displacement: Callable[[Array, tuple[int, ...]], Array] | None = None,
+        model: "ReadoutModel",
+        move: Array | None = None,
         hidden: Iterable[str] = (),
         keys: Iterable[Any] | None = None,
     ):
-        super().__init__({names.features, *hidden})
-        self.names = names
-        self.displacement = displacement
+        super().__init__({model.features, *hidden})
+        self.model = model
+        self.move = move  # of the readout from its prior mean
         self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
         self.likelihood: tuple[Array, Array] | None = None
         self.observations: Array | None = None
@@ -136,12 +105,6 @@ class ReadoutSites(SeenSites):
         self.given: set[str | None] = set()  # sites that the model itself gives a value
         self.keys: list[Any] = []
         self._replayed = None if keys is None else iter(keys)
-
-    @property
-    def num_rows(self) -> int | None:
-        """The number of rows of the features, once they have come."""
-        features = self.values.get(self.names.features)
-        return None if features is None or not jnp.ndim(features) else jnp.shape(features)[0]
 
     @property
     def free_values(self) -> dict[str, Any]:
@@ -155,13 +118,13 @@ class ReadoutSites(SeenSites):
         # Sites of a scan come with their values, drawn or not.
         if msg["is_observed"] if msg["type"] == "sample" else msg["value"] is not None:
             self.given.add(name)
-        if msg["type"] == "row_features" and msg["site"] == self.names.features:
+        if msg["type"] == "row_features" and msg["site"] == self.model.features:
             msg["value"] = msg["stop"] = True
         elif msg["type"] == "prng_key" and self._replayed is not None:
             msg["kwargs"]["rng_key"], msg["stop"] = next(self._replayed), True
-        elif msg["type"] == "sample" and name == self.names.readout:
+        elif msg["type"] == "sample" and name == self.model.readout:
             self._take_readout(msg)
-        elif msg["type"] == "sample" and name == self.names.observed:
+        elif msg["type"] == "sample" and name == self.model.observed:
             self._take_observed(msg)
         elif msg["type"] == "sample" and len(self.begun) == 1:  # of the model's own; handlers outside have some, too
             self.others[msg["name"]] = msg["fn"], msg["scale"]
@@ -172,35 +135,25 @@ class ReadoutSites(SeenSites):
         if msg["type"] == "prng_key":
             self.keys.append(msg["value"])
 
-    def read_off(self, others: Sites | None = None) -> ReadoutRun:
-        """Return what was noted, once every named site has come, with shapes and names of the run's other sites."""
+    def read_off(self) -> ReadoutRun:
+        """Return what was noted, once every named site has come."""
         if self.likelihood is None or self.prior is None:
-            for role, name in self.names._asdict().items():
-                check_names_known(role, name, self.values)
-            raise ValueError(f"the observed site {self.names.observed!r} must be a sample site.")
+            for role in ("readout", "features", "observed"):
+                check_names_known(role, getattr(self.model, role), self.values)
+            raise ValueError(f"the observed site {self.model.observed!r} must be a sample site.")
         loc, noise_scale = self.likelihood
         residual = loc
         if self.observations is not None:
             observations, loc = as_floats(
-                self.observations, loc, names=(f"the values of {self.names.observed!r}", "its mean")
+                self.observations, loc, names=(f"the values of {self.model.observed!r}", "its mean")
             )
             residual = observations - loc
-        features = self.values[self.names.features]
-        others = {name: site for name, site in (others or {}).items() if name != self.names.observed}
-        return ReadoutRun(
-            as_features(features),
-            loc,
-            residual,
-            noise_scale,
-            *self.prior,
-            readout=self.names.readout,
-            is_observed=self.observations is not None,
-            latent_shapes=tuple((name, tuple(site["fn"].shape())) for name, site in latent_sites(others).items()),
-            param_names=tuple(name for name, site in others.items() if site["type"] == "param"),
-        )
+        features = as_features(self.values[self.model.features])
+        model, is_observed = self.model, self.observations is not None
+        return ReadoutRun(features, loc, residual, noise_scale, *self.prior, model.readout, model.variant, is_observed)
 
     def _take_readout(self, msg: dict) -> None:
-        name = self.names.readout
+        name = self.model.readout
         if msg["value"] is not None:
             raise ValueError(f"the readout {name!r} is observed; only a latent readout can be integrated out.")
         if msg["scale"] is not None:
@@ -211,17 +164,17 @@ class ReadoutSites(SeenSites):
         loc, scale = normal_parameters(name, "readout", msg["fn"])
         shape = tuple(msg["fn"].shape())
         self.prior = jnp.broadcast_to(loc, shape), scale
-        msg["value"] = self.prior[0] if self.displacement is None else self.prior[0] + self.displacement(scale, shape)
+        msg["value"] = self.prior[0] if self.move is None else self.prior[0] + self.move
         msg["stop"] = True
         self.given.add(name)
 
     def _take_observed(self, msg: dict) -> None:
-        name = self.names.observed
+        name = self.model.observed
         refuse_scaled(name, msg)
         for role in ("readout", "features"):
-            self.value_before(role, getattr(self.names, role), f"the observed site {name!r}")
+            self.value_before(role, getattr(self.model, role), f"the observed site {name!r}")
         if self.prior is None:
-            refuse_other_readout(self.names.readout)
+            refuse_other_readout(self.model.readout, self.values)
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
         if msg["value"] is not None:
@@ -233,13 +186,14 @@ class ReadoutSites(SeenSites):
                     "them."
                 )
             check_no_nan(f"observed site {name!r}", self.observations)
-            if not isinstance(self.values[self.names.features], RowFeatures):
-                check_no_nan("features", self.values[self.names.features])
+            if not isinstance(self.values[self.model.features], RowFeatures):
+                check_no_nan("features", self.values[self.model.features])
         self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
 
 
-def refuse_other_readout(name: str) -> NoReturn:
-    """Refuse a readout that is no site of the right kind."""
+def refuse_other_readout(name: str, sites: Iterable[str]) -> NoReturn:
+    """Refuse a readout that is none of the sites, or no site of the right kind."""
+    check_names_known("readout", name, sites)
     raise ValueError(f"the readout {name!r} must be a latent sample site with a Normal prior.")
 
 
@@ -248,18 +202,7 @@ def refuse_scaled(name: str, msg: dict) -> None:
     if msg["scale"] is not None:
         raise ValueError(
             f"the observed site {name!r} is scaled or in a subsampled plate; the readout can be integrated out of "
-            "the full data only. Drop subsample_size and handlers.scale, or use the unwrapped model."
-        )
-
-
-def refuse_masked(name: str, msg: dict) -> None:
-    """Refuse a mask by entry around an observed site with a joint density; a mask of all or nothing is let through."""
-    fn = msg["fn"]
-    if isinstance(fn, dist.MaskedDistribution) and jnp.ndim(fn._mask):
-        raise ValueError(
-            f"the observed site {name!r} is masked by a handler around the model, entry by entry; with the readout "
-            "integrated out its rows have one joint density, of which no entry can be left out. Leave out the rows "
-            "that the mask would hide, or use the unwrapped model."
+            "all rows only. Drop subsample_size and handlers.scale, or use the unwrapped model."
         )
 
 
@@ -268,34 +211,13 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     base = unwrap(fn)
     if type(base) is not dist.Normal:  # a subclass may have a log density of its own
         remedy = ""
-        if isinstance(base, dist.MaskedDistribution):
-            remedy = " Leave out the rows that a mask would hide."
-        elif role == "observed site":
-            remedy = " For another likelihood, use repriorise with surrogate=fitted_surrogate(...)."
+        if role == "observed site":
+            remedy = " Leave out masked rows; for another likelihood repriorise with surrogate=fitted_surrogate(...)."
         raise ValueError(
             f"{role} {site!r} must have a Normal distribution (expand and to_event are welcome, subclasses of Normal "
             f"are not), but its distribution is {type(base).__name__}.{remedy}"
         )
     return base.loc, base.scale
-
-
-def read_sites(
-    model: Callable,
-    names: SiteNames,
-    values: Mapping[str, Any],
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    **options: Any,
-) -> tuple[ReadoutSites, Sites]:
-    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
-    sites = ReadoutSites(names, **options)
-    try:
-        others = run_model(model, args, kwargs, values=values, inside=(sites,))
-    except ValueError as error:
-        if sites.num_rows is None or sites.likelihood is not None or names.observed in sites.begun:
-            raise
-        raise StoppedRunError(error, sites.num_rows) from error
-    return sites, others
 
 
 class ReadoutModel(ABC):
@@ -312,8 +234,18 @@ class ReadoutModel(ABC):
     readout: str
     features: str
     variant: str
-    observed: str | None  # the observed site, where that is known
+    observed: Any  # name of the observed site, where that is known
     is_collapsed = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"fn must be a model, a callable, but got {self.fn!r}.")
+        for role in ("readout", "features", "observed", "targets"):
+            name = getattr(self, role, None)
+            if not isinstance(name, str | None):
+                raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
+        check_variant(self.variant)
+        functools.update_wrapper(self, self.fn, updated=())
 
     @property
     def base(self) -> str:
@@ -325,16 +257,28 @@ class ReadoutModel(ABC):
         """Run the wrapped model."""
 
 
+@dataclass(eq=False)
 class PlainModel(ReadoutModel):
     """A model as it is, with the names of the sites that predictions need."""
 
-    def __init__(self, fn: Model, readout: str, features: str, observed: str | None):
-        check_options(fn, "auto", readout=readout, features=features)
-        self.fn, self.readout, self.features, self.observed, self.variant = fn, readout, features, observed, "auto"
+    fn: Model
+    readout: str
+    features: str
+    observed: str | None
+    variant: str = "auto"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         return self.fn(*args, **kwargs)
+
+
+def read_sites(
+    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], **options: Any
+) -> ReadoutSites:
+    """Run a model, hidden from all handlers, at values of its other sites; ``options`` are those of ReadoutSites."""
+    sites = ReadoutSites(model, **options)
+    run_model(model.fn, args, kwargs, values=values, inside=(sites,))
+    return sites
 
 
 def check_wrapped(model: Any, remedy: str) -> None:
@@ -343,9 +287,19 @@ def check_wrapped(model: Any, remedy: str) -> None:
         raise TypeError(f"model must come from collapse_readout or repriorise, but is {kind_of(model)}; {remedy}.")
 
 
-def check_fit_observed(run: ReadoutRun, observed: str) -> None:
-    """Refuse a run with the arguments of the fit whose observed site has no observations."""
-    if not run.is_observed:
+def as_call(model_args: Any, model_kwargs: Mapping[str, Any] | None, order: str) -> tuple[tuple, dict[str, Any]]:
+    """Return arguments and keyword arguments of the fit."""
+    if not isinstance(model_args, tuple | list):
+        raise TypeError(
+            f"model_args must be a tuple of what the model is fitted on, but is {kind_of(model_args)}; the order is "
+            f"{order}."
+        )
+    return tuple(model_args), dict(model_kwargs or {})
+
+
+def check_fit_observed(observed: str | None, latent: Mapping[str, Any]) -> None:
+    """Refuse an observed site that is latent with the arguments of the fit."""
+    if observed in latent:
         raise ValueError(
             f"the observed site {observed!r} is not observed with these model_args and model_kwargs; pass those that "
             "the model was fitted on, observations included."
@@ -362,48 +316,9 @@ def base_name(readout: str) -> str:
     return f"{readout}_base"
 
 
-def readout_of(base: str) -> str:
-    """Return the name of the readout that a base site stands for; any other name as it is."""
-    return base.removesuffix(base_name(""))
-
-
-def adopt_signature(wrapped: Any, fn: Model) -> None:
-    """Give a wrapped model the name, the documentation and the signature of the model."""
-    vars(wrapped).update(
-        {name: getattr(fn, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(fn, name)}, __wrapped__=fn
-    )
-
-
-def bound_arguments(fn: Model, args: tuple, kwargs: dict) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults and extra keywords included; a keyword not given is None."""
-    signature = inspect.signature(fn)
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments: dict[str, Any] = dict(bound.arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            arguments = defaultdict(lambda: None, arguments | arguments.pop(name))
-    return arguments
-
-
-def check_options(fn: Any, variant: str, **names: Any) -> None:
-    """Check the arguments of a handler that wraps a model: a model, a known variant, names."""
-    if not callable(fn):
-        raise TypeError(f"fn must be a model, a callable, but got {fn!r}.")
-    for role, name in names.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{role} must be a name, a string, but got {kind_of(name)}.")
-    check_variant(variant)
-
-
-def active_plates() -> list[numpyro.plate]:
-    """Return the plates around the calling code."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
-
-
 @contextmanager
 def only_given_values() -> Iterator[None]:
-    """Take away all handlers around but those that set values, for as long as the context lasts."""
+    """Take away all handlers around but those that set values, as long as the context lasts."""
     # The stack is one for all threads, so it must not be exchanged while another runs a model.
     with STACK_LOCK:
         outside = list(_PYRO_STACK)
@@ -414,48 +329,23 @@ def only_given_values() -> Iterator[None]:
             _PYRO_STACK[:] = outside
 
 
-def refuse_given_value(site: str, base_site: str) -> None:
-    """Refuse a value of a repriorised readout, which is a function of its base site."""
-    remedy = (
-        f"set {base_site!r} to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale), or "
-        "use the model without repriorisation."
-    )
+def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -> None:
+    """Refuse a value of a readout that is no latent site; beside one of its base site it is let through."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
-        if isinstance(handler, condition) and site in data:
-            raise ValueError(f"the repriorised readout {site!r} cannot be conditioned on: {remedy}")
-        if isinstance(handler, substitute) and site in data and base_site not in data:
-            raise ValueError(f"the repriorised readout {site!r} is substituted, but {base_site!r} is not: {remedy}")
+        is_lost = isinstance(handler, condition) or (isinstance(handler, substitute) and base_site not in data)
+        if is_lost and site in data:
+            raise ValueError(f"the readout {site!r} cannot be given a value: {remedy}.")
 
 
-def refuse_given_collapsed(site: str) -> None:
-    """Refuse a value of a readout that is integrated out: it has none."""
-    for handler in _PYRO_STACK:
-        if isinstance(handler, condition | substitute) and site in (getattr(handler, "data", None) or {}):
-            raise ValueError(
-                f"the readout {site!r} is integrated out, and cannot be given a value; use the model without "
-                "collapse_readout."
-            )
-
-
-def refuse_base_without_targets(site: str, base_site: str) -> None:
-    """Refuse a value of the base site alone where there are no targets: without a map it would be lost silently."""
-    if _is_given(base_site) and not _is_given(site):
-        raise ValueError(
-            f"{base_site!r} is given, but the model is run without targets, where the readout {site!r} is drawn from "
-            "its prior. Predict with draws of the readout itself: mcmc.get_samples() holds them, and for a guide "
-            "guide_draws(...) gives them."
-        )
-
-
-def refuse_draws_without_readout(site: str, latent_sites: Iterable[str]) -> None:
+def refuse_prior_readout(site: str, latent_sites: Iterable[str]) -> None:
     """Refuse values of other sites without one of the readout, which would silently come from its prior."""
     given = [name for name in latent_sites if name != site and _is_given(name)]
     if given and not _is_given(site):
         raise ValueError(
-            f"a value of {listing(given)} is given, but the collapsed model is run without observations, where the "
-            f"readout {site!r} is drawn from its prior. Predict with ReadoutPredictive(model, draws, model_args), or "
-            "put the readout back with its method readout(key) and use the model without collapse_readout."
+            f"a value of {listing(given)} is given, but the model is run without observations, where the readout "
+            f"{site!r} is drawn from its prior. Predict with ReadoutPredictive(model, draws, model_args); guide_draws "
+            "gives a guide's draws."
         )
 
 

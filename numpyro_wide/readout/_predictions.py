@@ -1,13 +1,13 @@
 """Predictions from draws of a wrapped model: what is computed, draw by draw.
 
 Both ways to predict, with the readout integrated out and through draws of all weights, have the same methods. They
-return results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite and
-whether the model is as it should be; where it is not, results are NaN.
+return results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite.
+They are NaN where the model is not as it should be.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,6 @@ from numpyro_wide.readout._model import (
     Draws,
     ReadoutModel,
     ReadoutRun,
-    SiteNames,
-    StoppedRunError,
     first_of,
     read_sites,
     refuse_other_readout,
@@ -33,9 +31,10 @@ from numpyro_wide.readout._model import (
 from numpyro_wide.readout._transform import weights_of_run
 
 Call: TypeAlias = tuple[tuple, dict]  # arguments and keyword arguments of a model
-Results: TypeAlias = tuple[Any, Array, Array]
+Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they are finite
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Data:
     """What predictions are made from: draws, parameters, arguments of the fit and of the test, posteriors if kept."""
@@ -51,59 +50,61 @@ class Data:
         """Number of draws."""
         return next(iter(self.draws.values())).shape[0]
 
+    @property
+    def calls(self) -> list[Call]:
+        """Arguments of the fit, and of the test if there is one."""
+        return [self.fit] if self.test is None else [self.fit, self.test]
+
 
 @dataclass(frozen=True)
 class _Way:
-    """A wrapped model, the names of its sites, and how many draws are computed at once."""
+    """A model with a readout, the name of its observed site, and how many draws are computed at once."""
 
     model: ReadoutModel
-    names: SiteNames
+    observed: str
     batch_size: int | None
+
+    def _over_draws(self, single: Callable, draws: Any, size_of_draw: int) -> Any:
+        """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
+        batch_size = self.batch_size
+        if batch_size is None:
+            limit = 2**20 if jax.default_backend() == "cpu" else 2**26
+            num_draws = jax.tree.leaves(draws)[0].shape[0]
+            batch_size = _divisor(num_draws, limit // size_of_draw)
+        return map_draws(single, draws, batch_size)
 
 
 class Integrated(_Way):
     """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
 
-    is_integrated: ClassVar[bool] = True
-
     def readouts(self, rng_key: Array, data: Data) -> Results:
         """Draw the readout, (draws, d) or (draws, d, k)."""
-        fit = self._shapes(data)[0]
 
-        def single(run: ReadoutRun, solved: Any, normal: Array) -> Array:
-            readout, dtype = self._readout_of(run, solved)
-            return run.prior_loc + readout.draw(normal.astype(dtype))
+        def single(solved: Any, normal: Array, fit: ReadoutRun) -> Array:
+            return fit.prior_loc + self._readout(fit, solved).draw(normal)
 
+        (fit,) = self.shapes(data)
         normals = random.normal(rng_key, (data.num_draws, *fit.prior_loc.shape))
-        found, is_right = self._map(lambda runs, *rest: single(runs[0], *rest), data, normals, calls=[data.fit])
-        return found, finite_draws(found), is_right
+        return with_finite_draws(self._map(single, data, normals))
 
     def posteriors(self, rng_key: None, data: Data) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
-        found, is_right = self._map(
-            lambda runs, _: runs[0].problem(self.model.variant).posterior(), data, calls=[data.fit]
-        )
-        return found, finite_draws(found), is_right
+        return with_finite_draws(self._map(lambda _, fit: fit.problem().posterior(), data))
 
     def log_evidences(self, rng_key: None, data: Data) -> Results:
         """Return the log evidence of the fit's observations, (draws,)."""
         if data.solved is not None:
-            found = data.solved.log_evidence
-            return found, jnp.isfinite(found), jnp.ones(found.shape, bool)
-        found, is_right = self._map(
-            lambda runs, _: runs[0].problem(self.model.variant).log_evidence(), data, calls=[data.fit]
-        )
-        return found, jnp.isfinite(found), is_right
+            return with_finite_draws(data.solved.log_evidence)
+        return with_finite_draws(self._map(lambda _, fit: fit.problem().log_evidence(), data))
 
     def left_out(self, rng_key: None, data: Data) -> Results:
         """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
 
-        def single(runs: list[ReadoutRun], _: Any) -> tuple[Array, Array]:
-            mean, variance = runs[0].problem(self.model.variant).leave_one_out()
-            return runs[0].loc + mean, variance
+        def single(_: Any, fit: ReadoutRun) -> tuple[Array, Array]:
+            mean, variance = fit.problem().leave_one_out()
+            return fit.loc + mean, variance
 
-        found, is_right = self._map(single, data, calls=[data.fit])
-        return found, finite_draws(found), is_right
+        return with_finite_draws(self._map(single, data))
 
     def predictions(self, rng_key: Array, data: Data) -> Results:
         """Return moments and draws at the inputs of the test, (draws, m) or (draws, m, k) each."""
@@ -116,11 +117,9 @@ class Integrated(_Way):
         normals = jnp.split(random.normal(rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
         normals = [part.reshape(data.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
 
-        def single(runs: list[ReadoutRun], solved: Any, normals: list[Array]) -> Draws:
-            fit, new = runs
-            readout, dtype = self._readout_of(fit, solved)
-            # Models may be in half or double precision, which is not known before the run.
-            phi, residuals, noise = (part.astype(dtype) for part in normals)
+        def single(solved: Any, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
+            phi, residuals, noise = normals
+            readout = self._readout(fit, solved)
             mean, variance, function = readout.predict(new.features, phi, None if is_blocked else residuals)
             noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
             return {
@@ -128,11 +127,10 @@ class Integrated(_Way):
                 "variance": variance,
                 "predictive_variance": variance + noise_scale**2,
                 "noise_scale": noise_scale,
-                self.names.observed: new.loc + function + noise_scale * noise,
+                self.observed: new.loc + function + noise_scale * noise.astype(mean.dtype),
             }
 
-        found, is_right = self._map(single, data, normals)
-        return found, finite_draws(found), is_right
+        return with_finite_draws(self._map(single, data, normals))
 
     def log_densities(self, rng_key: None, data: Data) -> Results:
         """Return the log predictive density of each row's observations, (m,)."""
@@ -145,54 +143,47 @@ class Integrated(_Way):
     def _averaged(self, density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]], data: Data) -> Results:
         self._checked_shapes(data, is_observed=True)
 
-        def single(runs: list[ReadoutRun], solved: Any) -> tuple[Array, Array]:
-            fit, new = runs
-            return density(fit, new, self._readout_of(fit, solved)[0])
+        def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:
+            return density(fit, new, self._readout(fit, solved))
 
-        (found, is_finite), is_right = self._map(single, data)
-        return log_of_average(found, is_finite & is_right), is_finite, is_right
+        found, is_finite = self._map(single, data)
+        return log_of_average(found, is_finite), is_finite
 
-    def _readout_of(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> tuple[Any, Any]:
-        """Return what draws the readout and predicts, and its type of numbers."""
-        if solved is not None:
-            return solved, solved.mean.dtype
-        problem = fit.problem(self.model.variant)
-        return problem.solved(), problem.features.dtype
+    def _readout(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> Any:
+        """Return what draws the readout and predicts."""
+        return fit.problem().solved() if solved is None else solved
 
-    def _map(self, single: Callable, data: Data, *more: Any, calls: list[Call] | None = None) -> tuple[Any, Array]:
-        """Map ``single(runs, solved, *more)`` over the draws; return results, and by draw whether assumptions hold."""
-        calls = [call for call in (data.fit, data.test) if call is not None] if calls is None else calls
+    def _map(self, single: Callable, data: Data, *more: Any) -> Any:
+        """Map ``single(solved, *more, *runs)`` over the draws; NaN, or False, where the assumptions do not hold."""
 
-        def checked(draw: Any) -> tuple[Any, Array]:
+        def checked(draw: Any) -> Any:
             values, solved, *rest = draw
-            runs, are_right = zip(
-                *(read_run(self.model.fn, self.names, {**data.params, **values}, *call) for call in calls), strict=True
-            )
-            is_right = jnp.stack(are_right).all()
-            found = single(list(runs), solved, *rest)
-            return jax.tree.map(lambda leaf: _nan_unless(is_right, leaf), found), is_right
+            values = {**data.params, **values}
+            pairs = [read_run(self.model, values, *call) for call in data.calls]
+            found = single(solved, *rest, *(run for run, _ in pairs))
+            is_right = jnp.stack([is_right for _, is_right in pairs]).all()
+            return jax.tree.map(lambda leaf: _only_if(is_right, leaf), found)
 
-        sizes = [run.features.size for run in self._shapes(data, calls)]
-        return map_in_batches(checked, (data.draws, data.solved, *more), self.batch_size, max(1, *sizes))
+        sizes = [run.features.size for run in self.shapes(data)]
+        return self._over_draws(checked, (data.draws, data.solved, *more), max(1, *sizes))
 
-    def _shapes(self, data: Data, calls: list[Call] | None = None) -> list[ReadoutRun]:
+    def shapes(self, data: Data) -> list[ReadoutRun]:
         """Return the runs of a draw with shapes instead of numbers: what is to be checked of shapes is checked once."""
         values = {**data.params, **first_of(data.draws)}
 
-        def run(call: Call) -> ReadoutRun:
-            sites, others = read_sites(self.model.fn, self.names, values, *call)
-            return sites.read_off(others)
+        def runs() -> list[ReadoutRun]:
+            found = [read_sites(self.model, values, *call).read_off() for call in data.calls]
+            found[0].problem()  # which checks it
+            return found
 
-        calls = [call for call in (data.fit, data.test) if call is not None] if calls is None else calls
-        return [jax.eval_shape(lambda call=call: run(call)) for call in calls]
+        return jax.eval_shape(runs)
 
     def _checked_shapes(self, data: Data, *, is_observed: bool) -> list[ReadoutRun]:
-        fit, new = self._shapes(data)
-        check_observed(self.names.observed, new.is_observed, is_wanted=is_observed)
+        fit, new = self.shapes(data)
+        check_observed(self.observed, new.is_observed, is_wanted=is_observed)
         num_rows, num_features = new.features.shape
         if new.loc.shape[0] != num_rows:
-            error = f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}."
-            raise StoppedRunError(ValueError(error), num_rows)
+            raise ValueError(f"the inputs give features with {num_rows} rows, but means of shape {new.loc.shape}.")
         if num_features != fit.features.shape[1]:
             raise ValueError(
                 f"the inputs give features with {num_features} columns, but the model was fitted with "
@@ -201,26 +192,25 @@ class Integrated(_Way):
         return [fit, new]
 
 
+_SIZE_OF_DRAW = 2**14
+
+
 class ThroughWeights(_Way):
     """Predictions through draws of all weights, readout included, of one observed site with any likelihood."""
 
-    is_integrated: ClassVar[bool] = False
-
     def readouts(self, rng_key: Array, data: Data) -> Results:
         """Return the draws' own readouts, (draws, d) or (draws, d, k)."""
-        found = self._map(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, data, 1)
-        return found, finite_draws(found), jnp.ones(data.num_draws, bool)
+        found = self._over_draws(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, 1)
+        return with_finite_draws(found)
 
     def predictions(self, rng_key: Array, data: Data) -> Results:
         """Return moments of the observed distribution and draws of it, at the inputs of the test."""
-        observed = self.names.observed
 
         def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
             site = self._site(draw[0], data, is_observed=False)
-            return {**moments_of(site["fn"]), observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
+            return {**moments_of(site["fn"]), self.observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
 
-        found, is_finite = self._map(single, (data.draws, random.split(rng_key, data.num_draws)), data)
-        return found, is_finite, jnp.ones(data.num_draws, bool)
+        return self._over_draws(single, (data.draws, random.split(rng_key, data.num_draws)), _SIZE_OF_DRAW)
 
     def log_densities(self, rng_key: None, data: Data) -> Results:
         """Return the log predictive density of each row's observations, (m,)."""
@@ -245,8 +235,8 @@ class ThroughWeights(_Way):
             site = self._site(draw, data, is_observed=True)
             return density(site), _is_finite(site["fn"])
 
-        found, is_finite = self._map(single, data.draws, data)
-        return log_of_average(found, is_finite), is_finite, jnp.ones(data.num_draws, bool)
+        found, is_finite = self._over_draws(single, data.draws, _SIZE_OF_DRAW)
+        return log_of_average(found, is_finite), is_finite
 
     def _weights(self, draw: Draws, data: Data) -> Draws:
         """Return one draw of the unwrapped model, of one that may hold the base site instead of the readout."""
@@ -260,13 +250,10 @@ class ThroughWeights(_Way):
         args, kwargs = data.test  # type: ignore[misc]
         sites: Sites = run_model(self.model.fn, args, kwargs, values=self._weights(draw, data))
         if self.model.readout not in latent_sites(sites):
-            refuse_other_readout(self.model.readout)
-        site = sites[self.names.observed]
-        check_observed(self.names.observed, site["is_observed"], is_wanted=is_observed)
+            refuse_other_readout(self.model.readout, sites)
+        site = sites[self.observed]
+        check_observed(self.observed, site["is_observed"], is_wanted=is_observed)
         return site
-
-    def _map(self, single: Callable, draws: Any, data: Data, size_of_draw: int = 2**14) -> Any:
-        return map_in_batches(single, draws, self.batch_size, size_of_draw)
 
 
 def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
@@ -304,10 +291,10 @@ def log_of_average(log_densities: Array, is_finite: Array) -> Array:
     return logsumexp(found, axis=0) - jnp.log(is_finite.sum())
 
 
-def finite_draws(results: Any) -> Array:
-    """Return whether all results of a draw are finite, (draw,)."""
-    by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(results)]
-    return jnp.array(by_leaf).all(axis=0)
+def with_finite_draws(found: Any) -> Results:
+    """Return results, and whether all of a draw are finite, (draw,)."""
+    by_leaf = [jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1) for leaf in jax.tree.leaves(found)]
+    return found, jnp.array(by_leaf).all(axis=0)
 
 
 def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
@@ -315,13 +302,12 @@ def check_observed(site: str, is_observed: bool, *, is_wanted: bool) -> None:
     if is_observed and not is_wanted:
         raise ValueError(
             f"the observed site {site!r} is observed with these arguments, and predictions make no use of "
-            "observations; call without them, predictive(key, x_new), or get their density from "
-            "predictive.log_density(x_new, y_new)."
+            "observations; call without them, or predictive.log_density(x_new, y_new)."
         )
     if is_wanted and not is_observed:
         raise ValueError(
-            f"the observed site {site!r} is not observed with these arguments; pass the observations whose "
-            "density is wanted, predictive.log_density(x_new, y_new)."
+            f"the observed site {site!r} is not observed with these arguments; pass the observations, "
+            "predictive.log_density(x_new, y_new)."
         )
 
 
@@ -343,17 +329,8 @@ def _is_finite(fn: dist.Distribution) -> Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fn)]).all()
 
 
-def _nan_unless(condition: Array, leaf: Array) -> Array:
-    return jnp.where(condition, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-
-def map_in_batches(single: Callable, draws: Any, batch_size: int | None, size_of_draw: int) -> Any:
-    """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
-    if batch_size is None:
-        limit = 2**20 if jax.default_backend() == "cpu" else 2**26
-        num_draws = jax.tree.leaves(draws)[0].shape[0]
-        batch_size = _divisor(num_draws, limit // size_of_draw)
-    return map_draws(single, draws, batch_size)
+def _only_if(condition: Array, leaf: Array) -> Array:
+    return leaf & condition if leaf.dtype == bool else jnp.where(condition, leaf, jnp.nan)
 
 
 def _divisor(number: int, limit: int) -> int:

@@ -1,6 +1,5 @@
 """Predictions from draws of a wrapped model: what the user holds."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +15,16 @@ from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import (
     IN_FLOAT64,
     NOISE_TOO_SMALL,
+    are_known,
     check_key,
     check_known,
     check_levels,
+    check_no_nan,
     is_known,
-    is_tracing,
     kind_of,
     late_progress,
     listing,
+    named_arguments,
     refuse_frames,
     warn_if_stuck,
     whole_number,
@@ -31,26 +32,24 @@ from numpyro_wide._checks import (
 from numpyro_wide._compile import program_of, split
 from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
-from numpyro_wide.readout._assumptions import check_at, conjugate_sites, refuse
+from numpyro_wide.readout._assumptions import check_at, conjugate_form
 from numpyro_wide.readout._model import (
     Draws,
     Model,
     PlainModel,
     ReadoutModel,
     ReadoutRun,
-    SiteNames,
-    StoppedRunError,
+    as_call,
     check_fit_observed,
     check_wrapped,
     first_of,
-    read_sites,
     refuse_other_readout,
 )
 from numpyro_wide.readout._predictions import Call, Data, Integrated, Results, ThroughWeights
 
 # Names that predictions are given under, besides that of the observed site.
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
-_ORDER = "the order is ReadoutPredictive(model, draws, (x, y))"
+_ORDER = "ReadoutPredictive(model, draws, (x, y))"
 _NUM_NAMED = 20
 _MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
 # Settings of JAX, besides the types of the arrays, that a program depends on.
@@ -82,16 +81,14 @@ class PredictiveSummary:
         """Return the table as a ``pandas.DataFrame``, a column for each statistic of each output."""
         import pandas  # whose import takes a while
 
-        parts: dict[str, np.ndarray | None] = {"mean": self.mean, "sd": self.standard_deviation}
+        parts: dict[str, Any] = {"mean": self.mean, "sd": self.standard_deviation}
         parts |= {f"{100 * level:g}%": values for level, values in self.quantiles.items()}
         parts["p"] = self.probs
         columns: dict[str, np.ndarray] = {}
         for name, values in parts.items():
-            if values is not None and values.ndim == 1:
-                columns[name] = values
-            elif values is not None:
-                by_column = values.reshape(values.shape[0], -1).T
-                columns |= {f"{name}[{index}]": column for index, column in enumerate(by_column)}
+            by_column = [] if values is None else values.reshape(len(values), -1).T
+            for index, column in enumerate(by_column):
+                columns[name if values.ndim == 1 else f"{name}[{index}]"] = column
         return pandas.DataFrame(columns).rename_axis("row", axis="columns")
 
     def __str__(self) -> str:
@@ -106,9 +103,8 @@ class PredictiveSummary:
 def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -> PredictiveSummary:
     """Summarise predictions over their draws."""
     values = {name: np.asarray(draws, float) for name, draws in found.items()}
-    probs = values["probs"].mean(axis=0) if "probs" in values else None
-    if probs is not None:
-        return PredictiveSummary(probs=probs)
+    if "probs" in values:
+        return PredictiveSummary(probs=values["probs"].mean(axis=0))
     mean, variance = values["mean"], values["predictive_variance"]
     center, of_mixture = _mixture.moments(mean, variance)
     if "variance" in values:  # each draw's prediction is a Gaussian
@@ -126,9 +122,8 @@ class ReadoutPredictive:
     draw of the hidden weights. That holds for collapsed models, and for others whose own likelihood is Normal with a
     mean linear in the readout. For all others, such as classes and counts, predictions go through draws of all weights.
 
-    Arrays are copied. It answers for the model as that was when it first computed at inputs of some shape, as every
-    jitted function does; make a new one after a change of the model. Programs are compiled at the first call for some
-    shapes; further calls, and other draws, use them again.
+    Arrays are copied. Programs are compiled at the first call for inputs of some shape, of the model as it is then, and
+    used again by further calls and for other draws; make a new one after a change of the model.
 
     Args:
         model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`; or any model, with
@@ -146,11 +141,8 @@ class ReadoutPredictive:
         progress_bar: whether to show a bar while features are summed over by blocks of rows, once for all draws.
 
     Raises:
-        TypeError: if the model is not wrapped and its sites are not named, the draws are no dictionary, or
-            ``model_args`` is not a tuple, or not what the model can be called with.
-        ValueError: if there are no draws, a latent site has none, their numbers differ, nothing is observed, or the
-            observed site has a name that predictions are given under; of a collapsed model, if the readout cannot be
-            integrated out at the first draw. Predictions raise it where that is so at another draw or at other inputs.
+        ValueError: if a latent site has no draws, their numbers differ, nothing is observed, or the readout of a
+            collapsed model cannot be integrated out at the first draw; of predictions, at another draw or other inputs.
         FloatingPointError: in predictions, if a draw's are not finite: the noise is too small for this precision.
 
     Warns:
@@ -194,34 +186,25 @@ class ReadoutPredictive:
         check_wrapped(wrapped, "of a model that is not wrapped, name the sites: readout=..., features=...")
         if not isinstance(draws, Mapping):
             raise TypeError(
-                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; {_ORDER}."
-            )
-        if not isinstance(model_args, tuple | list):
-            raise TypeError(
-                "draws must be a dictionary of draws, and model_args a tuple, but got a "
-                f"{type(draws).__name__} and {kind_of(model_args)}; {_ORDER}."
+                f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; the order "
+                f"is {_ORDER}."
             )
         self.model: ReadoutModel = wrapped
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
         self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
         self.num_draws = _num_draws(self.draws)
-        args, kwargs = tuple(model_args), dict(model_kwargs or {})
-        refuse_frames(args, kwargs)
-        self._fit: Call = _copied((args, kwargs))
+        call = as_call(model_args, model_kwargs, _ORDER)
+        refuse_frames(*call)
+        self._fit: Call = _copied(call)
         self._params: Draws = _copied(dict(params or {}))
         self._progress_bar = progress_bar
         self._programs: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
-        try:
-            self._shapes, self._way = self._look(observed)
-        except TypeError as error:
-            example = "what it was fitted on, observations included, such as model_args=(x, y)"
-            refuse_mismatch(self.model.fn, self._fit, error, "model_args and model_kwargs", example)
-            raise
-        if self._way.names.observed in NAMES:
+        self._shapes, self._way = self._look(observed)
+        if self._way.observed in NAMES:
             raise ValueError(
-                f"the observed site is called {self._way.names.observed!r}, but predictions are given under the names "
-                f"{listing(NAMES)} and that of the site; rename the site."
+                f"the observed site is called {self._way.observed!r}, but predictions are given under the names "
+                f"{listing(NAMES)}; rename the site."
             )
         warn_if_stuck(self.draws, by_chain=False)
 
@@ -232,7 +215,7 @@ class ReadoutPredictive:
     @property
     def is_integrated(self) -> bool:
         """Whether the readout is integrated out: the model's likelihood is Normal, and linear in it."""
-        return self._way.is_integrated
+        return isinstance(self._way, Integrated)
 
     def readout(self, rng_key: Array) -> Array:
         """Draw the readout from its posterior, once for each draw of the other sites, (draws, d) or (draws, d, k).
@@ -263,8 +246,8 @@ class ReadoutPredictive:
             **kwargs: keyword arguments of the model without observations.
 
         Returns:
-            Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. With a Normal
-            likelihood quantiles are exact, those of a mixture of Gaussians; else they are those of draws.
+            Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. Quantiles are
+            those of a mixture of Gaussians where the readout is integrated out, else of draws.
         """
         levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
         check_levels("quantiles", levels)
@@ -272,7 +255,7 @@ class ReadoutPredictive:
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
         found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
         check_known("a summary holds numbers", *found.values())
-        return summarise(found, self._way.names.observed, levels)
+        return summarise(found, self._way.observed, levels)
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
@@ -307,71 +290,51 @@ class ReadoutPredictive:
         $\log N(Y; \text{loc}, \Psi \Psi^\top + \sigma^2 I)$ (Mathematics, :eq:`evidence`), in nats. Where the readout
         is not integrated out, a ``ValueError``.
         """
-        if not self.is_integrated:
-            raise ValueError(
-                "the readout is not integrated out of this model, whose likelihood is not Normal, so that its evidence "
-                "is not known; estimate it with numpyro_wide.model_evidence."
-            )
+        self._refuse_unless_integrated("estimate its evidence with numpyro_wide.model_evidence")
         return self._run("log_evidences")
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Predict each row of the fit from all others, in closed form at each draw of the other sites.
+        """Predict each row of the fit from all others, in closed form at each draw (Mathematics, :eq:`left-out`).
 
-        Given the hidden weights the mean and variance of a row's observation given all other rows are known
-        (Mathematics, :eq:`left-out`). Draws are of all rows, to which hidden weights have adapted: an average over them
-        weighs each, for a row, by the inverse of its density there, smoothed as ``arviz.psislw`` does, and is too good
-        where the Pareto shape is above 0.7.
+        Hidden weights have adapted to all rows: an average over draws weighs each, for a row, by the inverse of its
+        density there, smoothed as ``arviz.psislw`` does, and is too good where the Pareto shape is above 0.7.
 
         Returns:
             Mean and variance, noise included, (draws, n) or (draws, n, k) each. Where the readout is not integrated
             out, a ``ValueError``.
         """
+        self._refuse_unless_integrated("leave one out by arviz.loo, of diagnostics.to_arviz(..., log_likelihood=True)")
+        return self._run("left_out")
+
+    def _refuse_unless_integrated(self, remedy: str) -> None:
         if not self.is_integrated:
             raise ValueError(
-                "the readout is not integrated out of this model, whose likelihood is not Normal: leave one out by "
-                "arviz.loo, from diagnostics.to_arviz(..., log_likelihood=True)."
+                f"the readout is not integrated out of this model, whose likelihood is not Normal; {remedy}."
             )
-        return self._run("left_out")
 
     def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
         """Return how to predict, after shapes of the run of the fit where the readout is integrated out."""
         model, (args, kwargs) = self.model, self._fit
-        values = {**self._params, **first_of(self.draws)}
-        if model.is_collapsed:  # its names are checked first
-            self._run_shapes(SiteNames(model.readout, model.features, str(model.observed)), self._params)
+        observed = model.observed or observed
         sites = abstract_sites(model.fn, args, kwargs, self._params)
         latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
+        check_fit_observed(observed, latent)
         if latent.pop(model.readout, None) is None:
-            refuse_other_readout(model.readout)
+            refuse_other_readout(model.readout, sites)
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-        names = conjugate_sites(model, values, args, kwargs, observed)
-        if names is not None:
-            return self._run_shapes(names, values), Integrated(model, names, self.batch_size)
+        form = conjugate_form(model, {**self._params, **first_of(self.draws)}, args, kwargs, observed)
+        if form is not None:
+            way = Integrated(form, form.observed, self.batch_size)
+            return way.shapes(Data(self.draws, self._params, self._fit))[0], way
         if not {model.readout, model.base} & self.draws.keys():
             self._refuse_missing([model.readout])
         found = [name for name in observed_sites(sites) if observed in (None, name)]
         if len(found) != 1:
             raise ValueError(
                 f"predictions are of one observed site, but the model observes {listing(observed_sites(sites))} with "
-                "these model_args and model_kwargs. Pass what it was fitted on, observations included; of several "
-                "sites, name the one to predict: observed=..."
+                "these model_args and model_kwargs; pass the observations, and name one of several sites: observed=..."
             )
-        return None, ThroughWeights(model, SiteNames(model.readout, model.features, found[0]), self.batch_size)
-
-    def _run_shapes(self, names: SiteNames, values: Mapping[str, Any]) -> ReadoutRun:
-        def run() -> ReadoutRun:
-            sites, others = read_sites(self.model.fn, names, values, *self._fit)
-            found = sites.read_off(others)
-            found.problem(self.model.variant)  # which checks it
-            return found
-
-        try:
-            found = jax.eval_shape(run)
-        except NotImplementedError:  # a prior that cannot be sampled, such as ImproperUniform
-            values = {**values, **first_of(self.draws)}
-            found = jax.eval_shape(run)
-        check_fit_observed(found, names.observed)
-        return found
+        return None, ThroughWeights(model, found[0], self.batch_size)
 
     def _check_draws(self, latent: dict[str, tuple[int, ...]], params: list[str]) -> None:
         """Refuse draws that lack a latent site or have another shape, and param sites without a value."""
@@ -399,19 +362,19 @@ class ReadoutPredictive:
     def _run(
         self, what: str, rng_key: Array | None = None, test: Call | None = None, *, is_average: bool = False
     ) -> Any:
-        """Return what a method of the way to predict gives for all draws; refuse what is not finite, or not right."""
+        """Return what a method of the way to predict gives for all draws; refuse what is not finite."""
         try:
-            found, is_finite, is_right = self._results(what, rng_key, test, is_average=is_average)
+            found, is_finite = self._results(what, rng_key, test, is_average=is_average)
         except Exception as error:
             if test is not None:
-                self._explain(error, test)
+                self._add_hints(error, test)
             raise
         if is_known(is_finite):
-            if not np.all(is_right):
-                self._refuse_wrong(int(np.argmin(is_right)), test)
+            if not np.all(is_finite) and self.is_integrated:
+                self._refuse_wrong(int(np.argmin(is_finite)), test)
             _refuse_nonfinite("predictions" if test is not None else what.replace("_", " "), np.asarray(is_finite))
         elif is_average:  # what cannot be told of here must not go unnoticed
-            found = jnp.where(jnp.all(is_finite & is_right), found, jnp.nan)
+            found = jnp.where(jnp.all(is_finite), found, jnp.nan)
         return found
 
     def _results(self, what: str, rng_key: Array | None, test: Call | None, *, is_average: bool) -> Results:
@@ -429,14 +392,12 @@ class ReadoutPredictive:
 
     def _computed(self, what: str, rng_key: Array | None, data: Data) -> Results:
         """Compute, by a program of this object if there is one for arrays of these shapes."""
-        arrays, join = split((rng_key, vars(data)))
-        method = getattr(self._way, what)
+        arrays, join = split((rng_key, data))
 
         def compute(arrays: list[Array]) -> Results:
-            rng_key, data = join(arrays)
-            return method(rng_key, Data(**data))
+            return getattr(self._way, what)(*join(arrays))
 
-        if is_tracing() or not all(map(is_known, arrays)):
+        if not are_known(arrays):
             return compute(arrays)
         # What is no array is part of the program, and of its key.
         rest = jax.tree.flatten(join([0] * len(arrays)))
@@ -448,82 +409,66 @@ class ReadoutPredictive:
 
     def _is_kept(self) -> bool:
         """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
-        if self._shapes is None or not isinstance(self._shapes.features, RowFeatures) or is_mapped(self.draws):
+        features = None if self._shapes is None else self._shapes.features
+        if not isinstance(features, RowFeatures) or is_mapped(self.draws):
             return False
-        if is_tracing() or not all(map(is_known, jax.tree.leaves((self.draws, self._fit, self._params)))):
-            return False
-        return self.num_draws * self._shapes.features.shape[1] ** 2 <= _MOST_KEPT
+        is_small = self.num_draws * features.shape[1] ** 2 <= _MOST_KEPT
+        return is_small and are_known((self.draws, self._fit, self._params))
 
     def _solve(self) -> BlockedPosterior:
         """Return the readout's posterior at every draw, one draw at a time: of many rows each takes a while."""
         found = []
         for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
-            posterior, _, is_right = self._computed("posteriors", None, Data(draw, self._params, self._fit))
-            if not np.all(is_right):
-                self._refuse_wrong(index, None)
+            posterior, _ = self._computed("posteriors", None, Data(draw, self._params, self._fit))
             found.append(jax.block_until_ready(posterior))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     def _log_average(self, what: str, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
         found = self._run(what, None, test, is_average=True)
-        if is_known(found) and np.isnan(found).any():
-            rows = np.flatnonzero(np.isnan(found))
-            which = (
-                f"{len(rows)} of {len(found)} rows do, the first being row {rows[0]}" if len(found) > 1 else "some do"
-            )
-            raise ValueError(
-                f"the observations of site {self._way.names.observed!r} must not contain NaN, but {which}; drop or "
-                "impute the missing ones."
-            )
+        check_no_nan(f"the observations of site {self._way.observed!r}", found.squeeze())
         return found
 
     def _refuse_wrong(self, index: int, test: Call | None) -> None:
-        """Say why the readout cannot be integrated out at a draw, with the arguments of the fit or of the test."""
+        """Say why the readout cannot be integrated out at a draw, by the arguments of the fit or test, if it cannot."""
         values = {**self._params, **{name: draws[index] for name, draws in self.draws.items()}}
         for call, where in ((self._fit, "the arguments of the fit"), (test, "these arguments")):
             if call is not None:
                 try:
-                    refuse(check_at(self.model.fn, self._way.names, values, *call)[0], self._way.names)
+                    check_at(self._way.model, values, *call)
                 except ValueError as error:
                     raise ValueError(f"at draw {index}, with {where}: {error}") from error
-        raise ValueError(f"the readout cannot be integrated out of the model at draw {index}.")
 
-    def _explain(self, error: Exception, test: Call) -> None:
-        """Raise an error that says what is wrong with the inputs, if that is the reason of another error."""
-        if isinstance(error, StoppedRunError):
-            self._refuse_noise_of_other_rows(error)
-        elif isinstance(error, AssertionError | ZeroDivisionError):
-            if any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
-                part = "a plate" if isinstance(error, AssertionError) else "an array"  # which is reshaped
-                raise ValueError(f"there are no rows to predict for, and {part} of the model must have one.") from error
-        else:
-            if isinstance(error, TypeError):
-                what = "those of the rows to predict, such as x_new"
-                refuse_mismatch(self.model.fn, test, error, "arguments", what)
-            refuse_other_columns(self._fit, test, error)
-
-    def _refuse_noise_of_other_rows(self, error: StoppedRunError) -> None:
-        """Say what the model's own broadcasting error does not, if it got as far as other features than the fit's."""
-        if self._shapes is None:
-            return
-        noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
-        is_by_row = len(noise) == len(loc) and noise[0] == loc[0] > 1
-        if is_by_row and error.num_rows != loc[0]:
-            raise ValueError(
-                f"the noise of observed site {self._way.names.observed!r} is by row, for the {loc[0]} rows of the fit, "
-                f"and the model fails at the {error.num_rows} rows to predict; pass the noise of the new rows as an "
-                "argument of the model: a default value, or an array from outside of it, is the fit's."
-            ) from error
+    def _add_hints(self, error: Exception, test: Call) -> None:
+        """Add to an error at the rows to predict how they differ from those of the fit, which it may come from."""
+        fitted = named_arguments(*self._fit)
+        for name, value in named_arguments(*test).items():
+            old, new = (getattr(array, "shape", ()) for array in (fitted.get(name, value), value))
+            if old[1:] != new[1:]:
+                columns = ", ".join(map(str, old[1:]))
+                error.add_note(
+                    f"{name} has shape {new}, where the fit had {old}. New inputs need the columns of the fit, (m, "
+                    f"{columns})."
+                )
+        lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(test)}
+        if (0,) in lengths:
+            error.add_note("There are no rows to predict for, and a plate of the model may need one.")
+        elif self._shapes is not None:
+            noise, loc = self._shapes.noise_scale.shape, self._shapes.loc.shape
+            if len(noise) == len(loc) and noise[0] == loc[0] > 1 and loc[:1] not in lengths:
+                error.add_note(
+                    f"The noise of observed site {self._way.observed!r} is by row, for the {loc[0]} rows of the fit: "
+                    "make that of the rows to predict an argument of the model, and pass it."
+                )
 
 
 def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
     lost = np.flatnonzero(~is_finite)
     if lost.size == is_finite.size:
         raise FloatingPointError(
-            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs, those of the fit and the "
-            f"new ones. If there is none, {NOISE_TOO_SMALL}; run {IN_FLOAT64}."
+            f"no {what} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
+            f"{NOISE_TOO_SMALL}; run {IN_FLOAT64}."
         )
     if lost.size:
         named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
@@ -542,51 +487,20 @@ def _in_blocks(
     is_average: bool,
 ) -> Results:
     """Run a function of a key and a block of draws for all of them, with results on the host."""
-    found, is_finite, is_right = [], [], []
+    found, is_finite = [], []
     for start, block in blocks_of(draws, axis=0):
         key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-        results, finite, right = run(key, block)
+        results, finite = run(key, block)
         found.append(jax.tree.map(np.asarray, results))
         is_finite.append(np.asarray(finite))
-        is_right.append(np.asarray(right))
-    told: Any = np.concatenate(is_finite), np.concatenate(is_right)
     if is_average:
         counts = np.array([finite.sum() for finite in is_finite])[:, None]
         # A block without a finite draw has the weight zero, whatever its density.
         parts = np.where(counts > 0, np.array(found), -np.inf)
-        return logsumexp(parts, b=counts / max(1, counts.sum()), axis=0), *told
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *found), *told
-
-
-def refuse_mismatch(model: Callable, call: Call, error: TypeError, what: str, example: str) -> None:
-    """Raise a ``TypeError`` that says why a model cannot be called with some arguments, if that is the reason."""
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*call[0], **call[1])
-    except TypeError as mismatch:
-        raise TypeError(f"the model cannot be called with these {what}: {mismatch}. Pass {example}.") from error
-
-
-def refuse_other_columns(fit: tuple[tuple, dict], test: tuple[tuple, dict], error: Exception) -> None:
-    """Say that arguments of a prediction have other columns than those of the fit, if the model fails at them."""
-    (args, kwargs), (new_args, new_kwargs) = fit, test
-    pairs = [(f"argument {place}", *pair) for place, pair in enumerate(zip(args, new_args, strict=False))]
-    pairs += [(name, kwargs[name], value) for name, value in new_kwargs.items() if name in kwargs]
-    for name, old, new in pairs:
-        if not all(hasattr(value, "shape") for value in (old, new)) or old.shape[1:] == new.shape[1:]:
-            continue
-        came = f"{name} has shape {new.shape}, where the fit had {old.shape}"
-        columns = ", ".join(map(str, old.shape[1:]))
-        said = (
-            f"the model fails at the rows to predict: {came}. New inputs need the columns of the fit, (m, {columns})."
-        )
-        if isinstance(error, ValueError):
-            error.add_note(said)
-            return
-        raise ValueError(said) from error
+        results = logsumexp(parts, b=counts / max(1, counts.sum()), axis=0)
+    else:
+        results = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+    return results, np.concatenate(is_finite)
 
 
 def _copied(tree: Any) -> Any:
@@ -600,13 +514,10 @@ def _as_draws(draws: Any) -> Any:
 
 
 def _num_draws(draws: Draws) -> int:
-    lengths = {name: values.shape[0] if values.ndim else None for name, values in draws.items()}
-    if len(set(lengths.values())) != 1 or None in lengths.values():
+    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in draws.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
-            "draws must hold arrays with one leading axis for the draws, of the same length, "
-            f"but the lengths are {lengths}."
+            "draws must hold arrays with a leading axis of at least one draw, of the same length, but the lengths are "
+            f"{lengths}."
         )
-    num_draws = next(length for length in lengths.values() if length is not None)
-    if num_draws == 0:
-        raise ValueError("draws must hold at least one draw, but the arrays are empty.")
-    return num_draws
+    return next(iter(lengths.values()))

@@ -1,12 +1,11 @@
 """Repriorisation of a readout: of one site, and of a whole model."""
 
-from collections import defaultdict
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -14,26 +13,26 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import Reparam
+from numpyro.primitives import _PYRO_STACK
 
-from numpyro_wide._checks import check_names_known, check_no_nan, refuse_frames
-from numpyro_wide._traces import latent_sites, refuse_subsampled, run_model
+from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, refuse_frames
+from numpyro_wide._traces import refuse_subsampled
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.readout._model import (
     Model,
     ReadoutModel,
     SeenSites,
-    active_plates,
-    adopt_signature,
     base_name,
-    bound_arguments,
-    check_options,
     normal_parameters,
-    refuse_base_without_targets,
-    refuse_given_value,
+    refuse_given_readout,
     refuse_other_readout,
+    refuse_prior_readout,
 )
 from numpyro_wide.readout._transform import ReadoutTransform
+
+SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
+Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
 
 
 class ReprioriseReadout(Reparam):
@@ -61,8 +60,8 @@ class ReprioriseReadout(Reparam):
             an n × n matrix), or "auto", the cheaper of the first two.
 
     Raises:
-        ValueError: when the model runs, if shapes do not fit, the prior is not Normal, the noise is not positive,
-            targets or features contain NaN, or the readout is observed or conditioned on.
+        ValueError: when the model runs, if shapes do not fit, the prior is not Normal, the noise is not positive, data
+            contain NaN, or the readout is given a value.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -86,7 +85,7 @@ class ReprioriseReadout(Reparam):
         targets: ArrayLike | None,
         noise_scale: ArrayLike,
         *,
-        regulariser: ArrayLike | Callable[[ArrayLike], ArrayLike] | None = None,
+        regulariser: Regulariser = None,
         variant: str = "auto",
     ):
         check_variant(variant)
@@ -103,7 +102,8 @@ class ReprioriseReadout(Reparam):
         base = base_name(name)
         if obs is not None:
             raise ValueError(f"the readout {name!r} is observed; a repriorised readout must be latent.")
-        refuse_given_value(name, base)
+        remedy = "to linear_gaussian.readout_inverse_map(features, targets, readout, noise_scale)"
+        refuse_given_readout(name, f"it is the image of {base!r}; set that {remedy}, or use the unwrapped model", base)
         check_no_nan("features", self.features)
         check_no_nan("targets", self.targets)
         loc, scale = normal_parameters(name, "readout", fn)
@@ -118,7 +118,7 @@ class ReprioriseReadout(Reparam):
             same_type=(loc, scale),
         )
         problem.check_readout(f"readout {name!r}", tuple(fn.shape()))
-        plates = active_plates()
+        plates = [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
         for plate in plates:
             if plate.subsample_size != plate.size:
                 raise ValueError(f"the readout {name!r} is in the subsampled plate {plate.name!r}; use the full plate.")
@@ -133,11 +133,7 @@ class ReprioriseReadout(Reparam):
         return None, transform(phi)
 
 
-SurrogateLike: TypeAlias = Surrogate | Callable[[Any], tuple[ArrayLike, ArrayLike]]
-Regulariser: TypeAlias = ArrayLike | Callable[[ArrayLike], ArrayLike] | None
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RepriorisedModel(ReadoutModel):
     """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
 
@@ -151,30 +147,25 @@ class RepriorisedModel(ReadoutModel):
     variant: str
     observed = None
 
-    def __post_init__(self) -> None:
-        adopt_signature(self, self.fn)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
         refuse_frames(args, kwargs)
-        arguments = bound_arguments(self.fn, args, kwargs)
-        if not isinstance(arguments, defaultdict):
+        signature = inspect.signature(self.fn)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = {**bound.arguments, **kwargs}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
             remedy = "Make the targets an argument, or repriorise the readout inside the model with ReprioriseReadout."
             check_names_known("targets", self.targets, arguments, kind="argument", remedy=remedy)
-        if arguments[self.targets] is None:
-            refuse_base_without_targets(self.readout, self.base)
+        if arguments.get(self.targets) is None:
+            refuse_prior_readout(self.readout, [self.base])
             return self.fn(*args, **kwargs)
 
         sites = _WholeData(hidden=self.features, base=self.base)
-        try:
-            with sites, reparam(config=partial(self._reparam, arguments, sites)):
-                result = self.fn(*args, **kwargs)
-        except AssertionError as error:
-            self._explain(error, args, kwargs)
-            raise
-        check_names_known("readout", self.readout, sites.values)
+        with sites, reparam(config=partial(self._reparam, arguments, sites)):
+            result = self.fn(*args, **kwargs)
         if self.base not in sites.values:
-            refuse_other_readout(self.readout)
+            refuse_other_readout(self.readout, sites.values)
         return result
 
     def _reparam(self, arguments: dict[str, Any], sites: "_WholeData", msg: dict) -> ReprioriseReadout | None:
@@ -182,11 +173,19 @@ class RepriorisedModel(ReadoutModel):
             return None
         targets: Any = arguments[self.targets]
         noise_scale: Any = self.noise_scale
-        if self.surrogate is not None:
-            targets, noise_scale = self._stand_in(targets)
+        if isinstance(self.surrogate, Surrogate):
+            num_fitted, given = len(self.surrogate.targets), np.shape(targets)
+            if given[:1] != (num_fitted,):
+                raise ValueError(
+                    f"the surrogate was fitted to {num_fitted} rows, but {self.targets!r} has the shape {given}; fit "
+                    "it to these observations, and predict with the unwrapped model."
+                )
+            targets, noise_scale = self.surrogate
+        elif self.surrogate is not None:
+            targets, noise_scale = self.surrogate(targets)
         elif isinstance(noise_scale, str):
-            given = arguments.get(noise_scale)
-            noise_scale = self._noise_before(sites, targets) if given is None else given
+            argument = arguments.get(noise_scale)
+            noise_scale = self._noise_before(sites, targets) if argument is None else argument
         return ReprioriseReadout(
             self._value_before(sites, "features"),
             targets,
@@ -202,29 +201,7 @@ class RepriorisedModel(ReadoutModel):
         """Return the value of the noise's site; by row, (n, 1), where it is a vector in a plate of the rows."""
         noise_scale, shape = self._value_before(sites, "noise_scale"), np.shape(targets)
         is_by_row = len(shape) == 2 and np.shape(noise_scale) == shape[:1]
-        # Against (n, k) a vector is the noise of the outputs, unless its plate tells that it is that of the rows.
         return noise_scale[:, None] if is_by_row and shape[0] in sites.plate_sizes[self.noise_scale] else noise_scale
-
-    def _stand_in(self, observations: Any) -> tuple[Any, Any]:
-        if not isinstance(self.surrogate, Surrogate):
-            return self.surrogate(observations)  # type: ignore[misc]
-        fitted, given = np.shape(self.surrogate.targets), np.shape(observations)
-        if fitted[:1] != given[:1]:
-            raise ValueError(
-                f"the surrogate was fitted to {fitted[0]} rows, but {self.targets!r} has the shape {given}; fit it to "
-                "these observations, and predict with the unwrapped model."
-            )
-        return self.surrogate
-
-    def _explain(self, error: AssertionError, args: tuple, kwargs: dict) -> None:
-        """Tell what is missing where NumPyro asserts, without a word, that a site has a key to be drawn with."""
-        if str(error):
-            return
-        jax.eval_shape(lambda: latent_sites(run_model(self, args, kwargs)).clear())  # says so if a name is wrong
-        raise ValueError(
-            "the model was called without a PRNG key to draw its sites with; pass it to MCMC or SVI, or call it inside "
-            "of numpyro.handlers.seed."
-        ) from error
 
 
 def repriorise(
@@ -240,7 +217,7 @@ def repriorise(
 ) -> RepriorisedModel:
     r"""Repriorise the readout of a model: its posterior tends to N(0, I) as the network widens (Hron 2022, equation 3).
 
-    The wrapped model has the site ``<readout>_base``, $\phi$, to sample, and keeps ``readout``, its image under the map
+    The wrapped model samples the site ``<readout>_base``, $\phi$, and keeps ``readout``, its image under the map
     (Mathematics, :eq:`map`), as a deterministic site. The posterior is that of the unwrapped model (:eq:`joint`). The
     features site is not recorded. Without targets the wrapped model is the unwrapped model.
 
@@ -268,11 +245,9 @@ def repriorise(
         variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
 
     Raises:
-        TypeError: if ``fn`` is not callable, ``surrogate`` neither a function nor fitted, a name is not a string, or
-            there is neither a noise scale nor a surrogate.
-        ValueError: for an unknown variant, or if both are given; when the model runs, if an argument or site is missing
-            or comes too late, a plate is subsampled, the readout's prior is scaled, and as
-            :class:`~numpyro_wide.ReprioriseReadout` does.
+        TypeError: if there is neither a noise scale nor a surrogate.
+        ValueError: if there are both; when the model runs, if an argument or site is missing or comes too late, a plate
+            is subsampled, the readout's prior is scaled, and as :class:`~numpyro_wide.ReprioriseReadout` does.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -286,20 +261,18 @@ def repriorise(
         >>> sorted(mcmc.get_samples())
         ['hidden.hidden_0.kernel', 'readout', 'readout_base']
     """
-    check_options(fn, variant, readout=readout, features=features, targets=targets)
     if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
         raise TypeError(
-            "surrogate must be a function of the observations, or the result of fitted_surrogate for them, but got a "
-            f"{type(surrogate).__name__}."
+            "surrogate must be a function of the observations, or the result of fitted_surrogate for them, but got "
+            f"{kind_of(surrogate)}."
         )
     if noise_scale is None and surrogate is None:
         raise TypeError(
-            "noise_scale must be a number or an array, but got None; give that, or the name of a site or argument, or "
-            "for a likelihood that is not Gaussian a surrogate."
+            "noise_scale must be a number or an array, but got None; give that, or its name in the model, or for a "
+            "likelihood that is not Gaussian a surrogate."
         )
     if noise_scale is not None and surrogate is not None:
         raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
-
     return RepriorisedModel(fn, readout, features, targets, noise_scale, surrogate, regulariser, variant)
 
 
@@ -320,10 +293,10 @@ class _WholeData(SeenSites):
         if msg["type"] == "plate":
             refuse_subsampled(
                 msg,
-                "a repriorised readout would be another one for each minibatch (for which use the unwrapped model)",
+                "a repriorised readout would be another one for each minibatch, for which use the unwrapped model",
             )
         if msg.get("name") == self.base and msg["scale"] is not None:
             raise ValueError(
-                f"the prior of the readout that {self.base!r} stands for is scaled inside the model, and the map's "
-                "log-determinant would be scaled with it; take the readout out of the scale handler."
+                f"the prior of the readout that {self.base!r} stands for is scaled inside the model; take the readout "
+                "out of the scale handler."
             )

@@ -1,6 +1,6 @@
 """The repriorisation map, and draws of the unwrapped model from runs of a repriorised one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,10 +10,9 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
 from numpyro_wide._checks import listing
-from numpyro_wide._compile import run_program, split
-from numpyro_wide._traces import Sites, latent_sites, run_model
+from numpyro_wide._traces import Sites, latent_sites
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._model import Draws, readout_of
+from numpyro_wide.readout._model import Draws, base_name
 
 
 class ReadoutTransform(Transform):
@@ -95,21 +94,5 @@ def weights_of_run(sites: Sites) -> Draws:
             f"{listing(latent)}."
         )
     # Besides readouts there may be other images of base sites, such as the latent scales of nn.bnn.
-    images = [readout_of(name) for name in latent if readout_of(name) != name]
-    found = [name for name in images if name in sites and name not in latent]
-    return {name: sites[name]["value"] for name in [*latent, *found]}
-
-
-def image_draws(
-    model: Callable, draws: Draws, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None
-) -> Draws:
-    """Return draws of the unwrapped model for draws of a repriorised one that was fitted on ``args``."""
-    arrays, join = split((draws, dict(params or {}), args, kwargs))
-
-    def images(arrays: list[Array]) -> Draws:
-        draws, params, args, kwargs = join(arrays)
-        return jax.lax.map(
-            lambda draw: weights_of_run(run_model(model, args, kwargs, values={**params, **draw})), draws
-        )
-
-    return run_program(images, arrays)
+    images = [name for name in sites if base_name(name) in latent and name not in latent]
+    return {name: sites[name]["value"] for name in [*latent, *images]}

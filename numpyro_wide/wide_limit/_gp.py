@@ -11,7 +11,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, lapack
 
-from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, is_known_true
+from numpyro_wide._checks import as_floats, as_not_negative, check_no_nan, is_known
 from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric, check_targets
 
 
@@ -105,7 +105,7 @@ def whiten(train: Array, targets: Array, noise_scale: ArrayLike) -> tuple[Array,
             f"noise_scale must be a number or have shape (n_train,) = {(num_train,)}, but got {noise.shape}."
         )
     chol = jnp.linalg.cholesky(train + jnp.diag(jnp.broadcast_to(noise**2, (num_train,))))
-    if is_known_true(jnp.isnan(chol)):
+    if is_known(chol) and np.isnan(chol).any():
         raise ValueError(
             f"kernel_train + noise_scale² I is not positive definite in {train.dtype}: raise noise_scale, or compute "
             "the kernel in float64."

@@ -131,7 +131,7 @@ def test_guide_draws_hold_the_fitted_readout():
     fitted = Predictive(network, draws)(jax.random.key(2), x)["y"].mean(0)
     # The unwrapped model cannot know better; the wrapped one refuses to run so.
     trapped = Predictive(network, guide=guide, params=params, num_samples=200)(jax.random.key(2), x)["y"].mean(0)
-    with pytest.raises(ValueError, match="'w_base' is given, but the model is run without targets"):
+    with pytest.raises(ValueError, match="value of 'w_base' is given, but the model is run without obs"):
         Predictive(wrapped, guide=guide, params=params, num_samples=5)(jax.random.key(2), x)
     error = np.sqrt(np.mean((fitted - y) ** 2))
     assert error < 0.45
