@@ -1465,8 +1465,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "plots.py": [
         (
             "reliability: both tails of the binomial interval on one side",
-            "tail = (1 - level) / 2",
-            "tail = 1 - level",
+            "proportion_ci(level)",
+            "proportion_ci(2 * level - 1)",
             "plots/test_reliability.py::test_points_and_intervals_against_scipy",
         ),
     ],

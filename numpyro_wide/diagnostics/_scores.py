@@ -194,7 +194,7 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     if _is_whole(probs) and not _is_whole(labels):
         probs, labels = labels, probs
     labels, probs = _checked_classes("expected_calibration_error(probs, labels)", labels, probs)
-    members, is_right, confidence = _binned(labels, probs, whole_number("num_bins", num_bins))
+    members, is_right, confidence = _binned(labels, probs, num_bins)
     gaps = jnp.einsum("...nb,...n->...b", members, is_right - confidence)
     return jnp.sum(jnp.abs(gaps), -1) / confidence.shape[-1]
 
@@ -264,9 +264,8 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         >>> scores["accuracy"], round(scores["accuracy_se"], 3)
         (0.75, 0.217)
     """
-    labels, probs = _averaged("classification_scores(labels, probs)", labels, probs)
-    bins = _binned(labels, probs, whole_number("num_bins", num_bins))
-    members, is_right, confidence = (np.asarray(values, np.float64) for values in bins)
+    labels, probs = averaged("classification_scores(labels, probs)", labels, probs)
+    members, is_right, confidence = binned(labels, probs, num_bins)
     gap = is_right - confidence
     by_row = {
         "accuracy": is_right,
@@ -277,12 +276,7 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
     return scores | {f"{name}_se": _standard_error(values, name == "accuracy") for name, values in by_row.items()}
 
 
-def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,)."""
-    return _binned(*_averaged(order, labels, probs), whole_number("num_bins", num_bins))
-
-
-def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
+def averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
     """Return labels (n,) and probabilities (n, classes), averaged over draws."""
     if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
         raise ValueError(
@@ -314,11 +308,17 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
 
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
     """Return memberships of bins (..., n, bins), correctness and confidence (..., n)."""
+    num_bins = whole_number("num_bins", num_bins)
     confidence = jnp.max(probs, -1)
     # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
     members = jax.nn.one_hot(jnp.searchsorted(edges, confidence, side="right"), num_bins, dtype=confidence.dtype)
     return members, _is_right(labels, probs), confidence
+
+
+def binned(labels: Array, probs: Array, num_bins: int) -> tuple[np.ndarray, ...]:
+    """Return the same of known numbers, in double precision."""
+    return tuple(np.asarray(values, np.float64) for values in _binned(labels, probs, num_bins))
 
 
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels, warn_if_stuck
-from numpyro_wide._traces import abstract_sites, latent_sites, run_model
+from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model
 from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws
 from numpyro_wide.readout._model import base_name
 from numpyro_wide.readout._predictions import moments_of
@@ -96,8 +96,7 @@ class RunSummary:
         rhat, ess = self._worst()
         if np.isnan(ess):
             return "convergence unknown: too few draws, or none that move; run longer"
-        told = "" if np.isnan(rhat) else f"R-hat {rhat:.2f}, "
-        told += f"least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
+        told = f"R-hat {rhat:.2f}, least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
         if not self.is_converged:
             return f"not converged: {told}; run longer, or scale every layer (FAQ)"
         return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
@@ -160,9 +159,7 @@ class RunSummary:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
-        rhats = "R-hat unknown"
-        if not np.isnan(function.rhat).all():
-            rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
+        rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
         lines = [f"{start}: {rhats}; {sizes}, of {self.num_chains * self.num_draws}"]
         if function.num_distinct.min() < 0.1 * self.num_draws:
@@ -229,10 +226,7 @@ def summary(
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "summary(mcmc, model, x, y, rng_key=jax.random.key(0))")
     run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
-    if not run.observed:
-        raise ValueError(
-            "nothing is observed with these arguments; pass what mcmc.run got: summary(mcmc, model, x, y)."
-        )
+    refuse_unobserved(run.sites, "summary(mcmc, model, x, y) takes what mcmc.run got")
     warn_if_stuck(run.stored, by_chain=True)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
     fields = mcmc.get_extra_fields(group_by_chain=True)
@@ -253,7 +247,7 @@ def summary(
         num_chains=num_chains,
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
-        num_features=_num_features(run),
+        num_features=run.sites[run.wrapped[0].features]["value"].shape[1] if run.wrapped else None,
         **_of_sampler(fields, getattr(mcmc, "last_state", None)),
     )
 
@@ -265,17 +259,24 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
         is_coordinate = any(base_name(other) == name for other in (*run.stored, *run.sites))
         if size > _LARGEST_SITE or is_coordinate or name in run.internal:
             continue
-        array = np.asarray(values, float)
-        for index in np.ndindex(array.shape[2:]):
-            draws = array[(..., *index)]
+        for entry, draws in entries_by_name(name, np.asarray(values, float), 2).items():
             rhat, ess = _rhat_and_ess(draws[..., None])
-            found[name + (f"[{', '.join(map(str, index))}]" if index else "")] = SiteSummary(
+            found[entry] = SiteSummary(
                 mean=float(draws.mean()),
                 standard_deviation=float(draws.std(ddof=1)),
                 quantiles={level: float(np.quantile(draws, level)) for level in levels},
                 rhat=float(rhat[0]),
                 ess=float(ess[0]),
             )
+    return found
+
+
+def entries_by_name(name: str, values: np.ndarray, num_leading: int) -> dict[str, np.ndarray]:
+    """Return the entries after the leading axes, such as "w[0, 1]"."""
+    found = {}
+    for index in np.ndindex(values.shape[num_leading:]):
+        place = f"[{', '.join(map(str, index))}]" if index else ""
+        found[name + place] = values[(..., *index)]
     return found
 
 
@@ -347,12 +348,6 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
 def _rounding_unit(energy: np.ndarray) -> float:
     """Return ``energy_error``."""
     return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
-
-
-def _num_features(run: FinishedRun) -> int | None:
-    if not run.wrapped:
-        return None
-    return int(abstract_sites(run.plain, *run.arguments)[run.wrapped[0].features]["value"].shape[1])
 
 
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
