@@ -44,19 +44,13 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     if per_step and num_grad is not None:
         raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
     array = checked_draws(draws)
-    flat = array.reshape(*array.shape[:2], -1)
-    num_chains, num_draws, num_columns = flat.shape
-    if num_columns == 0:
-        return np.empty(array.shape[2:])
-    block = max(1, _BLOCK // (num_chains * num_draws))
-    columns = [slice(start, start + block) for start in range(0, num_columns, block)]
-    total = num_chains * num_draws
-    ess = np.concatenate([total / _autocorrelation_time(flat[..., column]) for column in columns])
+    num_chains, num_draws, *shape = array.shape
+    blocks = np.array_split(array.reshape(num_chains, num_draws, -1), 1 + array.size // _BLOCK, axis=2)
+    per_draw = 1 / np.concatenate([_autocorrelation_time(block) for block in blocks]).reshape(shape)
     if per_step:
-        ess = ess / total
-    elif num_grad is not None:
-        ess = ess / np.sum(np.asarray(num_grad, dtype=float))
-    return ess.reshape(array.shape[2:])
+        return per_draw
+    cost = 1.0 if num_grad is None else np.sum(np.asarray(num_grad, dtype=float))
+    return num_chains * num_draws * per_draw / cost
 
 
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
@@ -65,10 +59,10 @@ def autocorrelation(draws: ArrayLike) -> np.ndarray:
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]
-    # Padded against wrapping.
-    spectrum = fft.rfft(deviations, fft.next_fast_len(2 * num_draws, real=True), axis=1)
+    length = fft.next_fast_len(2 * num_draws, real=True)  # padded against wrapping
+    spectrum = fft.rfft(deviations, length, axis=1)
     power = np.sum(spectrum.real**2 + spectrum.imag**2, axis=0)
-    sums = fft.irfft(power, fft.next_fast_len(2 * num_draws, real=True), axis=0)[:num_draws]
+    sums = fft.irfft(power, length, axis=0)[:num_draws]
     num_pairs = np.arange(num_draws, 0, -1).reshape(-1, *[1] * (array.ndim - 2))
     # 0/0 for constants, in spite of rounding.
     variance = np.where(np.ptp(array, axis=(0, 1)) > 0, sums[0] / num_draws, 0.0)
