@@ -963,7 +963,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_enough: the limit's evidence beside another likelihood",
-            "names is None or observed != [names.observed]",
+            "names is None or observed != {names.observed}",
             "names is None",
             "diagnostics/test_width.py::test_other_observed_sites_and_factors_weigh_as_well",
         ),
