@@ -285,7 +285,7 @@ def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
         )
 
 
-def _by_name(groups: "Mapping[str, ArrayLike]") -> dict[str, np.ndarray]:
+def _by_name(groups: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Return the scalar components of arrays (m, ...), (m,) each."""
     found: dict[str, np.ndarray] = {}
     for name, values in groups.items():

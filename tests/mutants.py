@@ -1611,8 +1611,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "run_in_pieces: no lock",
-            "lock.acquire(timeout=0)",
-            "pass",
+            '"run.lock"',
+            'f"{os.getpid()}.lock"',
             "runs/test_folders.py::test_a_second_process_is_refused",
         ),
         (

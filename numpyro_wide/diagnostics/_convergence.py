@@ -16,6 +16,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide.diagnostics._pooling import checked_draws
 
+_GROUPED = "use mcmc.get_samples(group_by_chain=True)"
 _BLOCK = 2**22  # numbers transformed at once
 
 
@@ -98,7 +99,7 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         (2, 50, 5)
     """
     check_key("rng_key", rng_key, "project(samples, rng_key)")
-    _num_draws(samples)
+    _check_draws(samples)
     return _project(samples, rng_key, sorted(samples), num_projections, 2)
 
 
@@ -151,7 +152,7 @@ def projected_ess(
         ['max', 'mean', 'min']
     """
     check_key("rng_key", rng_key, "projected_ess(samples, rng_key)")
-    _num_draws(samples)
+    _check_draws(samples)
     return _mean_and_range(_project(samples, rng_key, sorted(samples), num_projections, 2), method)
 
 
@@ -189,15 +190,10 @@ def function_ess(
     """
     check_key("rng_key", rng_key, "function_ess(function, samples, rng_key)")
     batch_size = whole_number("batch_size", batch_size)
-    shape = _num_draws(samples)
+    _check_draws(samples)
     projection = random_projections(rng_key, ["values"], num_projections=num_projections)
-    flat = {name: jnp.reshape(draws, (-1, *np.shape(draws)[2:])) for name, draws in samples.items()}
-
-    @jax.jit
-    def projections(flat: dict[str, Array]) -> Array:
-        return jax.lax.map(lambda draw: projection({"values": function(draw)}), flat, batch_size=batch_size)
-
-    return _mean_and_range(projections(flat).reshape(*shape, num_projections), method)
+    of_chain = partial(jax.lax.map, lambda draw: projection({"values": function(draw)}), batch_size=batch_size)
+    return _mean_and_range(jax.jit(partial(jax.lax.map, of_chain))(dict(samples)), method)
 
 
 def _project(
@@ -225,23 +221,21 @@ def _project(
     return sum((value @ part for value, part in zip(flat, directions, strict=True)), jnp.zeros(()))
 
 
-def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return the numbers of chains and draws, or warn."""
+def _check_draws(samples: Mapping[str, ArrayLike]) -> None:
+    """Refuse draws of different chains, and warn of more chains than draws."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
-    if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
+    shape, *others = set(leading.values()) or {()}
+    if others or len(shape) != 2:
         raise ValueError(
-            "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, "
-            f"but their leading axes are {leading}; use mcmc.get_samples(group_by_chain=True)."
+            "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, but their leading "
+            f"axes are {leading}; {_GROUPED}."
         )
-    num_chains, num_draws = next(iter(leading.values()))
-    if num_chains > num_draws:
+    if shape[0] > shape[1]:
         warnings.warn(
-            f"the samples are read as {num_chains} chains of {num_draws} draws each; "
-            "use mcmc.get_samples(group_by_chain=True).",
+            f"the samples are read as {shape[0]} chains of {shape[1]} draws each; {_GROUPED}.",
             UserWarning,
             stacklevel=3,
         )
-    return num_chains, num_draws
 
 
 def _mean_and_range(projections: Array, method: str) -> dict[str, float]:

@@ -78,17 +78,17 @@ class RunSummary:
 
     def __str__(self) -> str:
         table = [self._table().to_string(index=False)] if self.sites else []
-        return "\n".join([self._size(), *table, *self._notes(), self.verdict])
+        return "\n".join([self._size(), *table, *self._notes()])
 
     def _repr_html_(self) -> str:
         table = self._table().to_html(index=False) if self.sites else ""
-        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join([*self._notes(), self.verdict])}</p>"
+        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join(self._notes())}</p>"
 
     @property
     def is_converged(self) -> bool:
         """Whether R-hat, effective sample sizes and the energy's drift are those of converged chains."""
         rhat, ess = self._worst()
-        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._drifts()
+        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._largest_drift() > _LARGEST_DRIFT
 
     @property
     def verdict(self) -> str:
@@ -103,16 +103,13 @@ class RunSummary:
 
     def _worst(self) -> tuple[float, float]:
         """Return the largest R-hat and the least ESS of function and sites; NaN if none is known."""
-        rhats = [site.rhat for site in self.sites.values()]
-        sizes = [site.ess for site in self.sites.values()]
-        if self.function is not None:
-            rhats += list(self.function.rhat)
-            sizes += list(self.function.ess)
-        largest = max((value for value in rhats if not np.isnan(value)), default=np.nan)
-        return float(largest), float(min((value for value in sizes if not np.isnan(value)), default=np.nan))
+        found: list[Any] = [*self.sites.values(), *filter(None, [self.function])]
+        rhats = np.hstack([np.nan, *(one.rhat for one in found)])
+        sizes = np.hstack([np.nan, *(one.ess for one in found)])
+        return float(np.fmax.reduce(rhats)), float(np.fmin.reduce(sizes))
 
-    def _drifts(self) -> bool:
-        return self.energy_drift is not None and bool(np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT))
+    def _largest_drift(self) -> float:
+        return 0.0 if self.energy_drift is None else float(np.fmax.reduce(np.abs(self.energy_drift)))
 
     def _size(self) -> str:
         chains = f"{self.num_chains} {'chain' if self.num_chains == 1 else 'chains'} of {self.num_draws} draws"
@@ -135,15 +132,15 @@ class RunSummary:
         lines = ["function at the inputs: unknown, since not all latent sites are stored"]
         if self.function is not None:
             lines = self._function_notes(self.function)
-        if self.energy_drift is not None and self._drifts():
-            drift = float(np.max(np.abs(self.energy_drift)))
+        drift = self._largest_drift()
+        if drift > _LARGEST_DRIFT:
             lines.append(
                 f"the energy drifts by {drift:.2g} standard deviations from first to last quarter: start closer "
                 "(init_to_optimum) or run longer"
             )
         errors = [error for error in (self.evidence_error, self.energy_error) if error is not None]
         if errors and max(errors) >= FELT_ERROR:
-            size = "more than can be told" if np.isinf(max(errors)) else f"about {max(errors):.2g} nats"
+            size = "more than can be told" if max(errors) == np.inf else f"about {max(errors):.2g} nats"
             lines.append(f"rounding moves the log density by {size}: run {IN_FLOAT64}")
         parts = {
             "acceptance": None if self.accept_prob is None else f"{self.accept_prob:.3f}",
@@ -153,7 +150,7 @@ class RunSummary:
             "proposals not finite": self.num_nonfinite,
         }
         told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
-        return [*lines, told] if told else lines
+        return [*lines, *([told] if told else []), self.verdict]
 
     def _function_notes(self, function: FunctionSummary) -> list[str]:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
@@ -359,7 +356,7 @@ def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     adapted = getattr(state, "adapt_state", None)
     step_size = last("adapt_state.step_size", last("step_size", getattr(adapted, "step_size", None)))
     accept_prob = fields.get("accept_prob", getattr(state, "mean_accept_prob", None))
-    gradients = next((fields[name] for name in ("num_grad", "num_steps") if name in fields), None)
+    gradients = fields.get("num_grad", fields.get("num_steps"))
     nonfinite = last("num_nonfinite")
     return {
         "accept_prob": None if accept_prob is None else float(np.mean(accept_prob)),

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -54,10 +54,7 @@ def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Argume
     """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
 
     def program(arguments: Arguments, block: Draws) -> Draws:
-        shape = next(iter(block.values())).shape[:2]
-        flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in block.items()}
-        found = jax.lax.map(lambda draw: single(draw, *arguments), flat)
-        return {name: values.reshape(*shape, *values.shape[1:]) for name, values in found.items()}
+        return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *arguments)), block)
 
     return by_blocks(lambda block, _: run_with_arguments(program, arguments, block), draws)
 

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, whole_number
@@ -198,8 +197,7 @@ class _Weights:
         return log_weights[kept], {name: value[kept] for name, value in values.items()}
 
     def _single(self, arguments: Arguments, key: Array, given: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        model = substitute(self.model, given)
-        sites = run_model(model, *arguments, rng_key=key, inside=(StandardNormalBase(),))
+        sites = run_model(self.model, *arguments, values=given, rng_key=key, inside=(StandardNormalBase(),))
         refuse_unobserved(sites, "wide_enough compares with the posterior")
         check_names_known("hyperparameters", self.names, latent_sites(sites), kind="latent site")
         return log_weight(sites), {name: sites[name]["value"] for name in self.names}
@@ -269,14 +267,11 @@ def _limit_log_evidence(
         sites = latent_sites(run_model(model.fn, *arguments, rng_key=key))
         return {name: site["value"] for name, site in sites.items()}
 
-    runs = []
-    for key in draw_keys:
-        draw = run_with_arguments(latent, (args, kwargs), key)
-        names = conjugate_sites(model, draw, args, kwargs)
-        if names is None or observed != {names.observed}:
-            return np.nan
-        runs.append(check_at(model.fn, names, draw, args, kwargs)[1])
-    one, other = runs
+    draws = [run_with_arguments(latent, (args, kwargs), key) for key in draw_keys]
+    names = conjugate_sites(model, draws[0], args, kwargs)
+    if names is None or observed != {names.observed}:
+        return np.nan
+    one, other = (check_at(model.fn, names, draw, args, kwargs)[1] for draw in draws)
     if not np.array_equal(one.loc, other.loc):
         return np.nan
     num_rows, num_features = one.features.shape

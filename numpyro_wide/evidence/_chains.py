@@ -116,8 +116,7 @@ def gaussian_draws(
 
 
 def _as_weights(values: Array) -> np.ndarray:
-    found = np.asarray(values, dtype=float)
-    return np.where(np.isnan(found) | (found == np.inf), -np.inf, found)
+    return np.nan_to_num(np.asarray(values, float), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
 
 
 def _floats(betas: list[float]) -> np.ndarray:
@@ -143,10 +142,8 @@ def _kernel(model: Callable, beta: Array) -> SplitHMC:
 
 
 def _start(model: Callable, keys: Array, betas: Array, positions: Position, num_warmup: int) -> KernelState:
-    def first(keys: Array, beta: Array, positions: Position) -> KernelState:
-        return _kernel(model, beta).init(keys, num_warmup, positions)
-
-    return over_chains(first)(keys, betas, positions)
+    init = over_chains(lambda keys, beta, positions: _kernel(model, beta).init(keys, num_warmup, positions))
+    return init(keys, betas, positions)
 
 
 def _advance(

@@ -1,7 +1,7 @@
 """Kernels that store projections and function values of the weights instead of the weights."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from jax import Array
@@ -66,7 +66,7 @@ class ReducedKernel:
 
     def wrap_model(self, wrapper: Callable) -> Self:
         """Return a copy for ``wrapper(model)``."""
-        return type(self)(self.kernel.wrap_model(wrapper), self.drop, self.functions)
+        return replace(self, kernel=self.kernel.wrap_model(wrapper))
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
         """Return the map from a draw to its stored values."""
