@@ -9,7 +9,8 @@ from jax.typing import ArrayLike
 from numpyro_wide import _mixture
 from numpyro_wide._checks import check_levels, whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
-from numpyro_wide.diagnostics._scores import confidence_bins
+from numpyro_wide.diagnostics._scores import averaged, binned
+from numpyro_wide.diagnostics._summary import entries_by_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,20 +62,21 @@ def plot_prediction(
     inputs = np.asarray(x, float)
     if mean.ndim != 2 or inputs.size != mean.shape[1]:
         raise ValueError(
-            f"plot_prediction draws one output over one input: x of m numbers and predictions of shape (draws, m), but "
-            f"got x of shape {inputs.shape} and a mean of shape {mean.shape}. Pass one column of each."
+            "plot_prediction draws one output over one input, x of m numbers and predictions (draws, m), but got x of "
+            f"shape {inputs.shape} and a mean of shape {mean.shape}; pass one column of each."
         )
     inputs = inputs.ravel()
     order = np.argsort(inputs)
     ax = _axes_or_new(ax)
-    bands = {"observations": ("predictive_variance", 0.15), "function": ("variance", 0.35)}
-    for label, (name, alpha) in bands.items():
+    style = {"color": "C0", "label": "mean"} | kwargs
+    tails = (1 - level) / 2, (1 + level) / 2
+    for name, what, alpha in (("predictive_variance", "observations", 0.15), ("variance", "function", 0.35)):
         if name in predictions:
             variance = np.asarray(predictions[name], float)
-            low, high = (_mixture.quantile(np.asarray(tail), mean, variance) for tail in _tails(level))
-            band = {"alpha": alpha, "linewidth": 0, "color": kwargs.get("color", "C0")}
-            ax.fill_between(inputs[order], low[order], high[order], label=f"{label}, {100 * level:g} %", **band)
-    ax.plot(inputs[order], mean.mean(axis=0)[order], **{"color": "C0", "label": "mean"} | kwargs)
+            low, high = (_mixture.quantile(np.asarray(tail), mean, variance)[order] for tail in tails)
+            label = f"{what}, {100 * level:g} %"
+            ax.fill_between(inputs[order], low, high, label=label, alpha=alpha, linewidth=0, color=style["color"])
+    ax.plot(inputs[order], mean.mean(axis=0)[order], **style)
     if data is not None:
         ax.plot(*(np.ravel(part) for part in data), "k.", label="data")
     ax.legend(frameon=False, fontsize="small")
@@ -99,7 +101,7 @@ def plot_rank_ecdf(
         **kwargs: keyword arguments of ``Axes.step``.
     """
     num_draws = whole_number("num_draws", num_draws)
-    curves = _scalars(ranks if isinstance(ranks, Mapping) else {"": ranks})
+    curves = _by_name(ranks if isinstance(ranks, Mapping) else {"": ranks})
     for label, values in curves.items():
         _check_ranks(label, values, num_draws)
     ax = _axes_or_new(ax)
@@ -109,10 +111,10 @@ def plot_rank_ecdf(
         below = np.mean(values[:, None] < points, axis=0)
         ax.step(uniform, below - uniform, where="post", label=label, **{"linewidth": 1.2} | kwargs)
     low, high = uniformity_band(uniform, len(next(iter(curves.values()))), level=level)
-    ax.fill_between(uniform, low - uniform, high - uniform, color="0.5", alpha=0.25, linewidth=0, zorder=0)
-    ax.axhline(0, color="0.2", linewidth=1, linestyle="--")
+    _draw_band(ax, uniform, (low - uniform, high - uniform), level, list(curves))
+    ax.axhline(0, **_REFERENCE)
     ax.set(xlim=(0, 1), xlabel="normalised rank", ylabel="ECDF minus uniform")
-    return _finished(ax, level, list(curves))
+    return ax
 
 
 def plot_coverage(
@@ -128,16 +130,15 @@ def plot_coverage(
     """
     ax = _axes_or_new(ax)
     named = coverage if isinstance(coverage, Mapping) else {"": coverage}
-    curves = _scalars({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()})
+    curves = _by_name({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()})
     some = next(iter(named.values()))
     nominal = np.concatenate([[0], some.nominal, [1]])
     for label, empirical in curves.items():
         ax.plot(nominal, np.concatenate([[0], empirical, [1]]), label=label, **{"linewidth": 1.4} | kwargs)
-    low, high = uniformity_band(nominal, some.num_simulations, level=level)
-    ax.fill_between(nominal, low, high, color="0.5", alpha=0.25, linewidth=0, zorder=0)
-    ax.plot([0, 1], [0, 1], color="0.2", linewidth=1, linestyle="--")
+    _draw_band(ax, nominal, uniformity_band(nominal, some.num_simulations, level=level), level, list(curves))
+    ax.plot([0, 1], [0, 1], **_REFERENCE)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="credibility level", ylabel="empirical coverage")
-    return _finished(ax, level, list(curves))
+    return ax
 
 
 def plot_ess_by_width(
@@ -204,19 +205,21 @@ def plot_reliability(
         >>> len(plot_reliability(np.array([0, 1, 1, 1]), probs, num_bins=10).patches)
         10
     """
+    from scipy.stats import binomtest  # slow
+
     check_levels("level", level)
-    bins = confidence_bins("plot_reliability(labels, probs)", labels, probs, num_bins)
-    members, is_right, confidence = (np.asarray(values, np.float64) for values in bins)
+    members, is_right, confidence = binned(*averaged("plot_reliability(labels, probs)", labels, probs), num_bins)
     sizes = members.sum(axis=0)
     used = sizes > 0
     counts, hits = sizes[used], (is_right @ members)[used]
     heights, places = hits / counts, (confidence @ members)[used] / counts
-    low, high = _binomial_interval(hits, counts, level)
+    by_bin = zip(hits.astype(int), counts.astype(int), strict=True)
+    low, high = np.transpose([binomtest(*of_bin).proportion_ci(level) for of_bin in by_bin])
 
     ax = _axes_or_new(ax)
     edges = np.linspace(0, 1, len(sizes) + 1)
     ax.bar(edges[:-1], sizes / sizes.sum(), np.diff(edges), align="edge", color="0.85", edgecolor="white", zorder=0)
-    ax.plot([0, 1], [0, 1], color="0.2", linewidth=1, linestyle="--", zorder=1)
+    ax.plot([0, 1], [0, 1], zorder=1, **_REFERENCE)
     style: dict[str, Any] = {"fmt": "o", "color": "C0", "markersize": 4, "capsize": 2, "zorder": 2} | kwargs
     ax.errorbar(places, heights, np.stack([heights - low, high - heights]), **style)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence", ylabel="accuracy")
@@ -249,8 +252,6 @@ def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **k
         ['loss', 'held out', 'best']
     """
     losses, last = np.asarray(result.losses), int(result.state.step)
-    if not losses.size:
-        raise ValueError("result must hold the losses of at least one step, but its losses are empty.")
     ax = _axes_or_new(ax)
     window = max(len(losses) // 100, 1)
     blocks = np.ma.masked_invalid(losses[: len(losses) // window * window].reshape(-1, window))
@@ -264,8 +265,7 @@ def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **k
     return ax
 
 
-def _tails(level: float) -> tuple[float, float]:
-    return (1 - level) / 2, (1 + level) / 2
+_REFERENCE: dict[str, Any] = {"color": "0.2", "linewidth": 1, "linestyle": "--"}  # the line of an exact posterior
 
 
 def _axes_or_new(ax: Any) -> Any:
@@ -285,36 +285,23 @@ def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
         )
 
 
-def _scalars(groups: "Mapping[str, ArrayLike]") -> dict[str, np.ndarray]:
-    """Return the scalar components of arrays (m, ...), (m,) each, named ``name[i, j]``."""
-    found = {}
+def _by_name(groups: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+    """Return the scalar components of arrays (m, ...), (m,) each."""
+    found: dict[str, np.ndarray] = {}
     for name, values in groups.items():
-        array = np.asarray(values)
-        for index in np.ndindex(array.shape[1:]):
-            component = f"[{', '.join(map(str, index))}]" if index else ""
-            found[f"{name}{component}"] = array[(slice(None), *index)]
+        found |= entries_by_name(name, np.asarray(values), 1)
     return found
 
 
-def _finished(ax: "Axes", level: float, labels: list[str]) -> "Axes":
+def _draw_band(ax: "Axes", x: np.ndarray, band: tuple[np.ndarray, np.ndarray], level: float, labels: list[str]) -> None:
+    """Draw the simultaneous band, its title, and the legend of the curves."""
+    ax.fill_between(x, *band, color="0.5", alpha=0.25, linewidth=0, zorder=0)
     ax.set_title(f"band: {100 * level:g} % simultaneous, exact posterior", fontsize="medium")
     if labels != [""]:
         ax.legend(frameon=False, fontsize="small", ncols=1 + (len(labels) > 6))
-    return ax
 
 
 def _mean_and_range(sizes: Any) -> tuple[float, float, float]:
     if isinstance(sizes, Mapping):
         return sizes["mean"], sizes["min"], sizes["max"]
-    return float(np.mean(sizes)), float(np.min(sizes)), float(np.max(sizes))
-
-
-def _binomial_interval(hits: np.ndarray, counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the exact intervals for the probability of a hit (Clopper and Pearson 1934)."""
-    from scipy.stats import beta  # slow
-
-    tail = (1 - level) / 2
-    # Without hits, or misses, the end is that of the scale.
-    low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), counts - hits + 1), 0.0)
-    high = np.where(hits < counts, beta.ppf(1 - tail, hits + 1, np.maximum(counts - hits, 1)), 1.0)
-    return low, high
+    return np.mean(sizes), np.min(sizes), np.max(sizes)

@@ -963,7 +963,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_enough: the limit's evidence beside another likelihood",
-            "form is None or observed != [form.observed]",
+            "form is None or observed != {form.observed}",
             "form is None",
             "diagnostics/test_width.py::test_other_observed_sites_and_factors_weigh_as_well",
         ),
@@ -1465,8 +1465,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "plots.py": [
         (
             "reliability: both tails of the binomial interval on one side",
-            "tail = (1 - level) / 2",
-            "tail = 1 - level",
+            "proportion_ci(level)",
+            "proportion_ci(2 * level - 1)",
             "plots/test_reliability.py::test_points_and_intervals_against_scipy",
         ),
     ],
@@ -1611,8 +1611,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "run_in_pieces: no lock",
-            "lock.acquire(timeout=0)",
-            "pass",
+            '"run.lock"',
+            'f"{os.getpid()}.lock"',
             "runs/test_folders.py::test_a_second_process_is_refused",
         ),
         (

@@ -16,6 +16,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._checks import as_floats, check_key, listing, whole_number
 from numpyro_wide.diagnostics._pooling import checked_draws
 
+_GROUPED = "use mcmc.get_samples(group_by_chain=True)"
 _BLOCK = 2**22  # numbers transformed at once
 
 
@@ -44,19 +45,13 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     if per_step and num_grad is not None:
         raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
     array = checked_draws(draws)
-    flat = array.reshape(*array.shape[:2], -1)
-    num_chains, num_draws, num_columns = flat.shape
-    if num_columns == 0:
-        return np.empty(array.shape[2:])
-    block = max(1, _BLOCK // (num_chains * num_draws))
-    columns = [slice(start, start + block) for start in range(0, num_columns, block)]
-    total = num_chains * num_draws
-    ess = np.concatenate([total / _autocorrelation_time(flat[..., column]) for column in columns])
+    num_chains, num_draws, *shape = array.shape
+    blocks = np.array_split(array.reshape(num_chains, num_draws, -1), 1 + array.size // _BLOCK, axis=2)
+    per_draw = 1 / np.concatenate([_autocorrelation_time(block) for block in blocks]).reshape(shape)
     if per_step:
-        ess = ess / total
-    elif num_grad is not None:
-        ess = ess / np.sum(np.asarray(num_grad, dtype=float))
-    return ess.reshape(array.shape[2:])
+        return per_draw
+    cost = 1.0 if num_grad is None else np.sum(np.asarray(num_grad, dtype=float))
+    return num_chains * num_draws * per_draw / cost
 
 
 def autocorrelation(draws: ArrayLike) -> np.ndarray:
@@ -65,10 +60,10 @@ def autocorrelation(draws: ArrayLike) -> np.ndarray:
     deviations = array.astype(float)
     deviations -= deviations.mean(axis=(0, 1))
     num_draws = deviations.shape[1]
-    # Padded against wrapping.
-    spectrum = fft.rfft(deviations, fft.next_fast_len(2 * num_draws, real=True), axis=1)
+    length = fft.next_fast_len(2 * num_draws, real=True)  # padded against wrapping
+    spectrum = fft.rfft(deviations, length, axis=1)
     power = np.sum(spectrum.real**2 + spectrum.imag**2, axis=0)
-    sums = fft.irfft(power, fft.next_fast_len(2 * num_draws, real=True), axis=0)[:num_draws]
+    sums = fft.irfft(power, length, axis=0)[:num_draws]
     num_pairs = np.arange(num_draws, 0, -1).reshape(-1, *[1] * (array.ndim - 2))
     # 0/0 for constants, in spite of rounding.
     variance = np.where(np.ptp(array, axis=(0, 1)) > 0, sums[0] / num_draws, 0.0)
@@ -104,7 +99,7 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         (2, 50, 5)
     """
     check_key("rng_key", rng_key, "project(samples, rng_key)")
-    _num_draws(samples)
+    _check_draws(samples)
     return _project(samples, rng_key, sorted(samples), num_projections, 2)
 
 
@@ -157,7 +152,7 @@ def projected_ess(
         ['max', 'mean', 'min']
     """
     check_key("rng_key", rng_key, "projected_ess(samples, rng_key)")
-    _num_draws(samples)
+    _check_draws(samples)
     return _mean_and_range(_project(samples, rng_key, sorted(samples), num_projections, 2), method)
 
 
@@ -195,15 +190,10 @@ def function_ess(
     """
     check_key("rng_key", rng_key, "function_ess(function, samples, rng_key)")
     batch_size = whole_number("batch_size", batch_size)
-    shape = _num_draws(samples)
+    _check_draws(samples)
     projection = random_projections(rng_key, ["values"], num_projections=num_projections)
-    flat = {name: jnp.reshape(draws, (-1, *np.shape(draws)[2:])) for name, draws in samples.items()}
-
-    @jax.jit
-    def projections(flat: dict[str, Array]) -> Array:
-        return jax.lax.map(lambda draw: projection({"values": function(draw)}), flat, batch_size=batch_size)
-
-    return _mean_and_range(projections(flat).reshape(*shape, num_projections), method)
+    of_chain = partial(jax.lax.map, lambda draw: projection({"values": function(draw)}), batch_size=batch_size)
+    return _mean_and_range(jax.jit(partial(jax.lax.map, of_chain))(dict(samples)), method)
 
 
 def _project(
@@ -231,23 +221,21 @@ def _project(
     return sum((value @ part for value, part in zip(flat, directions, strict=True)), jnp.zeros(()))
 
 
-def _num_draws(samples: Mapping[str, ArrayLike]) -> tuple[int, ...]:
-    """Return the numbers of chains and draws, or warn."""
+def _check_draws(samples: Mapping[str, ArrayLike]) -> None:
+    """Refuse draws of different chains, and warn of more chains than draws."""
     leading = {name: np.shape(draws)[:2] for name, draws in samples.items()}
-    if len(set(leading.values())) != 1 or len(next(iter(leading.values()))) != 2:
+    shape, *others = set(leading.values()) or {()}
+    if others or len(shape) != 2:
         raise ValueError(
-            "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, "
-            f"but their leading axes are {leading}; use mcmc.get_samples(group_by_chain=True)."
+            "samples must hold arrays (chain, draw, ...) with the same numbers of chains and draws, but their leading "
+            f"axes are {leading}; {_GROUPED}."
         )
-    num_chains, num_draws = next(iter(leading.values()))
-    if num_chains > num_draws:
+    if shape[0] > shape[1]:
         warnings.warn(
-            f"the samples are read as {num_chains} chains of {num_draws} draws each; "
-            "use mcmc.get_samples(group_by_chain=True).",
+            f"the samples are read as {shape[0]} chains of {shape[1]} draws each; {_GROUPED}.",
             UserWarning,
             stacklevel=3,
         )
-    return num_chains, num_draws
 
 
 def _mean_and_range(projections: Array, method: str) -> dict[str, float]:

@@ -130,11 +130,9 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
         )
     if not rhat_limit > 1:
         raise ValueError(f"rhat_limit must be above 1, but is {rhat_limit!r}.")
-    observed = np.asarray(y)
-    scores = [
-        _mixture.in_blocks(_mixture.log_density, observed, *chain) for chain in zip(means, variances, strict=True)
-    ]
-    densities = np.stack([np.ravel(score) for score in scores])
+    flat = np.ravel(y)
+    by_chain = zip(means, variances, strict=True)
+    densities = np.stack([_mixture.in_blocks(_mixture.log_density, flat, *chain) for chain in by_chain])
     predicted = np.stack([means, np.log(variances)], axis=-1).astype(float)
     half = means.shape[1] // 2
     within = []

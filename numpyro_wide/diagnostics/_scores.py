@@ -115,30 +115,30 @@ def regression_scores(
     arrays = y, mean, variance = _checked(y, mean, variance)
     units = np.asarray(scale, float)
     if units.shape not in ((), y.shape[1:]) or not np.all((units > 0) & np.isfinite(units)):
-        outputs = f" or {y.shape[1:]} of them" if y.ndim > 1 else ""
-        raise ValueError(f"scale must be a positive, finite number{outputs}, but is {scale}.")
+        raise ValueError(f"scale must be a positive, finite number, or one for each output, but is {scale}.")
     squared_error = ((y - mean.mean(axis=0, dtype=float)) * units) ** 2
-    root = np.sqrt(squared_error.mean())
-    log_density = log_predictive_density(*arrays, pointwise=True) - np.log(units)
-    score = crps(*arrays, pointwise=True) * units
-    is_inside = _is_inside(probability_integral_transform(*arrays), 0.9)
-    found = {
-        "rmse": root,
-        "log_predictive_density": log_density.mean(),
-        "crps": score.mean(),
-        "coverage_90": is_inside.mean(),
-        "rmse_se": _standard_error(squared_error) / (2 * root) if root else 0.0,
-        "log_predictive_density_se": _standard_error(log_density),
-        "crps_se": _standard_error(score),
-        "coverage_90_se": _standard_error(is_inside, is_binomial=True),
+    root = float(np.sqrt(squared_error.mean()))
+    by_entry = {
+        "log_predictive_density": log_predictive_density(*arrays, pointwise=True) - np.log(units),
+        "crps": crps(*arrays, pointwise=True) * units,
+        "coverage_90": _is_inside(probability_integral_transform(*arrays), 0.9),
     }
-    return {name: float(value) for name, value in found.items()}
+    rmse_error = _standard_error(squared_error) / (2 * root) if root else 0.0
+    return {"rmse": root, **_means(by_entry), "rmse_se": rmse_error, **_standard_errors(by_entry)}
 
 
-def _standard_error(by_entry: np.ndarray, is_binomial: bool = False) -> float:
-    """Return the standard error of the mean over rows (n, ...), or NaN."""
+def _means(by_entry: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(values.mean()) for name, values in by_entry.items()}
+
+
+def _standard_errors(by_entry: dict[str, np.ndarray]) -> dict[str, float]:
+    return {f"{name}_se": _standard_error(values) for name, values in by_entry.items()}
+
+
+def _standard_error(by_entry: np.ndarray) -> float:
+    """Return the standard error of the mean over rows (n, ...), binomial for booleans, or NaN."""
     by_row = by_entry.reshape(len(by_entry), -1).mean(axis=1)
-    degrees_lost = 0 if is_binomial else 1
+    degrees_lost = 0 if by_entry.dtype == bool else 1
     if len(by_row) <= degrees_lost or not np.isfinite(by_row).all():
         return np.nan
     return float(by_row.std(ddof=degrees_lost) / np.sqrt(len(by_row)))
@@ -194,7 +194,7 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     if _is_whole(probs) and not _is_whole(labels):
         probs, labels = labels, probs
     labels, probs = _checked_classes("expected_calibration_error(probs, labels)", labels, probs)
-    members, is_right, confidence = _binned(labels, probs, whole_number("num_bins", num_bins))
+    members, is_right, confidence = _binned(labels, probs, num_bins)
     gaps = jnp.einsum("...nb,...n->...b", members, is_right - confidence)
     return jnp.sum(jnp.abs(gaps), -1) / confidence.shape[-1]
 
@@ -264,25 +264,18 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         >>> scores["accuracy"], round(scores["accuracy_se"], 3)
         (0.75, 0.217)
     """
-    labels, probs = _averaged("classification_scores(labels, probs)", labels, probs)
-    bins = _binned(labels, probs, whole_number("num_bins", num_bins))
-    members, is_right, confidence = (np.asarray(values, np.float64) for values in bins)
+    labels, probs = averaged("classification_scores(labels, probs)", labels, probs)
+    members, is_right, confidence = binned(labels, probs, num_bins)
     gap = is_right - confidence
     by_row = {
-        "accuracy": is_right,
+        "accuracy": is_right == 1,
         "negative_log_likelihood": -np.asarray(_log_prob_of_label(labels, probs), np.float64),
         "expected_calibration_error": gap * (members @ np.sign(gap @ members)),
     }
-    scores = {name: float(values.mean()) for name, values in by_row.items()}
-    return scores | {f"{name}_se": _standard_error(values, name == "accuracy") for name, values in by_row.items()}
+    return _means(by_row) | _standard_errors(by_row)
 
 
-def confidence_bins(order: str, labels: ArrayLike, probs: ArrayLike, num_bins: int) -> tuple[Array, Array, Array]:
-    """Return memberships of bins (n, bins), correctness (n,) and confidence (n,)."""
-    return _binned(*_averaged(order, labels, probs), whole_number("num_bins", num_bins))
-
-
-def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
+def averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
     """Return labels (n,) and probabilities (n, classes), averaged over draws."""
     if np.ndim(labels) != 1 or np.ndim(probs) not in (2, 3):
         raise ValueError(
@@ -294,7 +287,7 @@ def _averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, A
 
 
 def _is_whole(values: ArrayLike) -> bool:
-    return bool(jnp.issubdtype(values.dtype if isinstance(values, Array) else np.asarray(values).dtype, jnp.integer))
+    return bool(jnp.issubdtype(jnp.asarray(values).dtype, jnp.integer))
 
 
 def _is_class(labels: Array, probs: Array) -> Array:
@@ -314,6 +307,7 @@ def _log_prob_of_label(labels: Array, probs: Array) -> Array:
 
 def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, Array]:
     """Return memberships of bins (..., n, bins), correctness and confidence (..., n)."""
+    num_bins = whole_number("num_bins", num_bins)
     confidence = jnp.max(probs, -1)
     # NumPy rounds quotients correctly: a confidence of k/B is a left edge.
     edges = jnp.asarray(np.arange(1, num_bins) / num_bins, confidence.dtype)
@@ -321,9 +315,14 @@ def _binned(labels: Array, probs: Array, num_bins: int) -> tuple[Array, Array, A
     return members, _is_right(labels, probs), confidence
 
 
+def binned(labels: Array, probs: Array, num_bins: int) -> tuple[np.ndarray, ...]:
+    """Return the same of known numbers, in double precision."""
+    return tuple(np.asarray(values, np.float64) for values in _binned(labels, probs, num_bins))
+
+
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
     """Return both as arrays (..., n) and (..., n, classes)."""
-    labels = labels if isinstance(labels, Array) else jnp.asarray(np.asarray(labels))
+    labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"labels must be integers, got {labels.dtype}; use labels.argmax(-1) for one-hot codes. "

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels, warn_if_stuck
-from numpyro_wide._traces import abstract_sites, latent_sites, run_model
+from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model
 from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws
 from numpyro_wide.readout._model import base_name
 from numpyro_wide.readout._predictions import moments_of
@@ -78,17 +78,17 @@ class RunSummary:
 
     def __str__(self) -> str:
         table = [self._table().to_string(index=False)] if self.sites else []
-        return "\n".join([self._size(), *table, *self._notes(), self.verdict])
+        return "\n".join([self._size(), *table, *self._notes()])
 
     def _repr_html_(self) -> str:
         table = self._table().to_html(index=False) if self.sites else ""
-        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join([*self._notes(), self.verdict])}</p>"
+        return f"<p>{self._size()}</p>{table}<p>{'<br>'.join(self._notes())}</p>"
 
     @property
     def is_converged(self) -> bool:
         """Whether R-hat, effective sample sizes and the energy's drift are those of converged chains."""
         rhat, ess = self._worst()
-        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._drifts()
+        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._largest_drift() > _LARGEST_DRIFT
 
     @property
     def verdict(self) -> str:
@@ -96,24 +96,20 @@ class RunSummary:
         rhat, ess = self._worst()
         if np.isnan(ess):
             return "convergence unknown: too few draws, or none that move; run longer"
-        told = "" if np.isnan(rhat) else f"R-hat {rhat:.2f}, "
-        told += f"least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
+        told = f"R-hat {rhat:.2f}, least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
         if not self.is_converged:
             return f"not converged: {told}; run longer, or scale every layer (FAQ)"
         return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
     def _worst(self) -> tuple[float, float]:
         """Return the largest R-hat and the least ESS of function and sites; NaN if none is known."""
-        rhats = [site.rhat for site in self.sites.values()]
-        sizes = [site.ess for site in self.sites.values()]
-        if self.function is not None:
-            rhats += list(self.function.rhat)
-            sizes += list(self.function.ess)
-        largest = max((value for value in rhats if not np.isnan(value)), default=np.nan)
-        return float(largest), float(min((value for value in sizes if not np.isnan(value)), default=np.nan))
+        found: list[Any] = [*self.sites.values(), *filter(None, [self.function])]
+        rhats = np.hstack([np.nan, *(one.rhat for one in found)])
+        sizes = np.hstack([np.nan, *(one.ess for one in found)])
+        return float(np.fmax.reduce(rhats)), float(np.fmin.reduce(sizes))
 
-    def _drifts(self) -> bool:
-        return self.energy_drift is not None and bool(np.any(np.abs(self.energy_drift) > _LARGEST_DRIFT))
+    def _largest_drift(self) -> float:
+        return 0.0 if self.energy_drift is None else float(np.fmax.reduce(np.abs(self.energy_drift)))
 
     def _size(self) -> str:
         chains = f"{self.num_chains} {'chain' if self.num_chains == 1 else 'chains'} of {self.num_draws} draws"
@@ -136,15 +132,15 @@ class RunSummary:
         lines = ["function at the inputs: unknown, since not all latent sites are stored"]
         if self.function is not None:
             lines = self._function_notes(self.function)
-        if self.energy_drift is not None and self._drifts():
-            drift = float(np.max(np.abs(self.energy_drift)))
+        drift = self._largest_drift()
+        if drift > _LARGEST_DRIFT:
             lines.append(
                 f"the energy drifts by {drift:.2g} standard deviations from first to last quarter: start closer "
                 "(init_to_optimum) or run longer"
             )
         errors = [error for error in (self.evidence_error, self.energy_error) if error is not None]
         if errors and max(errors) >= FELT_ERROR:
-            size = "more than can be told" if np.isinf(max(errors)) else f"about {max(errors):.2g} nats"
+            size = "more than can be told" if max(errors) == np.inf else f"about {max(errors):.2g} nats"
             lines.append(f"rounding moves the log density by {size}: run {IN_FLOAT64}")
         parts = {
             "acceptance": None if self.accept_prob is None else f"{self.accept_prob:.3f}",
@@ -154,15 +150,13 @@ class RunSummary:
             "proposals not finite": self.num_nonfinite,
         }
         told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
-        return [*lines, told] if told else lines
+        return [*lines, *([told] if told else []), self.verdict]
 
     def _function_notes(self, function: FunctionSummary) -> list[str]:
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
-        rhats = "R-hat unknown"
-        if not np.isnan(function.rhat).all():
-            rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
+        rhats = f"median R-hat {np.nanmedian(function.rhat):.3f}, largest {np.nanmax(function.rhat):.3f}"
         sizes = f"median ESS {np.nanmedian(function.ess):.0f}, least {np.nanmin(function.ess):.0f}"
         lines = [f"{start}: {rhats}; {sizes}, of {self.num_chains * self.num_draws}"]
         if function.num_distinct.min() < 0.1 * self.num_draws:
@@ -229,10 +223,7 @@ def summary(
     rng_key = random.key(0) if rng_key is None else rng_key
     check_key("rng_key", rng_key, "summary(mcmc, model, x, y, rng_key=jax.random.key(0))")
     run = FinishedRun("summary", mcmc, model, model_args, model_kwargs)
-    if not run.observed:
-        raise ValueError(
-            "nothing is observed with these arguments; pass what mcmc.run got: summary(mcmc, model, x, y)."
-        )
+    refuse_unobserved(run.sites, "summary(mcmc, model, x, y) takes what mcmc.run got")
     warn_if_stuck(run.stored, by_chain=True)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
     fields = mcmc.get_extra_fields(group_by_chain=True)
@@ -253,7 +244,7 @@ def summary(
         num_chains=num_chains,
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
-        num_features=_num_features(run),
+        num_features=run.sites[run.wrapped[0].features]["value"].shape[1] if run.wrapped else None,
         **_of_sampler(fields, getattr(mcmc, "last_state", None)),
     )
 
@@ -265,17 +256,24 @@ def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
         is_coordinate = any(base_name(other) == name for other in (*run.stored, *run.sites))
         if size > _LARGEST_SITE or is_coordinate or name in run.internal:
             continue
-        array = np.asarray(values, float)
-        for index in np.ndindex(array.shape[2:]):
-            draws = array[(..., *index)]
+        for entry, draws in entries_by_name(name, np.asarray(values, float), 2).items():
             rhat, ess = _rhat_and_ess(draws[..., None])
-            found[name + (f"[{', '.join(map(str, index))}]" if index else "")] = SiteSummary(
+            found[entry] = SiteSummary(
                 mean=float(draws.mean()),
                 standard_deviation=float(draws.std(ddof=1)),
                 quantiles={level: float(np.quantile(draws, level)) for level in levels},
                 rhat=float(rhat[0]),
                 ess=float(ess[0]),
             )
+    return found
+
+
+def entries_by_name(name: str, values: np.ndarray, num_leading: int) -> dict[str, np.ndarray]:
+    """Return the entries after the leading axes, such as "w[0, 1]"."""
+    found = {}
+    for index in np.ndindex(values.shape[num_leading:]):
+        place = f"[{', '.join(map(str, index))}]" if index else ""
+        found[name + place] = values[(..., *index)]
     return found
 
 
@@ -349,12 +347,6 @@ def _rounding_unit(energy: np.ndarray) -> float:
     return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
 
 
-def _num_features(run: FinishedRun) -> int | None:
-    if not run.wrapped:
-        return None
-    return int(abstract_sites(run.plain, *run.arguments)[run.wrapped[0].features]["value"].shape[1])
-
-
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     """Return numbers of the sampler."""
 
@@ -364,7 +356,7 @@ def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     adapted = getattr(state, "adapt_state", None)
     step_size = last("adapt_state.step_size", last("step_size", getattr(adapted, "step_size", None)))
     accept_prob = fields.get("accept_prob", getattr(state, "mean_accept_prob", None))
-    gradients = next((fields[name] for name in ("num_grad", "num_steps") if name in fields), None)
+    gradients = fields.get("num_grad", fields.get("num_steps"))
     nonfinite = last("num_nonfinite")
     return {
         "accept_prob": None if accept_prob is None else float(np.mean(accept_prob)),

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -48,10 +48,7 @@ def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Argume
     """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
 
     def program(arguments: Arguments, block: Draws) -> Draws:
-        shape = next(iter(block.values())).shape[:2]
-        flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in block.items()}
-        found = jax.lax.map(lambda draw: single(draw, *arguments), flat)
-        return {name: values.reshape(*shape, *values.shape[1:]) for name, values in found.items()}
+        return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *arguments)), block)
 
     return by_blocks(lambda block, _: run_with_arguments(program, arguments, block), draws)
 
@@ -71,9 +68,9 @@ class FinishedRun:
         self.stored: Draws = mcmc.get_samples(group_by_chain=True)
         sites = abstract_sites(self.plain, *self.arguments)
         self.sites = {name: site for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-        sampled: Callable = self.wrapped[0] if self.wrapped else self.plain
-        self._sampled = latent_sites(abstract_sites(sampled, *self.arguments))
-        self._bases = set(base_transforms(self._sampled)) | {form.base for form in self.wrapped} - self.sites.keys()
+        sampled = latent_sites(abstract_sites(self.wrapped[0] if self.wrapped else self.plain, *self.arguments))
+        self._latent = sampled | latent_sites(self.sites)
+        self._bases = set(base_transforms(sampled)) | {form.base for form in self.wrapped} - self.sites.keys()
         self.internal = self._bases | {form.features for form in self.wrapped}
 
     @property
@@ -113,26 +110,19 @@ class FinishedRun:
     @property
     def missing(self) -> list[str]:
         """Names of the latent sites whose draws are neither stored nor computed."""
-        restored = {form.readout for form in self.wrapped}
-        expected = [*self._sampled, *(name for name in latent_sites(self.sites) if name not in restored)]
-        present = {*self.stored, *(base_name(name) for name in self.stored if base_name(name) in self._bases)}
-        return [name for name in dict.fromkeys(expected) if name not in present]
+        images = {base_name(name) for name in self.stored} & self._bases
+        present = {*self.stored, *images, *(form.readout for form in self.wrapped)}
+        return [name for name in self._latent if name not in present]
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
         """Return the stored draws, and draws of an integrated readout."""
         to_restore = [form for form in self.wrapped if form.readout not in self.stored]
         missing = self.missing
-        if not self.observed and (is_needed or to_restore):
-            unobserved = [name for name in missing if name not in {form.readout for form in to_restore}]
-            if unobserved:
-                raise ValueError(
-                    f"with these arguments {listing(unobserved)} is not observed, and the run holds no draws of it; "
-                    "pass what mcmc.run got: to_arviz(mcmc, model, x, y)."
-                )
-        if missing and is_needed:
+        if missing and (is_needed or (to_restore and not self.observed)):
             raise ValueError(
-                f"log-likelihood and predictions need draws of all latent sites, but {listing(missing)} is not "
-                f"stored; the stored sites are {listing(self.stored)}. Pass log_likelihood=False."
+                f"{listing(missing)} is neither stored by the run nor observed with these arguments; the stored sites "
+                f"are {listing(self.stored)}. Pass what mcmc.run got, to_arviz(mcmc, model, x, y), or "
+                "log_likelihood=False without predictions."
             )
         if missing:
             return self.stored
@@ -146,8 +136,7 @@ class FinishedRun:
 
     def latent(self, draws: Draws) -> Draws:
         """Select the draws of latent sites."""
-        latent = {*latent_sites(self.sites), *self._sampled}
-        return {name: draws[name] for name in draws if name in latent or base_name(name) in self._bases}
+        return {name: draws[name] for name in draws if name in self._latent or base_name(name) in self._bases}
 
     def log_likelihood(self, draws: Draws) -> Draws:
         """Compute the log-likelihood by observation, (chain, draw, ...)."""
@@ -173,6 +162,7 @@ class FinishedRun:
     ) -> Draws:
         """Draw the observed or named sites."""
         sites = list(self.observed) if sites is None else sites
+        check_names_known("return_sites", sites, self.sites)
         model = self.plain if is_observed else uncondition(self.plain)
 
         def program(arguments: Arguments, key: Array, block: Draws) -> Draws:
@@ -183,18 +173,7 @@ class FinishedRun:
             return run_with_arguments(program, arguments, random.fold_in(rng_key, start), block)
 
         values = by_blocks(run, self.latent(draws))
-        missing = [name for name in sites if name not in values]
-        check_names_known("return_sites", missing, (name for name in self.sites if name not in missing))
         return {name: values[name] for name in sites}
-
-    def check_names(self, role: str, names: Iterable[str]) -> None:
-        """Refuse names that are neither of stored draws nor of sites."""
-        unknown = [name for name in names if name not in {*self.stored, *self.sites, *self.internal}]
-        if unknown:
-            raise ValueError(
-                f"{role} names {listing(unknown)}, which is neither stored nor a site of the model; the stored sites "
-                f"are {listing(self.stored)}, those of the model {listing(self.sites)}."
-            )
 
 
 def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
@@ -283,7 +262,7 @@ def to_arviz(
     """
     if not isinstance(predictions, tuple | list | Mapping | None):
         raise TypeError(
-            "predictions must be a tuple of the model's arguments at other inputs, or a dictionary of keywords, but is "
+            "predictions must be a tuple of the model's arguments or a dictionary of its keywords, but is "
             f"{kind_of(predictions)}; pass a tuple, predictions=(x_new,)."
         )
     rng_key = random.key(0) if rng_key is None else rng_key
@@ -293,7 +272,7 @@ def to_arviz(
     include, drop = _names(include), _names(drop)
     dims = {name: _names(given) for name, given in (dims or {}).items()}
     for role, names in (("include", include), ("drop", drop), ("dims", dims)):
-        run.check_names(role, names)
+        check_names_known(role, names, {**run.stored, **run.sites, **dict.fromkeys(run.internal)})
     is_needed = log_likelihood or posterior_predictive or predictions is not None
     draws = run.with_readout(random.fold_in(rng_key, 0), is_needed)
     plates = {name: _plate_names(site) for name, site in run.sites.items()} | dims
@@ -325,9 +304,7 @@ def to_arviz(
     if run.observed:
         datasets["observed_data"] = _dataset(run.observations, plates, coords, ())
     known = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
-    unknown = [dim for dim in coords if dim not in known]
-    if unknown:
-        raise ValueError(f"coords names {listing(unknown)}, which is no dimension; those are {listing(sorted(known))}.")
+    check_names_known("coords", coords, sorted(known), kind="dimension")
     return from_datasets(datasets)
 
 
@@ -335,7 +312,7 @@ def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, S
     """Make an ``xarray.Dataset``."""
     import xarray as xr  # heavy
 
-    variables: dict[str, tuple[list[str], np.ndarray]] = {}
+    variables: dict[str, xr.Variable] = {}
     for site, value in values.items():
         array = np.asarray(jax.device_get(value))
         name = site.replace("/", ".")
@@ -343,29 +320,21 @@ def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, S
             raise ValueError(
                 f"the name {site!r} is written {name!r} for ArviZ, which another site is called; rename it."
             )
-        num_own = array.ndim - len(leading)
-        given = dims.get(site, [None] * num_own)
-        if len(given) != num_own:
-            raise ValueError(
-                f"dims names {len(given)} dimensions of site {site!r}, {given}, but it has {num_own} after those for "
-                f"chains and draws: its shape is {array.shape}."
-            )
+        given = dims.get(site, [None] * (array.ndim - len(leading)))
         own = [f"{name}_dim_{i}" if dim is None else dim.replace("/", ".") for i, dim in enumerate(given)]
-        variables[name] = [*leading, *own], array
-    sizes = {dim: size for axes, array in variables.values() for dim, size in zip(axes, array.shape, strict=True)}
-    coordinates = {dim: coords.get(dim, np.arange(size)) for dim, size in sizes.items()}
+        variables[name] = xr.Variable([*leading, *own], array)
     attributes = {"inference_library": "numpyro", "inference_library_version": numpyro.__version__}
-    return xr.Dataset(variables, coordinates, attributes)
+    dataset = xr.Dataset(variables, attrs=attributes)
+    return dataset.assign_coords({dim: coords.get(str(dim), np.arange(size)) for dim, size in dataset.sizes.items()})
 
 
 def _sample_stats(mcmc: MCMC) -> dict[str, ArrayLike]:
     """Return the extra fields under ArviZ's names."""
     renamed = {"accept_prob": "acceptance_rate", "adapt_state.step_size": "step_size", "num_steps": "n_steps"}
-    stats: dict[str, ArrayLike] = {}
-    for field, value in mcmc.get_extra_fields(group_by_chain=True).items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            keys = [str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path]
-            stats[".".join([renamed.get(field, field), *keys])] = leaf
+    fields = {renamed.get(name, name): value for name, value in mcmc.get_extra_fields(group_by_chain=True).items()}
+    stats: dict[str, ArrayLike] = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(fields)
+    }
     if "potential_energy" in stats:
         stats["lp"] = -np.asarray(stats.pop("potential_energy"))
     if "n_steps" in stats:

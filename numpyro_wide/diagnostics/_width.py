@@ -8,10 +8,9 @@ import jax
 import numpy as np
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.handlers import substitute
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, kind_of, whole_number
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, whole_number
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
 from numpyro_wide.diagnostics._to_arviz import Arguments
@@ -45,8 +44,8 @@ class WidthRow(NamedTuple):
     log_evidence_error: float
     sample_size: float
     num_draws: int
-    prior_pareto_k: float = float("nan")
-    limit_log_evidence: float = float("nan")
+    prior_pareto_k: float = np.nan
+    limit_log_evidence: float = np.nan
 
     @property
     def advice(self) -> str:
@@ -78,7 +77,7 @@ class WidthReport(NamedTuple):
         widths = [key for key in self.rows if isinstance(key, int | float)]
         gaps = [self.rows[key].gap for key in widths]
         if len(widths) < 2 or min(gaps) <= 0:
-            return float("nan")
+            return np.nan
         return float(np.polyfit(np.log(widths), np.log(gaps), 1)[0])
 
     def __str__(self) -> str:
@@ -162,11 +161,6 @@ def wide_enough(
     names = [hyperparameters] if isinstance(hyperparameters, str) else list(hyperparameters)
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
-        if not callable(model):
-            raise TypeError(
-                f"models must be a model or a dictionary, but got {kind_of(model)}; "
-                "pass the model itself, not a kernel."
-            )
         draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)
         weigh = _Weights(model, (model_args, model_kwargs), names, batch_size)
         keys = random.split(draws_key, num_draws)
@@ -204,8 +198,7 @@ class _Weights:
         return log_weights[kept], {name: value[kept] for name, value in values.items()}
 
     def _single(self, arguments: Arguments, key: Array, given: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        model = substitute(self.model, given)
-        sites = run_model(model, *arguments, rng_key=key, inside=(StandardNormalBase(),))
+        sites = run_model(self.model, *arguments, values=given, rng_key=key, inside=(StandardNormalBase(),))
         refuse_unobserved(sites, "wide_enough compares with the posterior")
         check_names_known("hyperparameters", self.names, latent_sites(sites), kind="latent site")
         return log_weight(sites), {name: sites[name]["value"] for name in self.names}
@@ -222,15 +215,13 @@ def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
     for index, key in zip(chosen, random.split(given_key, _NUM_GIVEN), strict=True):
         given = {name: value[index] for name, value in values.items()}
         rows.append(_row(weigh(random.split(key, num_draws), given)[0]))
-    gaps = [row.gap for row in rows]
-    return WidthRow(
-        accept_prob=float(np.mean([row.accept_prob for row in rows])),
-        pareto_k=float(np.median([row.pareto_k for row in rows])),  # the largest of eight is noise
-        gap=float(np.mean(gaps)),
-        gap_error=float(np.std(gaps, ddof=1) / np.sqrt(_NUM_GIVEN)),
-        log_evidence=whole.log_evidence,
-        log_evidence_error=whole.log_evidence_error,
-        sample_size=float(np.mean([row.sample_size for row in rows])),
+    by_column = WidthRow(*np.transpose(rows))
+    return whole._replace(
+        accept_prob=float(np.mean(by_column.accept_prob)),
+        pareto_k=float(np.median(by_column.pareto_k)),  # the largest of eight is noise
+        gap=float(np.mean(by_column.gap)),
+        gap_error=float(np.std(by_column.gap, ddof=1) / np.sqrt(_NUM_GIVEN)),
+        sample_size=float(np.mean(by_column.sample_size)),
         num_draws=num_draws,
         prior_pareto_k=whole.pareto_k,
     )
@@ -268,11 +259,10 @@ def _limit_log_evidence(
 ) -> float:
     """Return ``limit_log_evidence``."""
     if "noise" in learnt_at_any_width(model, args, kwargs):
-        return float("nan")
+        return np.nan
     kernel_key, *draw_keys = random.split(rng_key, 3)
-    observed = [
-        name for name, site in sample_sites(abstract_sites(model.fn, args, kwargs)).items() if site["is_observed"]
-    ]
+    sites = abstract_sites(model.fn, args, kwargs)
+    observed = sample_sites(sites).keys() - latent_sites(sites).keys()
 
     def latent(arguments: Arguments, key: Array) -> dict[str, Array]:
         sites = latent_sites(run_model(model.fn, *arguments, rng_key=key))
@@ -282,12 +272,12 @@ def _limit_log_evidence(
     for key in draw_keys:
         draw = run_with_arguments(latent, (args, kwargs), key)
         form = conjugate_form(model, draw, args, kwargs)
-        if form is None or observed != [form.observed]:
-            return float("nan")
+        if form is None or observed != {form.observed}:
+            return np.nan
         runs.append(check_at(form, draw, args, kwargs))
     one, other = runs
     if not np.array_equal(one.loc, other.loc):
-        return float("nan")
+        return np.nan
     num_rows, num_features = one.features.shape
     if kernel is None:
         num_draws = int(np.clip(_NUM_COLUMNS // num_features, _FEWEST, _MOST))
@@ -295,10 +285,7 @@ def _limit_log_evidence(
             kernel_key, model, model.features, *args, num_draws=num_draws, readout=model.readout, **kwargs
         )
     if np.shape(kernel) != (num_rows, num_rows):
-        raise ValueError(
-            f"kernel must be that of the {num_rows} rows of the features with themselves, {(num_rows, num_rows)}, but "
-            f"has shape {np.shape(kernel)}."
-        )
+        raise ValueError(f"kernel must be that of the features' rows, {(num_rows, num_rows)}, not {np.shape(kernel)}.")
     residual = np.asarray(one.residual, float).reshape(num_rows, -1)  # (n, k)
     noises = np.broadcast_to(np.asarray(one.noise_scale, float), one.loc.shape).reshape(residual.shape)
     is_shared = np.array_equal(noises, np.broadcast_to(noises[:, :1], noises.shape))
@@ -307,4 +294,4 @@ def _limit_log_evidence(
         try:
             return float(sum(gp_log_evidence(kernel, targets, noise) for targets, noise in problems))
         except ValueError:  # not positive definite
-            return float("nan")
+            return np.nan

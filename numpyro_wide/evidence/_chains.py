@@ -11,8 +11,9 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
-from numpyro_wide._compile import over_chains, program_of, split
+from numpyro_wide._compile import over_chains, program_of, run_program, split
 from numpyro_wide.evidence._density import Position, draw, log_density
+from numpyro_wide.mcmc._integrators import normal_like
 from numpyro_wide.mcmc._kernel import KernelState, over_states
 from numpyro_wide.mcmc._reference import Reference
 from numpyro_wide.mcmc.split_hmc import SplitHMC
@@ -66,8 +67,8 @@ def start(target: Target, rng_key: Array, betas: list[float], positions: Positio
     state = target.run(_start, random.split(rng_key, shape), _floats(betas), positions, num_warmup=num_warmup)
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
         raise ValueError(
-            "the log density of the model, or its gradient, is not finite at draws of its prior; look for a small "
-            f"noise or overflow, or run {IN_FLOAT64}."
+            "the model's log density or its gradient is not finite at draws of its prior; look for a small noise or "
+            f"overflow, or run {IN_FLOAT64}."
         )
     return state
 
@@ -96,12 +97,12 @@ def fit_gaussian(
     target: Target, state: KernelState, num_warmup: int, num_steps: int, bar: tqdm
 ) -> tuple[KernelState, Reference]:
     """Fit a Gaussian to posterior draws, in three windows after a warmup."""
-    reference = target.run(_no_gaussian, state)
+    reference = run_program(lambda state: Reference.start(_together(state).z), state)
     # With the Gaussian to come, for one program.
     state, reference, _ = advance(target, state, [1.0], num_warmup, bar, phase=WARM, reference=reference)
     for length in (num_steps // 4, num_steps // 4, num_steps - 2 * (num_steps // 4)):
         state, reference, _ = advance(target, state, [1.0], length, bar, phase=_FIT, reference=reference)
-        reference = target.run(_close, reference)
+        reference = run_program(Reference.close, reference)
     return state, reference
 
 
@@ -115,8 +116,7 @@ def gaussian_draws(
 
 
 def _as_weights(values: Array) -> np.ndarray:
-    found = np.asarray(values, dtype=float)
-    return np.where(np.isnan(found) | (found == np.inf), -np.inf, found)
+    return np.nan_to_num(np.asarray(values, float), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
 
 
 def _floats(betas: list[float]) -> np.ndarray:
@@ -142,10 +142,8 @@ def _kernel(model: Callable, beta: Array) -> SplitHMC:
 
 
 def _start(model: Callable, keys: Array, betas: Array, positions: Position, num_warmup: int) -> KernelState:
-    def first(keys: Array, beta: Array, positions: Position) -> KernelState:
-        return _kernel(model, beta).init(keys, num_warmup, positions)
-
-    return over_chains(first)(keys, betas, positions)
+    init = over_chains(lambda keys, beta, positions: _kernel(model, beta).init(keys, num_warmup, positions))
+    return init(keys, betas, positions)
 
 
 def _advance(
@@ -176,22 +174,10 @@ def _log_ratio(model: Callable, reference: Reference | None, z: Position) -> Arr
 
 
 def _gaussian_ratios(model: Callable, keys: Array, reference: Reference, like: Position, batch_size: int) -> Array:
-    leaves, structure = jax.tree.flatten(like)
-
     def ratio(key: Array) -> Array:
-        keys = random.split(key, len(leaves))
-        psi = [random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
-        return _log_ratio(model, reference, reference.unwhiten(jax.tree.unflatten(structure, psi)))
+        return _log_ratio(model, reference, reference.unwhiten(normal_like(key, like)))
 
     return jax.lax.map(ratio, keys, batch_size=batch_size)
-
-
-def _no_gaussian(model: Callable, state: KernelState) -> Reference:
-    return Reference.start(_together(state).z)
-
-
-def _close(model: Callable, reference: Reference) -> Reference:
-    return reference.close()
 
 
 def _together(state: KernelState) -> KernelState:

@@ -17,7 +17,6 @@ from numpyro_wide._traces import (
     refuse_subsampled,
     refuse_unobserved,
     run_model,
-    sample_sites,
     unwrap,
 )
 from numpyro_wide.readout._limit import StandardNormalBase, log_weight
@@ -72,10 +71,8 @@ class _Unconstrained(Messenger):
 
 def _relative_prior(site: dict, coordinate: Array, log_det: Array) -> Array:
     """Return a site's part of log r(z) − log N(z; 0, I)."""
-    fn = site["fn"]
-    while isinstance(fn, dist.Independent):
-        fn = fn.base_dist
-    log_prob, standard = fn.log_prob(site["value"]), dist.Normal(0.0, 1.0).log_prob(coordinate)
+    log_prob = unwrap(site["fn"]).log_prob(site["value"])
+    standard = dist.Normal(0.0, 1.0).log_prob(coordinate)
     if log_prob.shape == coordinate.shape:  # by entry, exactly 0 for N(0, 1)
         return jnp.sum(log_prob - standard) + log_det
     return jnp.sum(log_prob) - jnp.sum(standard) + log_det
@@ -87,18 +84,13 @@ def check_model(model: Callable, rng_key: Array) -> None:
     def run(key: Array) -> None:
         sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
         _check_sites(sites)
-        shapes = {
-            name: biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-            for name, site in latent_sites(sites).items()
-        }
-        names = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-        coordinates = _Unconstrained(names)
+        coordinates = _Unconstrained(draw(model, key)[0])
         run_model(model, inside=(coordinates,))
-        unseen = [name for name in names if name not in coordinates.log_dets]
+        unseen = [name for name in coordinates.position if name not in coordinates.log_dets]
         if unseen:
             raise ValueError(
-                f"latent site {listing(unseen)} is inside of a scan or another control flow; write the steps as a "
-                "Python loop, or as one site."
+                f"latent site {listing(unseen)} is inside of a scan or another control flow; write a Python loop, or "
+                "one site."
             )
 
     jax.eval_shape(run, rng_key)
@@ -112,30 +104,23 @@ class _RefusesImproper(Messenger):
             return
         name, fn = msg["name"], unwrap(msg["fn"], masks=True)
         if fn.support.is_discrete:
-            raise ValueError(
-                f"latent site {name!r} is discrete; sum it out in the model, such as by a mixture distribution."
-            )
+            raise ValueError(f"latent site {name!r} is discrete; sum it out, as by a mixture distribution.")
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
-            raise ValueError(
-                f"latent site {name!r} has {kind_of(fn)} prior, without draws. Give the site a proper prior."
-            )
+            raise ValueError(f"latent site {name!r} has {kind_of(fn)} prior, without draws; give it a proper prior.")
 
 
 def _check_sites(sites: Sites) -> None:
     """Refuse a run without observations, latent sites or proper priors."""
-    samples, latent = sample_sites(sites), latent_sites(sites)
+    latent = latent_sites(sites)
     refuse_unobserved(sites, "the evidence is that of observations")
     if not latent:
-        raise ValueError(
-            "the model has no latent site with these arguments, and nothing to integrate over; its evidence is the "
-            f"log density of {listing(samples)}."
-        )
+        raise ValueError("the model has no latent site with these arguments, and so nothing to integrate over.")
     for site in sites.values():
         if site["type"] == "plate":
             refuse_subsampled(site, "the evidence is that of all data")
     for name, site in latent.items():
         if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
             raise ValueError(
-                f"the prior of latent site {name!r} is scaled or masked, and not a density that integrates to one; "
-                "take the site out of the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
+                f"the prior of latent site {name!r} is scaled or masked, and does not integrate to one; take it out of "
+                "the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
             )

@@ -7,13 +7,10 @@ from typing import Any
 
 from jax import Array, random
 
-from numpyro_wide._checks import check_key, check_one_of, is_tracing, kind_of, progress, whole_number
+from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
 from numpyro_wide.evidence._chains import Target
 from numpyro_wide.evidence._density import check_model
 from numpyro_wide.evidence._methods import Evidence, Sizes, by_bridge, by_stepping_stones, first_temperature
-
-_ORDER = "model_evidence(rng_key, model, x, y)"
-_METHODS = ("auto", "bridge", "stepping-stone")
 
 
 def model_evidence(
@@ -78,16 +75,17 @@ def model_evidence(
         >>> found.method, abs(found.log_evidence - -3.387) < 0.1
         ('stepping-stone', True)
     """
-    check_key("rng_key", rng_key, _ORDER)
-    check_one_of("method", method, _METHODS)
-    sizes = _checked_sizes(num_chains, num_warmup, num_samples, batch_size)
-    if is_tracing():
+    check_key("rng_key", rng_key, "model_evidence(rng_key, model, x, y)")
+    check_one_of("method", method, ("auto", "bridge", "stepping-stone"))
+    sizes = Sizes(
+        whole_number("num_chains", num_chains, 2),
+        whole_number("num_warmup", num_warmup, 20),
+        whole_number("num_samples", num_samples, 40),
+        whole_number("batch_size", batch_size),
+    )
+    if sizes.num_independent < 400:
         raise ValueError(
-            "model_evidence decides by numbers how to continue, and cannot be traced by jit, vmap or grad."
-        )
-    if not callable(model):
-        raise TypeError(
-            f"model must be a model, a function, but is {kind_of(model)}; pass the model itself, as {_ORDER}."
+            f"num_chains times num_samples must be at least 400, but is {num_chains} times {num_samples}; raise either."
         )
     check_model(partial(model, *model_args, **model_kwargs), rng_key)
     target = Target(model, model_args, model_kwargs)
@@ -112,18 +110,3 @@ _ADVICE = {
     "bridge": "Take method='stepping-stone'.",
     "stepping-stone": "Raise num_warmup and num_samples, or repriorise or collapse the readout.",
 }
-
-
-def _checked_sizes(num_chains: Any, num_warmup: Any, num_samples: Any, batch_size: Any) -> Sizes:
-    sizes = Sizes(
-        whole_number("num_chains", num_chains, 2, order=_ORDER),
-        whole_number("num_warmup", num_warmup, 20, order=_ORDER),
-        whole_number("num_samples", num_samples, 40, order=_ORDER),
-        whole_number("batch_size", batch_size, order=_ORDER),
-    )
-    if sizes.num_independent < 400:
-        raise ValueError(
-            f"num_chains times num_samples must be at least 400, but is {sizes.num_chains} times {sizes.num_samples}; "
-            "raise either."
-        )
-    return sizes

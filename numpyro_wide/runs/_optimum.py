@@ -23,7 +23,7 @@ from numpyro_wide._checks import (
     progress,
     whole_number,
 )
-from numpyro_wide._compile import over_chains, run_program
+from numpyro_wide._compile import over_chains, program_of, run_program, split
 from numpyro_wide._traces import Sites, latent_sites, unwrap
 
 _NUM_STRETCHES = 50  # of the progress bar
@@ -82,14 +82,7 @@ def init_to_optimum(
     whole_number("num_steps", num_steps)
     check_positive("step_size", step_size)
     hold = hold or {}
-    leaves, structure = jax.tree.flatten((model_args, model_kwargs))
-    is_data = [isinstance(leaf, Array) for leaf in leaves]
-    data = [leaf for leaf, told in zip(leaves, is_data, strict=True) if told]
-
-    def arguments(data: list[Array]) -> tuple[tuple, dict]:
-        remaining = iter(data)
-        filled = [next(remaining) if told else leaf for leaf, told in zip(leaves, is_data, strict=True)]
-        return jax.tree.unflatten(structure, filled)
+    data, arguments = split((model_args, model_kwargs), Array)
 
     def start(rng_key: Array, data: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the free and the held values of a first position."""
@@ -169,15 +162,13 @@ def _descend(
 
     num_chains = jax.tree.leaves(free)[0].shape[0]
     states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
-    # Without a bar, the program of an equal model serves.
-    run = jax.jit(stretch) if progress_bar else partial(run_program, stretch)
-    num_stretches = min(num_steps, _NUM_STRETCHES) if progress_bar else 1
+    lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(np.int32))
+    run = program_of(stretch, states, *rest, lengths[0])
     with progress(total=num_steps, desc="optimise", shown=progress_bar) as bar:
-        for length in np.diff(np.linspace(0, num_steps, num_stretches + 1).astype(np.int32)):
+        for length in lengths:
             states = run(states, *rest, length)
-            if progress_bar:
-                bar.set_postfix_str(f"U from {states[3].min():.4g} to {states[3].max():.4g}", refresh=False)
-                bar.update(length)
+            bar.set_postfix_str(f"U from {np.min(states[3]):.4g} to {np.max(states[3]):.4g}", refresh=False)
+            bar.update(length)
     lost = np.flatnonzero(~np.isfinite(states[3]))
     if lost.size:
         raise ValueError(

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_wide._checks import check_key, kind_of, progress, whole_number
 
-_LOCK, _STATE = "run.lock", "state.npz"
+_STATE = "state.npz"
 _PLAIN = (str, bytes, bool, int, float, complex, np.generic, np.ndarray, Array)
 
 Draws = dict[str, np.ndarray]
@@ -145,7 +145,7 @@ def run_in_pieces(
     # One compiled program: pieces are of one size.
     if num_samples % mcmc.num_samples or mcmc.num_samples % mcmc.thinning:
         raise ValueError(
-            f"num_samples must be a multiple of the piece's size, mcmc.num_samples={mcmc.num_samples}, and that one of "
+            f"num_samples must be a multiple of the piece's size, mcmc.num_samples={mcmc.num_samples}, and that of "
             f"thinning={mcmc.thinning}, but is {num_samples}."
         )
     folder, total, size = Path(folder), num_samples // mcmc.thinning, mcmc.num_samples // mcmc.thinning
@@ -158,10 +158,7 @@ def run_in_pieces(
             if (folder / _STATE).exists():
                 state, ends = _resume(folder, like, identity)
                 if ends[-1] < total and (total - ends[-1]) % size:
-                    raise ValueError(
-                        f"there are {ends[-1]} draws in {folder}, and pieces of {size} do not lead from there to "
-                        f"{total}."
-                    )
+                    raise ValueError(f"pieces of {size} do not lead from the {ends[-1]} draws in {folder} to {total}.")
                 bar.update(min(ends[-1], total))
             else:
                 mcmc.warmup(rng_key, *model_args, **options, **model_kwargs)
@@ -186,23 +183,15 @@ def run_in_pieces(
     return StoredDraws(folder, mcmc.sampler)
 
 
-@contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, made if missing; refuse a folder in use."""
+def sole_use(folder: Path) -> AbstractContextManager:
+    """Lock a folder, made if missing, until the context ends; refuse a folder in use."""
     from filelock import FileLock, Timeout  # optional
 
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=0)
+        return FileLock(folder / "run.lock").acquire(timeout=0)
     except Timeout:
-        raise RuntimeError(
-            f"the folder {folder} is in use by another run: wait for it, or pass another folder."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+        raise RuntimeError(f"{folder} is in use by another run: wait for it, or pass another folder.") from None
 
 
 def _piece(folder: Path, number: int) -> Path:
@@ -221,13 +210,11 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(
-            error.errno,
-            f"the file cannot be written ({why}); make room and call again, or store functions of the draws "
-            "(numpyro_wide.runs.reduced)",
-            str(path),
-        ) from error
+        error.add_note(
+            f"{path} cannot be written; make room and call again, or store functions of the draws "
+            "(numpyro_wide.runs.reduced)."
+        )
+        raise
 
 
 def read(path: Path, prefix: str = "") -> Draws:
@@ -314,8 +301,8 @@ def _identify(
     for name, value in {**sites, **fields}.items():
         if not hasattr(value, "dtype") or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(
-                f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name one of its parts, "
-                "such as 'adapt_state.step_size', or store jax.random.key_data of a key."
+                f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name a part of it, such "
+                "as 'adapt_state.step_size', or store jax.random.key_data of a key."
             )
     # Data are known, as in MCMC: models may look at them.
     step = jax.jit(lambda state: sampler.sample(state, args, kwargs)).lower(one)

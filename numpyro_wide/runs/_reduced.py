@@ -1,12 +1,13 @@
 """Kernels that store projections and function values of the weights instead of the weights."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_wide._checks import kind_of, listing
+from numpyro_wide._checks import check_names_known, kind_of, listing
 
 
 def reduced(
@@ -46,10 +47,7 @@ def reduced(
         {'predictions': (10, 2), 'projections': (10, 100)}
     """
     if not isinstance(kernel, MCMCKernel):
-        raise TypeError(
-            f"kernel must be an MCMC kernel, such as NUTS(model), but is {kind_of(kernel)}; wrap the kernel, "
-            "not the model."
-        )
+        raise TypeError(f"kernel must be an MCMC kernel, but is {kind_of(kernel)}; wrap the kernel, not the model.")
     functions = dict(functions or {})
     for name, function in functions.items():
         if not callable(function):
@@ -57,52 +55,18 @@ def reduced(
     return ReducedKernel(kernel, (drop,) if isinstance(drop, str) else tuple(drop), functions)
 
 
-class ReducedKernel(MCMCKernel):
+@MCMCKernel.register  # and no subclass: what it inherited would hide what the kernel has
+@dataclass(eq=False)
+class ReducedKernel:
     """Kernel that takes the steps of another one, and stores other values."""
 
-    def __init__(self, kernel: MCMCKernel, drop: tuple[str, ...], functions: dict[str, Callable]):
-        self.kernel = kernel
-        self._drop = drop
-        self._functions = functions
-
-    @property
-    def sample_field(self) -> str:
-        """Name of the state's field that holds the draw."""
-        return self.kernel.sample_field
-
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        """Fields of the state that are always stored."""
-        return self.kernel.default_fields
-
-    @property
-    def is_ensemble_kernel(self) -> bool:
-        """True if the chains depend on each other."""
-        return self.kernel.is_ensemble_kernel
-
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the first state."""
-        return self.kernel.init(*args, **kwargs)
-
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Take one step."""
-        return self.kernel.sample(*args, **kwargs)
-
-    def refresh(self, *args: Any, **kwargs: Any) -> Any:
-        """Recompute what the state caches, for other model arguments."""
-        return self.kernel.refresh(*args, **kwargs)
-
-    def get_diagnostics_str(self, state: Any) -> str:
-        """Describe the state for the progress bar."""
-        return self.kernel.get_diagnostics_str(state)
-
-    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
-        """Return the map to constrained values, all of them."""
-        return self.kernel.get_constrain_fn(model_args, model_kwargs)
+    kernel: MCMCKernel
+    drop: tuple[str, ...]
+    functions: dict[str, Callable]
 
     def wrap_model(self, wrapper: Callable) -> Self:
         """Return a copy for ``wrapper(model)``."""
-        return type(self)(self.kernel.wrap_model(wrapper), self._drop, self._functions)
+        return replace(self, kernel=self.kernel.wrap_model(wrapper))
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict[str, Any] | None) -> Callable:
         """Return the map from a draw to its stored values."""
@@ -112,16 +76,12 @@ class ReducedKernel(MCMCKernel):
             sites = to_sites(draw)
             if not isinstance(sites, dict):
                 raise ValueError(f"draws must be dictionaries of sites to be reduced, but are {type(sites).__name__}.")
-            unknown = [name for name in self._drop if name not in sites]
-            if unknown:
-                raise ValueError(
-                    f"drop names {listing(unknown)}, which is not stored anyway; the stored sites are {listing(sites)}."
-                )
-            stored = {name: value for name, value in sites.items() if name not in self._drop}
-            taken = [name for name in self._functions if name in stored]
+            check_names_known("drop", self.drop, sites)
+            stored = {name: value for name, value in sites.items() if name not in self.drop}
+            taken = [name for name in self.functions if name in stored]
             if taken:
                 raise ValueError(f"functions has {listing(taken)}, the name of a stored site; choose another name.")
-            return {**stored, **{name: function(sites) for name, function in self._functions.items()}}
+            return {**stored, **{name: function(sites) for name, function in self.functions.items()}}
 
         return to_stored
 

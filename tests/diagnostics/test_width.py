@@ -100,7 +100,7 @@ def test_the_limit_of_any_network_is_taken_as_it_is():
     expected = stats.multivariate_normal(np.zeros(6), covariance).logpdf(y)
     np.testing.assert_allclose(report.rows["model"].limit_log_evidence, expected, rtol=1e-5)
     assert f"infinitely wide network: {expected:.2f}" in str(report)
-    with pytest.raises(ValueError, match=r"6 rows of the features with themselves, \(6, 6\), but has shape \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"features' rows, \(6, 6\), not \(4, 6\)"):
         wide_enough(KEY, model, x, y, num_draws=100, kernel=gram[:4])
 
 
@@ -387,9 +387,7 @@ def test_mistakes_are_refused():
         wide_enough(KEY, collapsed(4), X, Y, batch_size=2.5)
     with pytest.raises(ValueError, match="observes nothing with these arguments; pass the observations too.*'hidden'"):
         wide_enough(KEY, collapsed(4), X)
-    with pytest.raises(
-        TypeError, match=r"models must be a model.*, but got a NUTS; pass the model itself, not a kernel"
-    ):
+    with pytest.raises(TypeError, match="'NUTS' object is not callable"):
         wide_enough(KEY, NUTS(collapsed(4)), X, Y)
     with pytest.raises(
         TypeError, match=r"rng_key must be a PRNG key.*but is a CollapsedModel; the order is wide_enough"

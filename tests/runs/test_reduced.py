@@ -123,7 +123,7 @@ def test_function_ess_is_the_projected_ess_of_the_function_values(stored):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drop": ["hiden"]}, "drop names 'hiden', which is not stored anyway; the stored sites are .*'hidden'"),
+        ({"drop": ["hiden"]}, "drop names the site 'hiden', which .*not have; its sites are .*'hidden'"),
         ({"drop": [], "functions": {"w": jnp.sum}}, "functions has 'w', the name of a stored site"),
         ({"drop": [], "functions": {"p": random_projections(KEY, ["v"])}}, "but 'v' is missing; it has .*'w'"),
     ],
