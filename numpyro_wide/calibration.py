@@ -17,9 +17,7 @@ from numpyro_wide._checks import (
     check_key,
     check_levels,
     check_one_of,
-    kind_of,
     late_progress,
-    listing,
     whole_number,
 )
 from numpyro_wide._traces import run_model, sample_sites
@@ -75,18 +73,13 @@ class Simulations:
     def __post_init__(self) -> None:
         """Check and copy the arrays."""
         for name in ("truth", "draws", "observed"):
-            group = getattr(self, name)
-            if not isinstance(group, Mapping):
-                raise TypeError(
-                    f"{name} must be a dictionary of arrays by name, but is {kind_of(group)}; write "
-                    f"{name}={{'theta': ...}}."
-                )
-            object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
+            arrays = {site: real_array(site, values) for site, values in getattr(self, name).items()}
+            object.__setattr__(self, name, arrays)
         for name in ("log_density_truth", "log_density_draws"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, real_array(name, getattr(self, name)))
-        _check_names_and_shapes(self.truth, self.draws)
-        _check_densities(self)
+        self._check_shapes()
+        self._check_numbers()
 
     @property
     def num_simulations(self) -> int:
@@ -100,16 +93,38 @@ class Simulations:
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
         """Return truth (simulations, P) and draws (simulations, num_draws, P)."""
-        shape = (self.num_simulations, self.num_draws, -1)
-        truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
-        draws = [np.reshape(self.draws[name], shape) for name in self.truth]
-        return _as_floats(np.concatenate(truth, axis=-1)), _as_floats(np.concatenate(draws, axis=-1))
+        names = list(self.truth)
+        return _flat(self.truth, names), _flat(self.draws, names, 2)
 
+    def _check_shapes(self) -> None:
+        truth: Mapping[str, Any] = self.truth
+        draws: Mapping[str, Any] = self.draws
+        if not truth or set(truth) != set(draws):
+            raise ValueError(f"truth and draws must hold the same names, but hold {sorted(truth)} and {sorted(draws)}.")
+        sizes = {draws[name].shape[:2] for name in truth}
+        for name, values in truth.items():
+            expected = (*values.shape[:1], *draws[name].shape[1:2], *values.shape[1:])
+            if values.ndim < 1 or draws[name].ndim < 2 or draws[name].shape != expected or len(sizes) != 1:
+                raise ValueError(
+                    "truth must hold arrays (num_simulations, ...) and draws arrays (num_simulations, num_draws, ...) "
+                    f"of the same numbers, but {name!r} has shapes {values.shape} and {draws[name].shape}."
+                )
+        densities = self.log_density_truth, self.log_density_draws
+        got = tuple(() if array is None else np.shape(array) for array in densities)
+        expected = (self.num_simulations,), (self.num_simulations, self.num_draws)
+        if got not in (((), ()), expected):
+            raise ValueError(f"log_density_truth and log_density_draws must have shapes {expected}, but got {got}.")
 
-def check_simulations(value: Any, order: str) -> None:
-    """Refuse anything but simulations."""
-    if not isinstance(value, Simulations):
-        raise TypeError(f"simulations must be Simulations, but got {kind_of(value)}; the order is {order}.")
+    def _check_numbers(self) -> None:
+        arrays: dict[str, Any] = {f"truth[{name!r}]": values for name, values in self.truth.items()}
+        arrays |= {f"draws[{name!r}]": values for name, values in self.draws.items()}
+        arrays |= {"log_density_truth": self.log_density_truth, "log_density_draws": self.log_density_draws}
+        for name, array in arrays.items():
+            if array is not None and (array.size == 0 or np.isnan(array).any()):
+                raise ValueError(
+                    f"{name} is empty or holds NaN: leave failed simulations out of all arrays, and write -inf where "
+                    "the density is 0."
+                )
 
 
 def real_array(name: str, values: ArrayLike) -> np.ndarray:
@@ -120,39 +135,10 @@ def real_array(name: str, values: ArrayLike) -> np.ndarray:
     return array
 
 
-def _as_floats(values: np.ndarray) -> np.ndarray:
-    return values if np.issubdtype(values.dtype, np.floating) else values.astype(float)
-
-
-def _check_names_and_shapes(truth: Mapping[str, Any], draws: Mapping[str, Any]) -> None:
-    if not truth or set(truth) != set(draws):
-        raise ValueError(f"truth and draws must hold the same names, but hold {sorted(truth)} and {sorted(draws)}.")
-    sizes = {(values.shape[:1], draws[name].shape[:2]) for name, values in truth.items()}
-    for name, values in truth.items():
-        expected = (*values.shape[:1], *draws[name].shape[1:2], *values.shape[1:])
-        if values.ndim < 1 or draws[name].ndim < 2 or draws[name].shape != expected or len(sizes) != 1:
-            raise ValueError(
-                "truth must hold arrays (num_simulations, ...) and draws arrays (num_simulations, num_draws, ...) with "
-                f"the same numbers for all names, but {name!r} has shapes {values.shape} and {draws[name].shape}."
-            )
-        for array, group in ((values, "truth"), (draws[name], "draws")):
-            if 0 in array.shape or np.isnan(array).any():
-                raise ValueError(f"{group}[{name!r}] is empty or holds NaN: leave failed simulations out of both.")
-
-
-def _check_densities(simulations: Simulations) -> None:
-    pair = simulations.log_density_truth, simulations.log_density_draws
-    if all(array is None for array in pair):
-        return
-    expected = (simulations.num_simulations,), (simulations.num_simulations, simulations.num_draws)
-    got = tuple(() if array is None else np.shape(array) for array in pair)
-    if got != expected:
-        raise ValueError(f"log_density_truth and log_density_draws must have shapes {expected}, but got {got}.")
-    for name, array in zip(("log_density_truth", "log_density_draws"), pair, strict=True):
-        if np.isnan(array).any():  # type: ignore[arg-type]
-            raise ValueError(
-                f"{name} holds NaN: leave failed simulations out of all arrays, and write -inf where the density is 0."
-            )
+def _flat(arrays: Mapping[str, Any], names: Sequence[str], num_leading: int = 1) -> np.ndarray:
+    """Join arrays by name as floats along one axis after the leading ones."""
+    parts = [np.reshape(arrays[name], (*np.shape(arrays[name])[:num_leading], -1)) for name in names]
+    return np.concatenate(parts, axis=-1, dtype=float)
 
 
 NUM_NULL = 1000  # simulated: a standard error of 0.7 points at level 0.95
@@ -194,13 +180,9 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     if ranks.ndim == 0 or len(ranks) == 0 or not np.all(is_rank):
         raise ValueError(
             f"ranks must be an array (num_simulations, ...) of whole numbers in 0, ..., num_draws = {num_draws}, but "
-            f"got shape {ranks.shape}"
-            + (f" with values {ranks.min()}, ..., {ranks.max()}." if ranks.ndim and ranks.size else ".")
+            f"are {ranks}."
         )
-    points = rank_grid(num_draws)
-    # P(rank <= r) = (r + 1)/(num_draws + 1)
-    below = np.stack([np.mean(ranks < point, axis=0) for point in points], axis=-1)
-    return p_values(points / (num_draws + 1), below, len(ranks))
+    return _of_ranks(ranks, num_draws).p_value
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
@@ -241,9 +223,6 @@ def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
     return np.min(tails[counts, np.arange(tails.shape[1])], axis=-1)
 
 
-_TARP = "(rng_key, simulations, references=None)"
-
-
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
     """Count the draws below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
@@ -264,7 +243,6 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
         >>> sbc_ranks(Simulations({"z": np.array([-1.0, 3.5, 99.0])}, {"z": draws}))["z"].tolist()
         [0, 4, 9]
     """
-    check_simulations(simulations, "sbc_ranks(simulations, rng_key=...)")
     rng = _generator(rng_key)
     return {
         name: _rank(np.asarray(values), np.asarray(simulations.draws[name]), rng)
@@ -274,7 +252,6 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
 
 def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.ndarray:
     """Count the draws that have a higher density than the truth, (num_simulations,) (Hermans 2022)."""
-    check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
         raise ValueError(
             "highest-density regions need log_density_truth and log_density_draws, which from_guide computes."
@@ -287,42 +264,31 @@ def tarp_ranks(
     rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
 ) -> np.ndarray:
     """Count the draws nearer to a reference point than the truth, (num_simulations,) (Lemos 2023, Theorem 3)."""
-    check_key("rng_key", rng_key, _TARP)
-    check_simulations(simulations, _TARP)
+    check_key("rng_key", rng_key, "(rng_key, simulations, references=None)")
     rng = _generator(rng_key)
-    for name, values in simulations.truth.items():
-        _check_finite("truth", name, values)
     truth, draws = simulations.flat()
+    _check_finite("the truths", truth)
     low, high = truth.min(axis=0), truth.max(axis=0)
     scale = np.where(high > low, high - low, 1)
     uniform = low + scale * rng.random(truth.shape)
-    points = uniform if references is None else _flat_references(references, simulations)
+    points = uniform if references is None else _flat_references(references, simulations.truth)
     distance = np.sum(np.square((truth - points) / scale), axis=-1)
     return _rank(distance, np.sum(np.square((draws - points[:, None]) / scale), axis=-1), rng)
 
 
-def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulations) -> np.ndarray:
-    if not isinstance(references, Mapping):
-        raise TypeError(
-            f"references must be a dictionary of arrays by name, but is {kind_of(references)}; the names are "
-            f"{listing(simulations.truth)}."
-        )
+def _flat_references(references: Mapping[str, ArrayLike], truth: Mapping[str, ArrayLike]) -> np.ndarray:
     references = {name: real_array(f"references[{name!r}]", values) for name, values in references.items()}
-    expected = {name: np.shape(values) for name, values in simulations.truth.items()}
-    got = {name: np.shape(values) for name, values in references.items()}
+    got, expected = ({name: np.shape(values) for name, values in group.items()} for group in (references, truth))
     if got != expected:
         raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
-    for name, values in references.items():
-        _check_finite("references", name, values)
-    return np.concatenate([np.reshape(references[name], (simulations.num_simulations, -1)) for name in expected], -1)
+    return _check_finite("the references", _flat(references, list(truth)))
 
 
-def _check_finite(group: str, name: str, values: ArrayLike) -> None:
+def _check_finite(name: str, points: np.ndarray) -> np.ndarray:
     """Refuse points without a distance from others."""
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave them out."
-        )
+    if not np.isfinite(points).all():
+        raise ValueError(f"distances need finite points, but {name} hold NaN or infinite values: leave them out.")
+    return points
 
 
 def _generator(rng_key: Array | None) -> np.random.Generator:
@@ -466,19 +432,18 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
 
 def _vectors(name: str, draws: Any) -> np.ndarray:
     """Return draws as floats (n, d), sites by their names."""
-    groups = [draws[site] for site in sorted(draws)] if isinstance(draws, Mapping) else [draws]
-    arrays = [np.asarray(real_array(name, values), float) for values in groups]
-    lengths = {values.shape[:1] for values in arrays}
-    if len(lengths) != 1 or lengths <= {(), (0,)} or len(arrays[0]) < 10:
+    groups = draws if isinstance(draws, Mapping) else {"": draws}
+    arrays = {site: real_array(name, values) for site, values in groups.items()}
+    lengths = {values.shape[:1] for values in arrays.values()}
+    if len(lengths) != 1 or not min(lengths) >= (10,):
         raise ValueError(f"{name} must hold ten draws or more, along the first axis, but got lengths {list(lengths)}.")
-    whole = np.concatenate([values.reshape(len(values), -1) for values in arrays], axis=1)
-    _check_finite(name, "all sites", whole)
-    return whole
+    return _check_finite(name, _flat(arrays, sorted(arrays)))
 
 
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
+    # P(rank < r) = r/(num_draws + 1)
     inside = [np.mean(ranks < point, axis=0) for point in points]
     return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
 

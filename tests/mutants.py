@@ -1405,7 +1405,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "amortized/_simulation.py": [
         (
             "parameters that a guide would start from taken, where a flax module lacks its state",
-            "_refuse_missing(recorder.names, params, error)",
+            'refuse_missing("params", recorder.values, params, kind, mend)',
             "pass",
             "amortized/test_amortized_importance.py::test_parameters_that_the_guide_would_start_from_are_refused",
         ),

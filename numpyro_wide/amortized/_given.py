@@ -1,7 +1,7 @@
 """Simulations that are given to the trainer, instead of fresh ones."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,31 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from numpyro_wide._checks import kind_of, listing
-from numpyro_wide._traces import Sites, sample_sites
-from numpyro_wide.amortized._simulation import Draws
+from numpyro_wide._traces import Sites
+from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
 
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite."""
-    if not isinstance(simulations, Mapping):
-        raise TypeError(
-            f"simulations must be a dictionary of arrays by site, but is {kind_of(simulations)}; write "
-            f"{{{observed[0]!r}: ...}}, with the latents beside it."
-        )
     refuse_missing("simulations", observed, simulations, "observed site")
-    known = [*sample_sites(model_sites), *observed]
-    if unknown := [name for name in simulations if name not in known]:
-        raise ValueError(
-            f"simulations must hold sites of the model, {listing(dict.fromkeys(known))}, but also holds "
-            f"{listing(unknown)}; leave them out."
-        )
     arrays = {name: np.asarray(values) for name, values in simulations.items()}
     lengths = {name: values.shape[0] if values.ndim else 0 for name, values in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
-            "simulations must be arrays with one leading axis of simulations, of the same length, but their lengths "
-            f"are {', '.join(f'{name!r}: {length}' for name, length in lengths.items())}."
+            f"simulations must be arrays with a leading axis of the same length, but their lengths are {lengths}."
         )
     for name, values in arrays.items():
         if name in model_sites:
@@ -43,20 +30,10 @@ def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...])
         raise ValueError("simulations must be finite, but each of them holds NaN or infinity.")
     if not kept.all():
         warnings.warn(
-            f"{np.sum(~kept)} of {len(kept)} simulations hold NaN or infinity, and are left out: the guide is trained "
-            "given that the simulator does not fail.",
+            f"{np.sum(~kept)} of {len(kept)} simulations hold NaN or infinity, and are left out.",
             stacklevel=3,
         )
     return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}
-
-
-def refuse_missing(role: str, names: Any, simulations: Mapping[str, Any], kind: str) -> None:
-    """Refuse simulations that lack a site."""
-    if missing := [name for name in names if name not in simulations]:
-        raise ValueError(
-            f"{role} must hold the {kind} {listing(missing)}, but holds {listing(simulations)}; add its values, with a "
-            "leading axis of simulations."
-        )
 
 
 def _check_site(name: str, values: np.ndarray, site: dict) -> None:

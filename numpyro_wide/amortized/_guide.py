@@ -22,12 +22,13 @@ from numpyro_wide.amortized._families import (
     covariance_factors,
     regressions,
 )
-from numpyro_wide.amortized._given import is_finite, refuse_missing
+from numpyro_wide.amortized._given import is_finite
 from numpyro_wide.amortized._simulation import (
     Draws,
     check_params,
     check_simulator,
     latent_names,
+    refuse_missing,
     simulate,
     site_names,
 )
@@ -136,7 +137,7 @@ class AutoAmortized:
 
     def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draw the latents given one data set; the arguments are those of the model."""
-        self._check_observed(observed_values)
+        refuse_missing("the guide's first argument", self.observed, observed_values)
         latents = self._latents(args, kwargs)
         constants = self._constants(args, kwargs)
         features = self.features(observed_values, constants)
@@ -197,7 +198,7 @@ class AutoAmortized:
             A :class:`Typicality`: below 0.01, say, the observation is unlike the simulations.
         """
         check_key("rng_key", rng_key, "(rng_key, params, observed_values, *args)")
-        self._check_observed(observed_values)
+        refuse_missing("observed_values", self.observed, observed_values)
         values = {name: jnp.asarray(observed_values[name]) for name in self.observed}
         check_params(self, rng_key, params, values, args, kwargs)
         if simulations is None:
@@ -245,14 +246,6 @@ class AutoAmortized:
         log_rows = jnp.log(jnp.asarray(numbers.pop(), float)) - constants["log_rows"]
         rest = [value[None] for value in inputs.values() if not value.ndim]
         return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
-
-    def _check_observed(self, observed_values: Any) -> None:
-        if not isinstance(observed_values, Mapping) or not set(self.observed) <= set(observed_values):
-            came = listing(observed_values) if isinstance(observed_values, Mapping) else kind_of(observed_values)
-            raise ValueError(
-                f"AutoAmortized takes a dictionary of the observed sites {listing(self.observed)} as its first "
-                f"argument, but got {came}; write guide({{{self.observed[0]!r}: ...}})."
-            )
 
     def _latents(self, args: tuple, kwargs: dict) -> dict[str, "_Latent"]:
         """Read the latents off one run of the model."""

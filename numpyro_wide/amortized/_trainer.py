@@ -13,20 +13,22 @@ from jax.example_libraries import optimizers
 from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import substitute
 from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
-from numpyro.primitives import Messenger
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import check_key, progress, whole_number
+from numpyro_wide._compile import split
 from numpyro_wide._traces import run_model
-from numpyro_wide.amortized._given import check_given, epochs, refuse_missing, set_apart
-from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
+from numpyro_wide.amortized._given import check_given, epochs, set_apart
+from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
     Draws,
+    Recorder,
     check_guide,
     check_params,
     check_simulator,
     draw_from_guide,
     log_density,
+    refuse_missing,
     run_guide,
     simulate,
     site_names,
@@ -175,14 +177,14 @@ class AmortizedForwardKL:
         supports: dict[str, Any] = {}
 
         def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any]]:
-            guide = _InitialState(self.guide)
+            guide = Recorder(self.guide)
             sites = run_guide(guide, guide_key, init_params or {}, observed_values, args, kwargs)
             check_guide(sites, model_sites, self.observed)
             latents.extend(values_of_type(sites, "sample"))
-            for name, site in sites.items():
-                if site["type"] == "param":
-                    supports[name] = site["kwargs"].get("constraint", constraints.real)
-            return values_of_type(sites, "param"), guide.values
+            params = values_of_type(sites, "param")
+            supports.update({name: sites[name]["kwargs"].get("constraint", constraints.real) for name in params})
+            held = {name: value for name, value in guide.values.items() if value is not None}
+            return params, {name: value for name, value in held.items() if name not in params}
 
         # A batch of one: guides may use the axis.
         observed_values = {name: jnp.asarray(value)[None] for name, value in data.items()}
@@ -355,7 +357,7 @@ class AmortizedForwardKL:
         **kwargs: Any,
     ) -> ImportanceSample:
         """Weigh draws of the guide, by :func:`numpyro_wide.amortized.importance_sample` of the trainer's model."""
-        check_observed_values(observed_values, self.observed)
+        refuse_missing("observed_values", self.observed, observed_values)
         return importance_sample(rng_key, num_samples, self.model, self.guide, params, observed_values, *args, **kwargs)
 
     def posterior_predictive(
@@ -381,7 +383,7 @@ class AmortizedForwardKL:
             Values of all sample and observed sites, with a leading axis (num_samples,).
         """
         check_key("rng_key", rng_key, "(rng_key, num_samples, params, observed_values)")
-        check_observed_values(observed_values, self.observed)
+        refuse_missing("observed_values", self.observed, observed_values)
         values = {name: jnp.asarray(value) for name, value in observed_values.items()}
         check_simulator(run_model(self.model, args, kwargs), self.observed)
         check_params(self.guide, rng_key, params, values, args, kwargs)
@@ -471,21 +473,15 @@ class AmortizedForwardKL:
 
     def _compiled(self, args: tuple, kwargs: dict) -> tuple[Callable, Callable, list[Array]]:
         """Return the compiled loop and held-out loss, and their arrays."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        is_array = [isinstance(leaf, Array) for leaf in leaves]
-        arrays = [leaf for leaf, told in zip(leaves, is_array, strict=True) if told]
-        rest = [None if told else leaf for leaf, told in zip(leaves, is_array, strict=True)]
-        key = structure, tuple(is_array), tuple(map(_hashable, rest))
-
-        def arguments(arrays: list[Array]) -> tuple[tuple, dict]:
-            remaining = iter(arrays)
-            filled = [next(remaining) if told else leaf for leaf, told in zip(rest, is_array, strict=True)]
-            return jax.tree.unflatten(structure, filled)
+        arrays, arguments = split((args, kwargs), Array)
+        leaves, structure = jax.tree.flatten(arguments([Array] * len(arrays)))
+        key = structure, tuple(map(_hashable, leaves))
 
         def train(
             state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any
         ) -> tuple:
-            return self._train(state, num_steps, *arguments(arrays), given, **options)
+            args, kwargs = arguments(arrays)
+            return self._train(state, num_steps, args, kwargs, given, **options)
 
         def held_out_loss(
             params: dict, rng_key: Array, arrays: list[Array], given: Draws | None, num_simulations: int
@@ -570,18 +566,6 @@ def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
     if isinstance(optim, optax.GradientTransformation):
         return optax_to_numpyro(optim)
     raise TypeError(f"optim must be an optimiser of numpyro.optim or optax, got {type(optim).__name__}.")
-
-
-class _InitialState(Messenger):
-    """Recorder of mutable sites before the guide writes into them."""
-
-    def __init__(self, fn: Callable):
-        super().__init__(fn)
-        self.values: dict[str, Any] = {}
-
-    def postprocess_message(self, msg: Any) -> None:
-        if msg["type"] == "mutable" and msg["value"] is not None:
-            self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
 def _merge(leaf: Array) -> Array:

@@ -378,7 +378,7 @@ def failing():
         ({"model": of_counts}, ValueError, "needs a continuous latent site, but the model has 'theta'"),
         ({"model": dependent}, ValueError, "supports that do not vary with other sites, but those of 'low' do"),
         ({"model": failing}, ValueError, "fewer than two simulations of the model are finite"),
-        ({"observed": "y"}, ValueError, "dictionary of the observed sites 'y'"),
+        ({"observed": "y"}, ValueError, "first argument must be a dictionary with the observed site 'y', but got 'x'"),
         ({"family": "mixture", "num_components": 0}, ValueError, "num_components must be a whole number"),
     ],
 )

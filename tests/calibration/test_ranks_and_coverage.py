@@ -207,11 +207,11 @@ FEW = {"z": np.zeros(3)}
         ),
         (
             lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, {}, np.zeros(3), np.full((3, 9), np.nan)),
-            "log_density_draws holds NaN.*write -inf where the density is 0",
+            "log_density_draws is empty or holds NaN.*write -inf where the density is 0",
         ),
         (
             lambda: Simulations(FEW, {"z": np.zeros((3, 9))}, {}, np.full(3, np.nan), np.zeros((3, 9))),
-            "log_density_truth holds NaN",
+            "log_density_truth is empty or holds NaN",
         ),
         (lambda: hpd_ranks(Simulations(FEW, {"z": np.zeros((3, 9))})), "need log_density_truth"),
         (
@@ -224,20 +224,20 @@ FEW = {"z": np.zeros(3)}
         ),
         (
             lambda: tarp_ranks(jax.random.key(0), Simulations(FEW, {"z": np.ones((3, 9))}), {"z": np.full(3, np.nan)}),
-            r"distances need finite points, but references\['z'\] holds NaN or infinite",
+            "distances need finite points, but the references hold NaN or infinite",
         ),
         (
             lambda: tarp(jax.random.key(0), Simulations({"z": np.array([0.0, np.inf])}, {"z": np.ones((2, 9))})),
-            r"distances need finite points, but truth\['z'\]",
+            "distances need finite points, but the truths hold",
         ),
         (
             lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 1))})),
             "central intervals run between two draws, but there is one draw",
         ),
-        (lambda: uniformity_p_value([], 9), r"numbers in 0, ..., num_draws = 9, but got shape \(0,\)\."),
-        (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but .* values nan"),
+        (lambda: uniformity_p_value([], 9), r"numbers in 0, ..., num_draws = 9, but are \[\]\."),
+        (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but are \[nan"),
         (lambda: uniformity_p_value([0.5, 2.0], 9), r"of whole numbers in 0, ..., num_draws = 9"),
-        (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but .* values 0, ..., 12"),
+        (lambda: uniformity_p_value([0, 12], 9), r"numbers in 0, ..., num_draws = 9, but are \[ 0 12\]"),
         (lambda: uniformity_band([0.5], 10, level=95), "level must lie between 0 and 1.*but got 95"),
     ],
 )
@@ -249,19 +249,8 @@ def test_refuses_what_does_not_fit(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: Simulations(np.zeros(3), np.zeros((3, 9))),
-            "truth must be a dictionary .* by name, but is an ndarray",
-        ),
-        (lambda: sbc_ranks(np.zeros(3)), r"must be Simulations, but got an ndarray; the order is sbc_ranks\(sim"),
-        (lambda: hpd_ranks(None), "must be Simulations, but got a NoneType"),
         (lambda: sbc_ranks(Simulations(FEW, {"z": np.zeros((3, 9))}), rng_key=3), "rng_key must be a PRNG key"),
         (lambda: tarp(Simulations(FEW, {"z": np.zeros((3, 9))}), None), r"PRNG key.*order is \(rng_key, simulations"),
-        (lambda: tarp_ranks(jax.random.key(0), FEW), "must be Simulations, but got a dict"),
-        (
-            lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), np.zeros(3)),
-            "references must be a dictionary of arrays by name, but is an ndarray; the names are 'z'",
-        ),
         (
             lambda: tarp(jax.random.key(0), Simulations(FEW, {"z": np.zeros((3, 9))}), {"z": np.zeros(3) * 1j}),
             r"references\['z'\] must hold real numbers, but has the type complex128",
