@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import ReshapeTransform, Transform
+from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, kind_of, listing, whole_number
@@ -138,12 +138,13 @@ class AutoAmortized:
     def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
-        latents = self._latents(args, kwargs)
-        constants = self._constants(args, kwargs)
+        latents, constants = self._latents(args, kwargs), self._constants(args, kwargs)
         features = self.features(observed_values, constants)
-        if self.family == "flow":
-            return self._sample_flow(latents, constants["latents"], features)
-        return self._sample_normals(latents, constants["latents"], features)
+        moments = jax.tree.map(lambda leaf: leaf.astype(features.dtype), constants["latents"])
+        latents = {name: latent._replace(**moments[name]) for name, latent in latents.items()}
+        return (
+            self._sample_flow(latents, features) if self.family == "flow" else self._sample_normals(latents, features)
+        )
 
     def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the constants from simulations, {site: (n, ...)}, as a value of the guide's mutable site.
@@ -321,7 +322,7 @@ class AutoAmortized:
         layer = numpyro.param(f"{self.prefix}_head", first)
         return features @ layer["kernel"] + layer["bias"]
 
-    def _sample_normals(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+    def _sample_normals(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
         """Draw site by site, each given those before it: the rows of A make that exact."""
         num, sizes = self.num_components, [latent.size for latent in latents.values()]
         dim = sum(sizes)
@@ -345,14 +346,14 @@ class AutoAmortized:
                 values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
                 known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
                 continue
-            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end], **constants[name])
+            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end])
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            own = latent.unconstrained(values[name])
+            own = latent.standardised(values[name])
             logits = logits + fn.component_log_probs(own)
-            known, first = jnp.concatenate([known, fn.standardised(own)]), end
+            known, first = jnp.concatenate([known, own]), end
         return values
 
-    def _sample_flow(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+    def _sample_flow(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
         """Draw all latents at once; the last site has the density of all."""
         dim = sum(latent.size for latent in latents.values())
         leaves, flow_of = conditional_flow(dim, len(features))
@@ -363,9 +364,9 @@ class AutoAmortized:
         for name, latent in latents.items():
             end = first + latent.size
             density = (lambda joint: flow.log_prob(joint, condition=features)) if end == dim else None
-            fn = FlowPart(drawn[first:end], known, density, **constants[name])
+            fn = FlowPart(drawn[first:end], known, density)
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            known, first = jnp.concatenate([known, fn.standardised(latent.unconstrained(values[name]))]), end
+            known, first = jnp.concatenate([known, latent.standardised(values[name])]), end
         return values
 
 
@@ -375,6 +376,8 @@ class _Latent(NamedTuple):
     transform: Transform  # of unconstrained values
     shape: tuple[int, ...]  # unconstrained
     bounds: tuple[Any, ...]  # of an interval
+    loc: Any = None  # moments of unconstrained vectors, where they are known
+    scale: Any = None
 
     @classmethod
     def of(cls, site: dict) -> "_Latent":
@@ -393,9 +396,9 @@ class _Latent(NamedTuple):
         return int(np.prod(self.shape, dtype=int))
 
     def constrained(self, fn: dist.Distribution) -> dist.Distribution:
-        """Return a distribution of unconstrained vectors (size,) as one of the site's values."""
-        reshape = ReshapeTransform(self.shape, (self.size,))
-        transformed = dist.TransformedDistribution(fn, [reshape, self.transform])
+        """Return a distribution of standardised vectors (size,) as one of the site's values."""
+        parts = [AffineTransform(self.loc, self.scale), ReshapeTransform(self.shape, (self.size,)), self.transform]
+        transformed = dist.TransformedDistribution(fn, parts)
         return transformed.to_event(len(transformed.batch_shape))
 
     def truncated(self, loc: Array, precision: Array) -> dist.Distribution:
@@ -405,9 +408,9 @@ class _Latent(NamedTuple):
         normal = dist.Normal(middle + half * loc.reshape(self.shape), half / precision.reshape(self.shape))
         return NaturalTruncatedNormal(normal, low, high).to_event(len(self.shape))
 
-    def unconstrained(self, value: Array) -> Array:
-        """Return a value of the site as an unconstrained vector."""
-        return self.transform.inv(value).reshape(-1)
+    def standardised(self, value: Array) -> Array:
+        """Return a value of the site as a standardised vector."""
+        return (self.transform.inv(value).reshape(-1).astype(self.loc.dtype) - self.loc) / self.scale
 
 
 def _typed(key: Array | None) -> Array:

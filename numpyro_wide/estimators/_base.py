@@ -2,11 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
-from numbers import Real
 from typing import Any
 
 import jax
@@ -17,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_wide._checks import check_one_of, progress, whole_number
+from numpyro_wide._checks import check_one_of, check_positive, progress, whole_number
 from numpyro_wide.machine import precision
 
 _logger = logging.getLogger("numpyro_wide.estimators")
@@ -147,11 +144,7 @@ class WideBNN(BaseEstimator):
         whole_number("num_chains", self.num_chains)
         depth, width = _architecture(self.hidden)
         budget = SECONDS if self.time_budget is None else self.time_budget
-        if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
-            raise ValueError(
-                f"time_budget must be a positive number of seconds, or None for at most {SECONDS:g}, but is "
-                f"{self.time_budget!r}."
-            )
+        check_positive("time_budget", budget)
         return depth, width, float(budget), check_random_state(self.random_state)
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
@@ -177,8 +170,7 @@ class WideBNN(BaseEstimator):
     def _rows(self, X: ArrayLike) -> np.ndarray:
         """Check and standardise new inputs."""
         check_is_fitted(self)
-        with words_named(X):
-            return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _standardised(self, inputs: np.ndarray) -> np.ndarray:
         if not len(self._columns):
@@ -194,33 +186,6 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
-
-
-@contextmanager
-def words_named(X: Any) -> Iterator[None]:
-    """Name the columns of words, or the targets, in the error of their conversion to numbers."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith("could not convert string to float"):
-            raise
-        table = X if hasattr(X, "columns") else np.asarray(X, object)
-        names = list(X.columns) if hasattr(X, "columns") else list(range(np.shape(table)[1]))
-        by_column = (np.asarray(table)[:, place] for place in range(len(names)))
-        words = [name for name, column in zip(names, by_column, strict=True) if not _are_numbers(column)]
-        raise ValueError(
-            f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
-            if words
-            else "y holds words, but must hold numbers; WideBNNClassifier learns classes."
-        ) from error
-
-
-def _are_numbers(values: np.ndarray) -> bool:
-    try:
-        np.asarray(values, float)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _architecture(hidden: Any) -> tuple[int | None, int | None]:

@@ -1,12 +1,10 @@
 """Classification with wide Bayesian neural networks, for scikit-learn."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
@@ -15,9 +13,9 @@ from sklearn.utils.validation import validate_data
 
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
-from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._chains import MOST_CHECKED, run_chains
 from numpyro_wide.estimators._policy import needs_double, without_copies
-from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks
 from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._label_regression import Calibration, of_every_class
@@ -63,7 +61,7 @@ class DrawnClasses(DrawnPosterior):
 
     def codes(self, x: np.ndarray) -> np.ndarray:
         """Return predictions of codes at x (m, d), (draws, m, classes)."""
-        return np.concatenate([self.predictions(self.known[0], x[block])["mean"] for block in blocks(len(x))], axis=1)
+        return np.concatenate([self.predictions(x[block])["mean"] for block in blocks(len(x))], axis=1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return class probabilities at x (m, d), averaged over draws and stacked, (m, classes)."""
@@ -86,22 +84,15 @@ def run_codes(
     is_double, reason = needs_double(limit.noise_scale / size, function, len(inputs))
     report.add("Chains", f"rows: {len(inputs)}; precision: {reason}")
     some = slice(None, None, -(-len(inputs) // MOST_CHECKED))
-
-    def judge(draws: dict[str, Any]) -> Judgement:
-        mean, variance, noise_variance = DrawnPosterior(network, draws, known).function(inputs[some])
-        return convergence(mean, variance + noise_variance, codes[some], num_chains)
-
+    key = jax.random.key(random.randint(2**31 - 1))
     with precision(is_double):
-        args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-        seconds = (1 + is_double) * gradient_seconds(len(inputs), limit.depth, width)
-        form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
-        form |= {"judge": judge, "gradient_seconds": seconds, "hold": None, "are_asked_for": are_asked_for}
-        run = run_chains(collapsed(network), args, num_chains, **form)
+        form: dict[str, Any] = {"are_asked_for": are_asked_for, "clock": clock, "key": key, "report": report}
+        run = run_chains(network, known, (inputs[some], codes[some]), num_chains, **form)
     if run is None:
         return None
-    draws: Mapping[str, Any] = run[0].get_samples()
-    kept = slice(None, None, -(-len(next(iter(draws.values()))) // _MOST_DRAWS))
-    return DrawnClasses(network, {name: values[kept] for name, values in draws.items()}, known), *run
+    posterior, _, *others = run
+    kept = slice(None, None, -(-len(next(iter(posterior.draws.values()))) // _MOST_DRAWS))
+    return DrawnClasses(network, {name: values[kept] for name, values in posterior.draws.items()}, known), *others
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):

@@ -13,10 +13,6 @@ from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report
 from numpyro_wide.estimators._chains import (
     GRADIENTS_A_STEP,
-    MOST_CHECKED,
-    Judgement,
-    convergence,
-    finite_draws,
     gradient_seconds,
     run_chains,
 )
@@ -137,7 +133,6 @@ def decide(
         known = {**chosen.scales, "noise": chosen.noise_scale}, x, y
         gradient = gradient_seconds(len(x), chosen.depth, units, varying)
         key = jax.random.key(random.randint(2**31 - 1))
-        model = collapsed(network)
 
         # Posterior, of few rows: weighted draws of the prior.
         if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
@@ -145,7 +140,9 @@ def decide(
             num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
             with double_precision(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="the Pareto shape")
-                draws = wide_limit_draws(key, model, num_draws, *jax.tree.map(jnp.asarray, known), weighted=True)
+                draws = wide_limit_draws(
+                    key, collapsed(network), num_draws, *jax.tree.map(jnp.asarray, known), weighted=True
+                )
             shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
             line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
             report.add("Weighted draws", line)
@@ -158,30 +155,14 @@ def decide(
         size = chosen.size if optima else np.mean(np.diagonal(gram))
         is_double, reason = needs_double(chosen.noise_scale, size, len(x))
         report.add("Chains", f"precision: {reason}")
-        pooled: Any = None
-        function: Any = None
-
-        def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal pooled, function
-            function = DrawnPosterior(network, draws, known).function(inputs)
-            kept, count, left_out = finite_draws(function, num_chains)
-            pooled = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
-            function = tuple(part[kept] for part in function)
-            some = slice(None, None, -(-len(rows) // MOST_CHECKED))
-            mean, variance, noise_variance = (part[:, some] for part in function)
-            is_settled, lines = convergence(mean, variance + noise_variance, targets[some], count)
-            return is_settled, [*lines, *left_out]
-
         with precision(is_double):
-            args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-            seconds = (1 + is_double) * gradient  # double precision takes twice as long
-            form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
-            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": True}
-            form["optima"] = chosen.weights if optima and units == RACE_WIDTH else []
-            run = run_chains(model, args, num_chains, **form)
+            starts = chosen.weights if optima and units == RACE_WIDTH else []
+            form: dict[str, Any] = {"optima": starts, "clock": clock, "key": key, "report": report}
+            run = run_chains(network, known, (inputs, targets), num_chains, **form)
         if run is None:
             return None
-        return pooled, loo.of_regression(function, targets), *run
+        posterior, function, *others = run
+        return posterior, loo.of_regression(function, targets), *others
 
     found = None
     if method != "limit" and varies:

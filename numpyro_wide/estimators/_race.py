@@ -94,13 +94,17 @@ def race(
     begin, optima = clock.seconds, list[Optimum | None]()
     largest = depth or max(DEPTHS)
     descend = partial(_descend, largest, num_steps)
+
+    def optima_of(entries: Entry, *rows: Array) -> dict[str, Any]:
+        return over_chains(lambda entry: descend(entry, *rows))(entries)
+
     with precision(False):
         rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
         for one in DEPTHS if depth is None else (depth,):
             if optima and clock.seconds - begin > _SHARE * clock.budget:
                 break
             entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
-            found = jax.tree.map(np.asarray, run_program(over_entries(descend), entries, *rows))
+            found = jax.tree.map(np.asarray, run_program(optima_of, entries, *rows))
             clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
@@ -118,11 +122,6 @@ def in_order(optima: list[Optimum]) -> list[Optimum]:
 
     first = min(filter(is_level, by_error), key=lambda one: one.depth)
     return [first, *(one for one in by_error if one is not first)]
-
-
-def over_entries(descend: Any) -> Any:
-    """Map a descent over entries; rows are shared."""
-    return lambda entries, *rows: over_chains(lambda entry: descend(entry, *rows))(entries)
 
 
 def _entries(depth: int, key: Array) -> Entry:

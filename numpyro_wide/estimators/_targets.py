@@ -99,6 +99,14 @@ def _of_map(transform: str, mean: np.ndarray, variance: np.ndarray) -> tuple[np.
     return mean * (square + 3 * variance), variance * (9 * square**2 + 36 * square * variance + 15 * variance**2)
 
 
+def refuse_not_positive(transform: str, y: np.ndarray) -> None:
+    """Refuse targets that a map does not take."""
+    if transform != "none" and np.min(y) <= 0:
+        raise ValueError(
+            f'target_transform="{transform}" needs positive targets, but the least is {np.min(y):.4g}; take "none".'
+        )
+
+
 def choose_scale(
     x: np.ndarray, y: np.ndarray, transform: str, random: np.random.RandomState, report: Report
 ) -> TargetScale:
