@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
+from scipy.special import bdtr, bdtrc
 
 from numpyro_wide._checks import (
     check_key,
@@ -23,6 +24,7 @@ from numpyro_wide._checks import (
 from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.amortized._simulation import (
     Draws,
+    bound,
     check_guide,
     check_params,
     check_simulator,
@@ -101,19 +103,20 @@ class Simulations:
         draws: Mapping[str, Any] = self.draws
         if not truth or set(truth) != set(draws):
             raise ValueError(f"truth and draws must hold the same names, but hold {sorted(truth)} and {sorted(draws)}.")
-        sizes = {draws[name].shape[:2] for name in truth}
+        sizes = next(iter(draws.values())).shape[:2]
         for name, values in truth.items():
-            expected = (*values.shape[:1], *draws[name].shape[1:2], *values.shape[1:])
-            if values.ndim < 1 or draws[name].ndim < 2 or draws[name].shape != expected or len(sizes) != 1:
+            expected = (*sizes[:1], *values.shape[1:]), (*sizes, *values.shape[1:])
+            if len(sizes) < 2 or (values.shape, draws[name].shape) != expected:
                 raise ValueError(
                     "truth must hold arrays (num_simulations, ...) and draws arrays (num_simulations, num_draws, ...) "
                     f"of the same numbers, but {name!r} has shapes {values.shape} and {draws[name].shape}."
                 )
         densities = self.log_density_truth, self.log_density_draws
         got = tuple(() if array is None else np.shape(array) for array in densities)
-        expected = (self.num_simulations,), (self.num_simulations, self.num_draws)
-        if got not in (((), ()), expected):
-            raise ValueError(f"log_density_truth and log_density_draws must have shapes {expected}, but got {got}.")
+        if got not in (((), ()), (sizes[:1], sizes)):
+            raise ValueError(
+                f"log_density_truth and log_density_draws must have shapes {sizes[:1]} and {sizes}, but got {got}."
+            )
 
     def _check_numbers(self) -> None:
         arrays: dict[str, Any] = {f"truth[{name!r}]": values for name, values in self.truth.items()}
@@ -152,9 +155,9 @@ def uniformity_band(
     check_levels("level", level)
     probabilities = np.asarray(probabilities, float)
     tail = np.quantile(_null_tails(probabilities, num_simulations), 1 - level) / 2
-    low = _binomial().ppf(tail, num_simulations, probabilities)
-    high = _binomial().ppf(1 - tail, num_simulations, probabilities)
-    return np.maximum(low, 0) / num_simulations, high / num_simulations
+    at_most = bdtr(np.arange(num_simulations + 1)[:, None], num_simulations, probabilities)
+    low, high = (np.sum(at_most < end, axis=0) / num_simulations for end in (tail, 1 - tail))
+    return low, high
 
 
 def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
@@ -190,14 +193,6 @@ def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
     return np.unique(np.linspace(1, num_draws, min(num_draws, max_points)).round().astype(int))
 
 
-def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,)."""
-    null = _null_tails(nominal, num_simulations)
-    counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
-    observed = _smallest_tail(counts, _tails(nominal, num_simulations))
-    return (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
-
-
 def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Simulate exact curves, and find the smallest pointwise p-value of each."""
     masses = np.maximum(np.diff(probabilities, prepend=0, append=1), 0)
@@ -208,15 +203,9 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Compute p-values (num_simulations + 1, m) of each count."""
     counts = np.arange(num_simulations + 1)[:, None]
-    lower = _binomial().cdf(counts, num_simulations, probabilities)
-    upper = _binomial().sf(counts - 1, num_simulations, probabilities)
+    lower = bdtr(counts, num_simulations, probabilities)
+    upper = bdtrc(counts - 1, num_simulations, probabilities)
     return np.minimum(1, 2 * np.minimum(lower, upper))
-
-
-def _binomial() -> Any:
-    import scipy.stats  # slow
-
-    return scipy.stats.binom
 
 
 def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
@@ -253,31 +242,12 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
 def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.ndarray:
     """Count the draws that have a higher density than the truth, (num_simulations,) (Hermans 2022)."""
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
-        raise ValueError(
-            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes."
-        )
+        raise ValueError("highest-density regions need log_density_truth and log_density_draws, as of from_guide.")
     truth, draws = np.asarray(simulations.log_density_truth), np.asarray(simulations.log_density_draws)
     return _rank(-truth, -draws, _generator(rng_key))
 
 
-def tarp_ranks(
-    rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
-) -> np.ndarray:
-    """Count the draws nearer to a reference point than the truth, (num_simulations,) (Lemos 2023, Theorem 3)."""
-    check_key("rng_key", rng_key, "(rng_key, simulations, references=None)")
-    rng = _generator(rng_key)
-    truth, draws = simulations.flat()
-    _check_finite("the truths", truth)
-    low, high = truth.min(axis=0), truth.max(axis=0)
-    scale = np.where(high > low, high - low, 1)
-    uniform = low + scale * rng.random(truth.shape)
-    points = uniform if references is None else _flat_references(references, simulations.truth)
-    distance = np.sum(np.square((truth - points) / scale), axis=-1)
-    return _rank(distance, np.sum(np.square((draws - points[:, None]) / scale), axis=-1), rng)
-
-
 def _flat_references(references: Mapping[str, ArrayLike], truth: Mapping[str, ArrayLike]) -> np.ndarray:
-    references = {name: real_array(f"references[{name!r}]", values) for name, values in references.items()}
     got, expected = ({name: np.shape(values) for name, values in group.items()} for group in (references, truth))
     if got != expected:
         raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
@@ -347,10 +317,6 @@ def expected_coverage(
     check_one_of("region", region, ("central", "hpd"))
     if region == "hpd":
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
-    if num_draws < 2:
-        raise ValueError(
-            "central intervals run between two draws, but there is one draw for each simulation; make more draws."
-        )
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
 
@@ -376,7 +342,17 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
         >>> bool(tarp(jax.random.key(0), prior).p_value < 0.01)  # draws that are three times too wide
         True
     """
-    return _of_ranks(tarp_ranks(rng_key, simulations, references), simulations.num_draws)
+    check_key("rng_key", rng_key, "(rng_key, simulations, references=None)")
+    rng = _generator(rng_key)
+    truth, draws = simulations.flat()
+    _check_finite("the truths", truth)
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    scale = np.where(high > low, high - low, 1)
+    uniform = low + scale * rng.random(truth.shape)
+    points = uniform if references is None else _flat_references(references, simulations.truth)
+    to_truth = np.sum(np.square((truth - points) / scale), axis=-1)
+    to_draws = np.sum(np.square((draws - points[:, None]) / scale), axis=-1)
+    return _of_ranks(_rank(to_truth, to_draws, rng), simulations.num_draws)
 
 
 def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
@@ -411,11 +387,9 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
             "draws and reference must be of the same sites, sizes and number of draws, but are arrays of shapes "
             f"{first.shape} and {second.shape}, draws in front; thin the longer one."
         )
-    try:
-        from sklearn.model_selection import KFold
-        from sklearn.neural_network import MLPClassifier
-    except ImportError as error:
-        raise ImportError("c2st needs scikit-learn: pip install 'numpyro_wide[estimators]'.") from error
+    from sklearn.model_selection import KFold  # optional
+    from sklearn.neural_network import MLPClassifier
+
     scale = second.std(axis=0, ddof=1)
     loc, scale = second.mean(axis=0), np.where(scale > 0, scale, 1.0)
     features = (np.concatenate([first, second]) - loc) / scale
@@ -432,10 +406,9 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
 
 def _vectors(name: str, draws: Any) -> np.ndarray:
     """Return draws as floats (n, d), sites by their names."""
-    groups = draws if isinstance(draws, Mapping) else {"": draws}
-    arrays = {site: real_array(name, values) for site, values in groups.items()}
-    lengths = {values.shape[:1] for values in arrays.values()}
-    if len(lengths) != 1 or not min(lengths) >= (10,):
+    arrays = draws if isinstance(draws, Mapping) else {"": draws}
+    lengths = {np.shape(values)[:1] for values in arrays.values()}
+    if len(lengths) != 1 or min(lengths) < (10,):
         raise ValueError(f"{name} must hold ten draws or more, along the first axis, but got lengths {list(lengths)}.")
     return _check_finite(name, _flat(arrays, sorted(arrays)))
 
@@ -444,29 +417,31 @@ def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
     # P(rank < r) = r/(num_draws + 1)
-    inside = [np.mean(ranks < point, axis=0) for point in points]
-    return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
+    return _coverage(points / (num_draws + 1), [ranks < point for point in points])
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
-    inside = [np.mean((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
-    return _coverage(1 - 2 * depths / (num_draws + 1), np.stack(inside, -1), ranks)
+    inside = [(ranks >= depth) & (ranks <= num_draws - depth) for depth in depths]
+    return _coverage(1 - 2 * depths / (num_draws + 1), inside)
 
 
-def _coverage(nominal: np.ndarray, empirical: np.ndarray, ranks: np.ndarray) -> Coverage:
-    return Coverage(nominal, empirical, len(ranks), p_values(nominal, empirical, len(ranks)))
-
-
-Model = Callable[..., Any]
+def _coverage(nominal: np.ndarray, inside: list[np.ndarray]) -> Coverage:
+    """Test the numbers of simulations inside regions, (num_simulations, ...) each, of the nominal probabilities."""
+    num_simulations = len(inside[0])
+    counts = np.stack([np.sum(region, axis=0) for region in inside], axis=-1)
+    null = _null_tails(nominal, num_simulations)
+    observed = _smallest_tail(counts, _tails(nominal, num_simulations))
+    p_value = (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
+    return Coverage(nominal, counts / num_simulations, num_simulations, p_value)
 
 
 def from_guide(
     rng_key: Array,
-    model: Model,
-    guide: Model,
+    model: Callable,
+    guide: Callable,
     params: dict[str, Any],
     *model_args: Any,
     observed: str | Sequence[str],
@@ -507,22 +482,24 @@ def from_guide(
     num_draws, batch_size = whole_number("num_draws", num_draws), whole_number("batch_size", batch_size)
     simulate_key, guide_key = random.split(rng_key)
     names = site_names(observed)
-    model_sites = run_model(model, model_args)
+    model, guide = bound(model, guide, model_args, {})
+    model_sites = run_model(model)
     check_simulator(model_sites, names)
     keys = random.split(simulate_key, num_simulations)
-    joint = lax.map(lambda key: simulate(model, key, names, model_args, {}), keys)
+    joint = lax.map(lambda key: simulate(model, key, names), keys)
     data = {name: joint[name] for name in names}
     first = {name: value[0] for name, value in data.items()}
-    guide_sites = check_params(guide, guide_key, params, first, model_args, {})
+    guide_sites = check_params(guide, guide_key, params, first)
     check_guide(guide_sites, model_sites, names)
     truth = {name: joint[name] for name in sample_sites(guide_sites)}
 
     def posterior(inputs: tuple[Array, Draws, Draws]) -> tuple[Draws, Array, Array]:
         key, values, truth = inputs
         key, draw_key = random.split(key)
-        at_truth = log_density(run_guide(guide, key, params, values, model_args, {}, truth))
-        draw = lambda key: draw_from_guide(guide, key, params, values, model_args, {})  # noqa: E731
-        draws, at_draws = jax.vmap(draw)(random.split(draw_key, num_draws))
+        at_truth = log_density(run_guide(guide, key, params, values, truth))
+        draws, at_draws = jax.vmap(lambda key: draw_from_guide(guide, key, params, values))(
+            random.split(draw_key, num_draws)
+        )
         return draws, at_truth, at_draws
 
     keys = random.split(guide_key, num_simulations)

@@ -170,8 +170,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "estimators: scales of the columns are tried with one activation",
-            '{"activation": _ACTIVATIONS, "depth": best.depth, "input_scale": True}',
-            '{"activation": best.activation, "depth": best.depth, "input_scale": True}',
+            "activation=_ACTIVATIONS, depth=first.depth, input_scale=True",
+            "activation=first.activation, depth=first.depth, input_scale=True",
             "estimators/test_regressor.py::test_scales_of_the_columns_are_tried_with_every_activation",
         ),
     ],

@@ -86,18 +86,12 @@ def _parts(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
 
 
 class FlowPart(dist.Distribution):
-    """One site's part of a joint draw; the last site's has the density of all.
-
-    Args:
-        drawn: values that a draw takes, (d,).
-        known: values of the sites before, (m,).
-        joint_log_prob: log density of all, (m + d,); None for a site that others follow.
-    """
+    """One site's part, (d,), of a joint draw, after known values, (m,), of others; the last has the density of all."""
 
     support = constraints.real_vector
 
     def __init__(self, drawn: Array, known: Array, joint_log_prob: Callable | None):
-        self.drawn, self.known, self.joint_log_prob = drawn, known, joint_log_prob
+        self.drawn, self.known, self.joint_log_prob = drawn, known, joint_log_prob  # None unless it is the last
         super().__init__((), drawn.shape, validate_args=False)
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:

@@ -1,7 +1,7 @@
 """Simulations that are given to the trainer, instead of fresh ones."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,49 +16,41 @@ from numpyro_wide.amortized._simulation import Draws, refuse_missing
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite."""
     refuse_missing("simulations", observed, simulations, "observed site")
-    arrays = {name: np.asarray(values) for name, values in simulations.items()}
-    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in arrays.items()}
+    lengths = {name: len(values) if np.ndim(values) else 0 for name, values in simulations.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
             f"simulations must be arrays with a leading axis of the same length, but their lengths are {lengths}."
         )
-    for name, values in arrays.items():
+    given, num_lost = finite(simulations)
+    if num_lost:
+        warnings.warn(f"{num_lost} simulations hold NaN or infinity, and are left out.", stacklevel=3)
+    for name, values in given.items():
         if name in model_sites:
             _check_site(name, values, model_sites[name])
-    kept = np.all([is_finite(values) for values in arrays.values()], axis=0)
-    if not kept.any():
-        raise ValueError("simulations must be finite, but each of them holds NaN or infinity.")
-    if not kept.all():
-        warnings.warn(
-            f"{np.sum(~kept)} of {len(kept)} simulations hold NaN or infinity, and are left out.",
-            stacklevel=3,
-        )
-    return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}
+    return given
 
 
-def _check_site(name: str, values: np.ndarray, site: dict) -> None:
+def finite(simulations: Mapping[str, Any]) -> tuple[Draws, int]:
+    """Return the simulations that are finite, and the number of the others."""
+    arrays = {name: np.asarray(values) for name, values in simulations.items()}
+    kept = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
+    if kept.sum() < 2:
+        raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
+    return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}, int(np.sum(~kept))
+
+
+def _check_site(name: str, values: Array, site: dict) -> None:
     shape = jnp.shape(site["value"])
     if values.shape[1:] != shape:
         raise ValueError(
-            f"simulations[{name!r}] must have the model's shape {shape} after the leading axis, but has "
-            f"{values.shape[1:]}."
+            f"simulations[{name!r}] must have the shape {shape} after the leading axis, but has {values.shape[1:]}."
         )
     support = site["fn"].support if site["type"] == "sample" else None
     # Arrays in a support may be values of other sites.
     if support is None or any(isinstance(leaf, Array) for leaf in jax.tree.leaves(support)):
         return
-    finite = values[is_finite(values)]
-    if not np.all(jax.vmap(support)(jnp.asarray(finite))):
-        raise ValueError(
-            f"simulations[{name!r}] must lie in the support of the model's site, {support}, but some values do not; "
-            "give them in the model's own coordinates."
-        )
-
-
-def is_finite(values: Any) -> np.ndarray:
-    """Tell of each simulation whether its values are finite, (n,)."""
-    values = np.asarray(values)
-    return np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not np.all(jax.vmap(support)(values)):
+        raise ValueError(f"simulations[{name!r}] must lie in the support of the model's site, {support}.")
 
 
 def set_apart(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:

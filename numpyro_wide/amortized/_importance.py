@@ -15,6 +15,7 @@ from numpyro_wide._checks import check_key, check_no_nan, listing, whole_number
 from numpyro_wide._traces import Sites, run_model, unwrap
 from numpyro_wide.amortized._simulation import (
     Draws,
+    bound,
     check_guide,
     check_params,
     check_simulator,
@@ -84,11 +85,12 @@ def importance_sample(
     num_samples = whole_number("num_samples", num_samples, order=order)
     observed = site_names(tuple(observed_values))
     values = {name: jnp.asarray(value) for name, value in observed_values.items()}
-    model_sites = run_model(model, model_args, model_kwargs, rng_key=rng_key)
+    model, guide = bound(model, guide, model_args, model_kwargs)
+    model_sites = run_model(model, rng_key=rng_key)
     check_simulator(model_sites, observed)
     # At simulated data: wrong shapes have their own check.
     simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
-    guide_sites = check_params(guide, rng_key, params, simulated, model_args, model_kwargs)
+    guide_sites = check_params(guide, rng_key, params, simulated)
     check_guide(guide_sites, model_sites, observed)
     _check_tractable(model_sites, guide_sites, observed)
     for name, value in values.items():
@@ -100,8 +102,8 @@ def importance_sample(
             )
 
     def single(key: Array) -> tuple[Draws, Array]:
-        draws, log_q = draw_from_guide(guide, key, params, values, model_args, model_kwargs)
-        log_joint, _ = model_log_density(model, model_args, model_kwargs, {**draws, **values})
+        draws, log_q = draw_from_guide(guide, key, params, values)
+        log_joint, _ = model_log_density(model, (), {}, {**draws, **values})
         return draws, log_joint - log_q
 
     samples, log_ratios = jax.jit(jax.vmap(single))(random.split(rng_key, num_samples))

@@ -1,6 +1,7 @@
 """Runs of a simulating model and of a guide, and the checks of both."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,16 +18,21 @@ Draws = dict[str, Array]
 def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the observed sites as a tuple."""
     names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
-    if not names:
-        raise ValueError("observed must name at least one site.")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"observed must be the name of a site, or a sequence of names, but is {observed!r}.")
     return names
 
 
-def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...], args: tuple, kwargs: dict) -> Draws:
+def bound(
+    model: Callable, guide: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Callable[[], Any], Callable[[Draws], Any]]:
+    """Return model and guide with their arguments, but for the guide's first."""
+    return partial(model, *args, **kwargs), lambda observed_values: guide(observed_values, *args, **kwargs)
+
+
+def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...]) -> Draws:
     """Run the model once for its sample and observed sites."""
-    sites = run_model(model, args, kwargs, rng_key=rng_key)
+    sites = run_model(model, rng_key=rng_key)
     return {
         name: site["value"]
         for name, site in sites.items()
@@ -38,23 +44,20 @@ def run_guide(
     guide: Callable,
     rng_key: Array,
     params: Mapping[str, Any],
-    observed_values: Draws,
-    args: tuple,
-    kwargs: dict,
+    observed_values: Mapping[str, Any],
     latents: Draws | None = None,
 ) -> Sites:
     """Run the guide for one data set, its latents given or drawn."""
     # Guides write mutable state into their containers.
     params = jax.tree.map(lambda leaf: leaf, dict(params))
-    values = {**params, **(latents or {})}
-    return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
+    return run_model(guide, (dict(observed_values),), values={**params, **(latents or {})}, rng_key=rng_key)
 
 
 def draw_from_guide(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws
 ) -> tuple[Draws, Array]:
     """Draw the guide's latents, with their log density."""
-    sites = run_guide(guide, rng_key, params, observed_values, args, kwargs)
+    sites = run_guide(guide, rng_key, params, observed_values)
     return values_of_type(sites, "sample"), log_density(sites)
 
 
@@ -135,13 +138,13 @@ def _check_plates_and_scales(where: str, sites: Sites) -> None:
 
 
 def check_params(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
     kind, mend = "param and mutable sites of the guide", "Pass what a trainer's run or get_params returned."
     recorder = Recorder(guide)
     try:
-        sites = run_guide(recorder, rng_key, params, observed_values, args, kwargs)
+        sites = run_guide(recorder, rng_key, params, observed_values)
     except Exception:
         # Such as NumPyro's assertion on a flax module's parameters and state.
         refuse_missing("params", recorder.values, params, kind, mend)

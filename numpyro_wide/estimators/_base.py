@@ -2,6 +2,7 @@
 
 import logging
 import time
+import warnings
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -37,6 +38,12 @@ class Report:
         """Append a line to the plan, logged as a warning."""
         _logger.warning(line)
         self.sections.setdefault("Plan", []).append(line)
+
+    def give_up(self, error: Exception) -> None:
+        """Tell, also by a warning, that the finite network has failed."""
+        line = f"the finite network was given up, and the limit predicts: {error}"
+        self.add("Decision", line)
+        warnings.warn(line, UserWarning, stacklevel=3)
 
     def __str__(self) -> str:
         lines = [self.title, "=" * len(self.title)]
@@ -142,10 +149,19 @@ class WideBNN(BaseEstimator):
         """Return depth and width (None to be chosen), budget in seconds, and generator."""
         check_one_of("method", self.method, self._methods)
         whole_number("num_chains", self.num_chains)
-        depth, width = _architecture(self.hidden)
         budget = SECONDS if self.time_budget is None else self.time_budget
         check_positive("time_budget", budget)
-        return depth, width, float(budget), check_random_state(self.random_state)
+        random = check_random_state(self.random_state)
+        if isinstance(self.hidden, str) and self.hidden == "auto":
+            return None, None, float(budget), random
+        if not isinstance(self.hidden, tuple | list) or not self.hidden:
+            raise ValueError(
+                f'hidden must be "auto" or the widths of the hidden layers, such as (50, 50), but is {self.hidden!r}.'
+            )
+        widths = {whole_number("the width of a hidden layer", width) for width in self.hidden}
+        if len(widths) > 1:
+            raise ValueError(f"the hidden layers must have the same width, but hidden is {self.hidden!r}.")
+        return len(self.hidden), widths.pop(), float(budget), random
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
         """Standardise inputs (n, d), without constant columns."""
@@ -186,17 +202,3 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
-
-
-def _architecture(hidden: Any) -> tuple[int | None, int | None]:
-    """Return the number of hidden layers and their width; None to be chosen."""
-    if isinstance(hidden, str) and hidden == "auto":
-        return None, None
-    if not isinstance(hidden, tuple | list) or not hidden:
-        raise ValueError(
-            f'hidden must be "auto" or the widths of the hidden layers, such as (50,) or (50, 50), but is {hidden!r}.'
-        )
-    widths = {whole_number("the width of a hidden layer", width) for width in hidden}
-    if len(widths) > 1:
-        raise ValueError(f"the hidden layers must have the same width, but hidden is {hidden!r}.")
-    return len(hidden), widths.pop()

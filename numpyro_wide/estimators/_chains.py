@@ -78,17 +78,12 @@ def run_chains(
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
-        fewest = f"fewer than the minimum of {_FEWEST_STEPS}"
-        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, {fewest}"
-        report.add("Chains", line)
-        line = f"the {clock.left:.0f} seconds that are left are too few for chains: the limit predicts"
+        allowed = f"{affordable} warmup steps of {_FEWEST_STEPS} at least"
+        line = f"the {clock.left:.0f} seconds left, for {allowed}, are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
-            warnings.warn(
-                f"{line}; give a larger time_budget, or fewer units by hidden, such as (20,).",
-                UserWarning,
-                stacklevel=2,
-            )
+            mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
+            warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=2)
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))

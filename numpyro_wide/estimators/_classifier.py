@@ -1,6 +1,5 @@
 """Classification with wide Bayesian neural networks, for scikit-learn."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -28,30 +27,6 @@ _FEW_COLUMNS = 50  # above which columns may be alike, as pixels are
 _QUICK = 10.0  # seconds of a budget that pays for one architecture
 _MOST_DRAWS = 200  # that are averaged over
 _CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
-
-
-def fit_limit(
-    x: np.ndarray, labels: np.ndarray, num_classes: int, depth: int | None, clock: Clock, random: Any, report: Report
-) -> WideLimitFit:
-    """Fit the infinitely wide network to codes of labels (n,) at affordable rows of x (n, d)."""
-    clock.begin("scales of the infinitely wide network")
-    affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
-    rows = of_every_class(labels, random.permutation(len(x)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
-    kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": num_classes}
-    if num_classes == 2:
-        kind = {"likelihood": "bernoulli"}
-    if clock.budget < _QUICK:
-        kind |= {"activation": "erf", "input_scale": False, "depth": 1}
-    if depth is not None:
-        kind["depth"] = depth
-    found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), progress_bar=False, **kind)
-    report.add(
-        "Infinitely wide network",
-        "held out: mean log probability of a label given all others; the largest is chosen",
-        str(found),
-        f"predictions from {len(rows)} of {len(x)} rows: {loo.average(np.asarray(found.held_out))}",
-    )
-    return found
 
 
 class DrawnClasses(DrawnPosterior):
@@ -183,10 +158,21 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     def _fit_limit(
         self, inputs: np.ndarray, labels: np.ndarray, depth: int | None, clock: Clock, random: Any, report: Report
     ) -> WideLimitFit:
-        """Fit the limit to standardised columns, or to columns with one scale where those are many."""
-        seed, fits = random.randint(2**31 - 1), []
+        """Fit the limit to codes of labels at affordable rows, standardised, also by one scale for many columns."""
+        clock.begin("scales of the infinitely wide network")
+        random = np.random.RandomState(random.randint(2**31 - 1))
+        affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
+        rows = of_every_class(labels, random.permutation(len(labels)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
+        kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": len(self.classes_)}
+        if len(self.classes_) == 2:
+            kind = {"likelihood": "bernoulli"}
+        if clock.budget < _QUICK:
+            kind |= {"activation": "erf", "input_scale": False, "depth": 1}
+        if depth is not None:
+            kind["depth"] = depth
+        kind["seed"] = random.randint(2**31 - 1)
         loc, scale = self._moments
-        scalings = {"by column": scale}
+        fits, scalings = [], {"by column": scale}
         if len(self._columns) > _FEW_COLUMNS:
             largest = np.max(scale)
             scalings["one for all columns"] = (
@@ -196,8 +182,14 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             self._moments = loc, divisors
             if len(scalings) > 1:
                 report.add("Infinitely wide network", f"inputs divided by their standard deviation, {name}:")
-            rows, same = self._standardised(inputs), np.random.RandomState(seed)
-            fits.append((fit_limit(rows, labels, len(self.classes_), depth, clock, same, report), self._moments))
+            found = fit(self._standardised(inputs[rows]), labels[rows], progress_bar=False, **kind)
+            report.add(
+                "Infinitely wide network",
+                "held out: mean log probability of a label given all others; the largest is chosen",
+                str(found),
+                f"predictions from {len(rows)} of {len(labels)} rows: {loo.average(np.asarray(found.held_out))}",
+            )
+            fits.append((found, self._moments))
         limit, self._moments = max(fits, key=lambda one: float(np.mean(np.asarray(one[0].held_out))))
         return limit
 
@@ -242,9 +234,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         except (FloatingPointError, RuntimeError, ValueError) as error:
             if is_asked_for:
                 raise
-            line = f"the finite network was given up, and the limit predicts: {error}"
-            report.add("Decision", line)
-            warnings.warn(line, UserWarning, stacklevel=3)
+            report.give_up(error)
             return None
         if found is None:
             return None

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,9 +33,6 @@ from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
-
-METHODS = ("auto", "limit", "weighted", "chains")
-NOISES = ("auto", "constant", "by_row")
 
 
 def decide(
@@ -171,9 +169,7 @@ def decide(
         except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
             if method != "auto":
                 raise
-            line = f"the finite network was given up, and the limit predicts: {error}"
-            report.add("Decision", line)
-            warnings.warn(line, UserWarning, stacklevel=2)
+            report.give_up(error)
 
     # Choice: the limit if clearly better, less one nat for each fitted scale (Akaike's criterion); else draws, stacked
     # with a little of it. Draws know their rows, so that their leave-one-out densities are no ground for more.
@@ -313,21 +309,16 @@ def fit_scales(
 
 def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
     """Choose activation, depth and column scales by the evidence of some rows."""
-    kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x), "progress_bar": False}
-    best = fit(x, y, activation=_ACTIVATIONS, depth=depth or 1, input_scale=False, **kinds)
-    table = list(best.table)
-    others: list[dict[str, Any]] = []
+    fitted = partial(fit, x, y, num_restarts=1, num_rows=len(x), progress_bar=False)
+    found = [fitted(activation=_ACTIVATIONS, depth=depth or 1, input_scale=False)]
+    first = found[0]
     if len(x) >= _FEW and depth is None:
-        others.append({"activation": best.activation, "depth": _DEEP, "input_scale": False})
+        found.append(fitted(activation=first.activation, depth=_DEEP, input_scale=False))
     if len(x) >= _FEW and x.shape[1] > 1:
         # Both again: column scales often change their order.
-        others.append({"activation": _ACTIVATIONS, "depth": best.depth, "input_scale": True})
-    for kind in others:
-        other = fit(x, y, **kind, **kinds)
-        if other.table[0]["log_marginal"] > max(row["log_marginal"] for row in table):
-            best = other
-        table += other.table
-    table.sort(key=lambda row: -row["log_marginal"])
+        found.append(fitted(activation=_ACTIVATIONS, depth=first.depth, input_scale=True))
+    best = max(found, key=lambda one: one.table[0]["log_marginal"])
+    table = sorted((row for one in found for row in one.table), key=lambda row: -row["log_marginal"])
     report.add(
         "Infinitely wide network",
         "log evidence at the fitted scales; log marginal: scales integrated out, the largest is chosen",

@@ -60,11 +60,6 @@ class Optimum(NamedTuple):
         return max(_NOISE_SHARE * self.error, _LEAST_NOISE)
 
 
-def score(residuals: np.ndarray) -> float:
-    """Return minus the log density of normal residuals per number, at their own variance."""
-    return float(0.5 * np.log(2 * np.pi * np.e * np.mean(residuals**2)))
-
-
 class Entry(NamedTuple):
     """Network that takes part, as data."""
 
@@ -257,7 +252,7 @@ def with_limit(
     of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
     report.add(
         HEADING,
-        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
+        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; errors of "
         f"{len(left_out)} rows left out; the first has the fewest layers within a standard error of the least",
         table(optima, of_limit),
     )
@@ -277,10 +272,8 @@ def with_limit(
 
 
 def table(optima: list[Optimum], of_limit: np.ndarray) -> str:
-    """Return the scores as text."""
-    lines = [f"{'activation':>10} {'depth':>6} {'noise held':>11} {'error':>7} {'score':>7}"]
-    for one in optima:
-        form = f"{one.activation:>10} {one.depth:>6} {one.level:>11} {one.error:>7.4f} {score(one.residuals):>7.3f}"
-        lines.append(form)
-    lines.append(f"{'the limit':>29} {np.sqrt(np.mean(of_limit**2)):>7.4f} {score(of_limit):>7.3f}")
+    """Return the errors as text."""
+    lines = [f"{'activation':>10} {'depth':>6} {'noise held':>11} {'error':>7}"]
+    lines += [f"{one.activation:>10} {one.depth:>6} {one.level:>11} {one.error:>7.4f}" for one in optima]
+    lines.append(f"{'the limit':>29} {np.sqrt(np.mean(of_limit**2)):>7.4f}")
     return "\n".join(lines)

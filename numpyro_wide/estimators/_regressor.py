@@ -11,7 +11,7 @@ from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
 from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
-from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
+from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, refuse_not_positive
 from numpyro_wide.machine import set_blas_threads
@@ -58,7 +58,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         ([0.84, 0.91], (2,))
     """
 
-    _methods = METHODS
+    _methods = ("auto", "limit", "weighted", "chains")
     _targets: TargetScale
 
     def __init__(
@@ -92,7 +92,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             y: targets, (n,), or (n, k) for outputs of equal scales and noise.
         """
         depth, width, budget, random = self._checked_parameters()
-        check_one_of("noise", self.noise, NOISES)
+        check_one_of("noise", self.noise, ("auto", "constant", "by_row"))
         check_one_of("target_transform", self.target_transform, ("auto", *TRANSFORMS))
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(

@@ -8,8 +8,8 @@ from numpyro_wide.estimators._base import Report, moments
 from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
 from numpyro_wide.wide_limit._fit import fit
 
-TRANSFORMS = ("none", "cube_root", "log")  # in the order of their extrapolations
-_NAMES = dict(zip(TRANSFORMS, ("as they are", "cube roots", "logarithms"), strict=True))
+_NAMES = {"none": "as they are", "cube_root": "cube roots", "log": "logarithms"}  # in the order of extrapolations
+TRANSFORMS = tuple(_NAMES)
 _LEAST_RATIO = 3.0  # of the largest target to the least; below, the maps are nearly straight
 _FEWEST, _MOST = 50, 200  # rows
 _ERRORS = 2.0  # standard errors of a clear gain

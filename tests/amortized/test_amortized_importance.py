@@ -114,5 +114,5 @@ def test_other_mistakes():
         call(params=(), num_samples=5)
     with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1, but got 0"):
         call(num_samples=0)
-    with pytest.raises(ValueError, match="observed must name at least one site"):
+    with pytest.raises(ValueError, match=r"observed must be the name of a site.*but is \(\)"):
         call(observed_values={}, num_samples=5)
