@@ -317,6 +317,8 @@ def expected_coverage(
     check_one_of("region", region, ("central", "hpd"))
     if region == "hpd":
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
+    if num_draws < 2:
+        raise ValueError("central intervals run between two draws, but there is one draw for each simulation.")
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
 
@@ -416,22 +418,22 @@ def _vectors(name: str, draws: Any) -> np.ndarray:
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
+    inside = [np.sum(ranks < point, axis=0) for point in points]
     # P(rank < r) = r/(num_draws + 1)
-    return _coverage(points / (num_draws + 1), [ranks < point for point in points])
+    return _coverage(points / (num_draws + 1), inside, len(ranks))
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
-    inside = [(ranks >= depth) & (ranks <= num_draws - depth) for depth in depths]
-    return _coverage(1 - 2 * depths / (num_draws + 1), inside)
+    inside = [np.sum((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
+    return _coverage(1 - 2 * depths / (num_draws + 1), inside, len(ranks))
 
 
-def _coverage(nominal: np.ndarray, inside: list[np.ndarray]) -> Coverage:
-    """Test the numbers of simulations inside regions, (num_simulations, ...) each, of the nominal probabilities."""
-    num_simulations = len(inside[0])
-    counts = np.stack([np.sum(region, axis=0) for region in inside], axis=-1)
+def _coverage(nominal: np.ndarray, inside: list[np.ndarray], num_simulations: int) -> Coverage:
+    """Test the numbers of simulations inside regions of the nominal probabilities."""
+    counts = np.stack(inside, axis=-1)
     null = _null_tails(nominal, num_simulations)
     observed = _smallest_tail(counts, _tails(nominal, num_simulations))
     p_value = (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))

@@ -138,9 +138,8 @@ class AutoAmortized:
         features = self.features(observed_values, constants)
         moments = jax.tree.map(lambda leaf: leaf.astype(features.dtype), constants["latents"])
         latents = {name: latent._replace(**moments[name]) for name, latent in latents.items()}
-        return (
-            self._sample_flow(latents, features) if self.family == "flow" else self._sample_normals(latents, features)
-        )
+        sample = self._sample_flow if self.family == "flow" else self._sample_normals
+        return sample(latents, features)
 
     def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the constants from simulations, {site: (n, ...)}, as a value of the guide's mutable site.
@@ -247,18 +246,12 @@ class AutoAmortized:
         """Read the latents off one run of the model."""
         sites = run_model(model)
         known = latent_names(sites, self.observed)
-        is_continuous = {name: not sites[name]["fn"].support.is_discrete for name in known}
-        names = [name for name in known if is_continuous[name]]
-        if self.sites is not None:
-            check_names_known("sites", self.sites, known, kind="latent site")
-            if discrete := [name for name in self.sites if not is_continuous[name]]:
-                raise ValueError(
-                    f"AutoAmortized infers continuous latents, but sites names {listing(discrete)}, which are "
-                    "discrete; leave them out, to be marginalised, or write a guide with natural.Categorical."
-                )
-            names = [name for name in known if name in self.sites]
+        names = [name for name in known if not sites[name]["fn"].support.is_discrete]
         if not names:
             raise ValueError(f"AutoAmortized needs a continuous latent site, but the model has {listing(known)}.")
+        if self.sites is not None:
+            check_names_known("sites", self.sites, names, kind="continuous latent site")
+            names = [name for name in names if name in self.sites]
         return {name: _Latent.of(sites[name]) for name in names}
 
     def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:

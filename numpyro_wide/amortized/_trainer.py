@@ -168,15 +168,12 @@ class AmortizedForwardKL:
         model_key, guide_key, run_key = random.split(rng_key, 3)
         model, guide = bound(self.model, self.guide, args, kwargs)
         model_sites = run_model(model, rng_key=model_key)
-        if simulations is None:
-            check_simulator(model_sites, self.observed)
-            data = {name: model_sites[name]["value"] for name in self.observed}
-        else:
-            check_simulator(model_sites, tuple(name for name in self.observed if name in model_sites))
-            data = {name: simulations[name][0] for name in self.observed}
-            # Such as AutoAmortized.
-            if (standardisation := getattr(self.guide, "standardisation", None)) is not None:
-                init_params = {**standardisation(simulations, *args, **kwargs), **(init_params or {})}
+        given = simulations or {}
+        simulated = tuple(name for name in self.observed if name in model_sites or name not in given)
+        check_simulator(model_sites, simulated)
+        data = {name: given[name][0] if given else model_sites[name]["value"] for name in self.observed}
+        if given and hasattr(self.guide, "standardisation"):  # as AutoAmortized has
+            init_params = {**self.guide.standardisation(given, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
         supports: dict[str, Any] = {}
 

@@ -156,7 +156,7 @@ class WideBNN(BaseEstimator):
             return None, None, float(budget), random
         if not isinstance(self.hidden, tuple | list) or not self.hidden:
             raise ValueError(
-                f'hidden must be "auto" or the widths of the hidden layers, such as (50, 50), but is {self.hidden!r}.'
+                f'hidden must be "auto" or the widths of the hidden layers, such as (50,), but is {self.hidden!r}.'
             )
         widths = {whole_number("the width of a hidden layer", width) for width in self.hidden}
         if len(widths) > 1:

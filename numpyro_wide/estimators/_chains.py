@@ -14,7 +14,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._posteriors import DrawnPosterior, Moments, Network, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
 
@@ -49,10 +49,10 @@ def run_chains(
     clock: Clock,
     key: Any,
     report: Report,
-) -> tuple[DrawnPosterior, Moments, MCMC, int] | None:
+) -> tuple[DrawnPosterior, MCMC, int] | None:
     """Run microcanonical chains until settled, or to the budget's end, in the precision of the context.
 
-    Return their posterior with its predictions at the scored rows, chains and steps; None for too small a budget.
+    Return their posterior, chains and steps; None for too small a budget.
     """
     model, args = collapsed(network), jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
     _, x, _ = args
@@ -114,7 +114,7 @@ def run_chains(
         step = go_on(num_samples)
         num_steps += num_samples
         before = clock.seconds
-        posterior, function, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
+        posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
@@ -128,21 +128,23 @@ def run_chains(
         f"{num_kept} draws kept per chain",
         *lines,
     )
-    return posterior, function, mcmc, num_steps
+    return posterior, mcmc, num_steps
 
 
 def judge(
     network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
-) -> tuple[DrawnPosterior, Moments, bool, list[str]]:
-    """Return the posterior of finite draws and its predictions, whether chains have settled, and report lines."""
+) -> tuple[DrawnPosterior, bool, list[str]]:
+    """Return the posterior of finite draws, whether chains have settled by predictions at x and y, and report lines."""
     x, y = scored
-    function = DrawnPosterior(network, draws, known).function(x)
+    posterior = DrawnPosterior(network, draws, known)
+    function = posterior.function(x)
     kept, num_left, lost = finite_draws(function, num_chains)
-    mean, variance, noise_variance = (part[kept] for part in function)
+    if lost:
+        posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
     some = slice(None, None, -(-len(x) // MOST_CHECKED))
-    is_settled, lines = convergence(mean[:, some], (variance + noise_variance)[:, some], y[some], num_left)
-    posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
-    return posterior, (mean, variance, noise_variance), is_settled, [*lines, *lost]
+    mean, variance, noise_variance = (part[kept, some] for part in function)
+    is_settled, lines = convergence(mean, variance + noise_variance, y[some], num_left)
+    return posterior, is_settled, [*lines, *lost]
 
 
 def starts_near(

@@ -65,7 +65,7 @@ def run_codes(
         run = run_chains(network, known, (inputs[some], codes[some]), num_chains, **form)
     if run is None:
         return None
-    posterior, _, *others = run
+    posterior, *others = run
     kept = slice(None, None, -(-len(next(iter(posterior.draws.values()))) // _MOST_DRAWS))
     return DrawnClasses(network, {name: values[kept] for name, values in posterior.draws.items()}, known), *others
 

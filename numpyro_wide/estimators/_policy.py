@@ -111,10 +111,8 @@ def decide(
             line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
-    def draw(
-        x: np.ndarray, y: np.ndarray, units: int
-    ) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
-        """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
+    def draw(x: np.ndarray, y: np.ndarray, units: int) -> tuple[DrawnPosterior, MCMC | None, int] | None:
+        """Return draws of a finite network, chains and steps; None for too small a budget."""
         # Network: finite width, scales and noise latent around the fitted ones.
         chosen: Any = fit  # or an optimum
         varying = is_by_row
@@ -145,8 +143,8 @@ def decide(
             line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
             report.add("Weighted draws", line)
             if method == "weighted" or shape <= loo.LARGEST_SHAPE:
-                posterior = DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known)
-                return posterior, loo.of_regression(posterior.function(inputs), targets), None, 1
+                hidden = {name: draws[name] for name in draws if name != "readout"}
+                return DrawnPosterior(network, hidden, known), None, 1
             report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
 
         # Posterior of many rows, or with few weighty draws: chains.
@@ -156,25 +154,23 @@ def decide(
         with precision(is_double):
             starts = chosen.weights if optima and units == RACE_WIDTH else []
             form: dict[str, Any] = {"optima": starts, "clock": clock, "key": key, "report": report}
-            run = run_chains(network, known, (inputs, targets), num_chains, **form)
-        if run is None:
-            return None
-        posterior, function, *others = run
-        return posterior, loo.of_regression(function, targets), *others
+            return run_chains(network, known, (inputs, targets), num_chains, **form)
 
     found = None
     if method != "limit" and varies:
         try:
             found = draw(x, y, units)
+            by_draws = None if found is None else loo.of_regression(found[0].function(inputs), targets)
         except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
             if method != "auto":
                 raise
+            found = None
             report.give_up(error)
 
     # Choice: the limit if clearly better, less one nat for each fitted scale (Akaike's criterion); else draws, stacked
     # with a little of it. Draws know their rows, so that their leave-one-out densities are no ground for more.
-    if found is not None:
-        posterior, by_draws, mcmc, num_steps = found
+    if found is not None and by_draws is not None:
+        posterior, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
         penalised = by_limit.by_row - num_scales / num_fitted
         kind = "weighted draws" if mcmc is None else "chains"

@@ -229,6 +229,10 @@ FEW = {"z": np.zeros(3)}
             lambda: tarp(jax.random.key(0), Simulations({"z": np.array([0.0, np.inf])}, {"z": np.ones((2, 9))})),
             "distances need finite points, but the truths hold",
         ),
+        (
+            lambda: expected_coverage(Simulations(FEW, {"z": np.zeros((3, 1))})),
+            "central intervals run between two draws, but there is one draw",
+        ),
         (lambda: uniformity_p_value([], 9), r"numbers in 0, ..., num_draws = 9, but are \[\]\."),
         (lambda: uniformity_p_value([np.nan, 2.0], 5), r"numbers in 0, ..., num_draws = 5, but are \[nan"),
         (lambda: uniformity_p_value([0.5, 2.0], 9), r"of whole numbers in 0, ..., num_draws = 9"),
