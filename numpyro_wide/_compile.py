@@ -73,10 +73,10 @@ def _is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def split(tree: Any, kinds: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def split(tree: Any, kind: Any = Array | np.ndarray) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
     leaves, structure = jax.tree.flatten(tree)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kind)]
 
     def join(arrays: list[Any]) -> Any:
         found = dict(zip(places, arrays, strict=True))

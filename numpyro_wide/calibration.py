@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
+from scipy.special import bdtr, bdtrc
 
 from numpyro_wide._checks import (
     check_key,
     check_levels,
     check_one_of,
-    kind_of,
     late_progress,
-    listing,
     whole_number,
 )
 from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.amortized._simulation import (
     Draws,
+    bound,
     check_guide,
     check_params,
     check_simulator,
@@ -75,18 +75,13 @@ class Simulations:
     def __post_init__(self) -> None:
         """Check and copy the arrays."""
         for name in ("truth", "draws", "observed"):
-            group = getattr(self, name)
-            if not isinstance(group, Mapping):
-                raise TypeError(
-                    f"{name} must be a dictionary of arrays by name, but is {kind_of(group)}; write "
-                    f"{name}={{'theta': ...}}."
-                )
-            object.__setattr__(self, name, {site: real_array(site, values) for site, values in group.items()})
+            arrays = {site: real_array(site, values) for site, values in getattr(self, name).items()}
+            object.__setattr__(self, name, arrays)
         for name in ("log_density_truth", "log_density_draws"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, real_array(name, getattr(self, name)))
-        _check_names_and_shapes(self.truth, self.draws)
-        _check_densities(self)
+        self._check_shapes()
+        self._check_numbers()
 
     @property
     def num_simulations(self) -> int:
@@ -100,16 +95,39 @@ class Simulations:
 
     def flat(self) -> tuple[np.ndarray, np.ndarray]:
         """Return truth (simulations, P) and draws (simulations, num_draws, P)."""
-        shape = (self.num_simulations, self.num_draws, -1)
-        truth = [np.reshape(self.truth[name], (self.num_simulations, -1)) for name in self.truth]
-        draws = [np.reshape(self.draws[name], shape) for name in self.truth]
-        return _as_floats(np.concatenate(truth, axis=-1)), _as_floats(np.concatenate(draws, axis=-1))
+        names = list(self.truth)
+        return _flat(self.truth, names), _flat(self.draws, names, 2)
 
+    def _check_shapes(self) -> None:
+        truth: Mapping[str, Any] = self.truth
+        draws: Mapping[str, Any] = self.draws
+        if not truth or set(truth) != set(draws):
+            raise ValueError(f"truth and draws must hold the same names, but hold {sorted(truth)} and {sorted(draws)}.")
+        sizes = next(iter(draws.values())).shape[:2]
+        for name, values in truth.items():
+            expected = (*sizes[:1], *values.shape[1:]), (*sizes, *values.shape[1:])
+            if len(sizes) < 2 or (values.shape, draws[name].shape) != expected:
+                raise ValueError(
+                    "truth must hold arrays (num_simulations, ...) and draws arrays (num_simulations, num_draws, ...) "
+                    f"of the same numbers, but {name!r} has shapes {values.shape} and {draws[name].shape}."
+                )
+        densities = self.log_density_truth, self.log_density_draws
+        got = tuple(() if array is None else np.shape(array) for array in densities)
+        if got not in (((), ()), (sizes[:1], sizes)):
+            raise ValueError(
+                f"log_density_truth and log_density_draws must have shapes {sizes[:1]} and {sizes}, but got {got}."
+            )
 
-def check_simulations(value: Any, order: str) -> None:
-    """Refuse anything but simulations."""
-    if not isinstance(value, Simulations):
-        raise TypeError(f"simulations must be Simulations, but got {kind_of(value)}; the order is {order}.")
+    def _check_numbers(self) -> None:
+        arrays: dict[str, Any] = {f"truth[{name!r}]": values for name, values in self.truth.items()}
+        arrays |= {f"draws[{name!r}]": values for name, values in self.draws.items()}
+        arrays |= {"log_density_truth": self.log_density_truth, "log_density_draws": self.log_density_draws}
+        for name, array in arrays.items():
+            if array is not None and (array.size == 0 or np.isnan(array).any()):
+                raise ValueError(
+                    f"{name} is empty or holds NaN: leave failed simulations out of all arrays, and write -inf where "
+                    "the density is 0."
+                )
 
 
 def real_array(name: str, values: ArrayLike) -> np.ndarray:
@@ -120,39 +138,10 @@ def real_array(name: str, values: ArrayLike) -> np.ndarray:
     return array
 
 
-def _as_floats(values: np.ndarray) -> np.ndarray:
-    return values if np.issubdtype(values.dtype, np.floating) else values.astype(float)
-
-
-def _check_names_and_shapes(truth: Mapping[str, Any], draws: Mapping[str, Any]) -> None:
-    if not truth or set(truth) != set(draws):
-        raise ValueError(f"truth and draws must hold the same names, but hold {sorted(truth)} and {sorted(draws)}.")
-    sizes = {(values.shape[:1], draws[name].shape[:2]) for name, values in truth.items()}
-    for name, values in truth.items():
-        expected = (*values.shape[:1], *draws[name].shape[1:2], *values.shape[1:])
-        if values.ndim < 1 or draws[name].ndim < 2 or draws[name].shape != expected or len(sizes) != 1:
-            raise ValueError(
-                "truth must hold arrays (num_simulations, ...) and draws arrays (num_simulations, num_draws, ...) with "
-                f"the same numbers for all names, but {name!r} has shapes {values.shape} and {draws[name].shape}."
-            )
-        for array, group in ((values, "truth"), (draws[name], "draws")):
-            if 0 in array.shape or np.isnan(array).any():
-                raise ValueError(f"{group}[{name!r}] is empty or holds NaN: leave failed simulations out of both.")
-
-
-def _check_densities(simulations: Simulations) -> None:
-    pair = simulations.log_density_truth, simulations.log_density_draws
-    if all(array is None for array in pair):
-        return
-    expected = (simulations.num_simulations,), (simulations.num_simulations, simulations.num_draws)
-    got = tuple(() if array is None else np.shape(array) for array in pair)
-    if got != expected:
-        raise ValueError(f"log_density_truth and log_density_draws must have shapes {expected}, but got {got}.")
-    for name, array in zip(("log_density_truth", "log_density_draws"), pair, strict=True):
-        if np.isnan(array).any():  # type: ignore[arg-type]
-            raise ValueError(
-                f"{name} holds NaN: leave failed simulations out of all arrays, and write -inf where the density is 0."
-            )
+def _flat(arrays: Mapping[str, Any], names: Sequence[str], num_leading: int = 1) -> np.ndarray:
+    """Join arrays by name as floats along one axis after the leading ones."""
+    parts = [np.reshape(arrays[name], (*np.shape(arrays[name])[:num_leading], -1)) for name in names]
+    return np.concatenate(parts, axis=-1, dtype=float)
 
 
 NUM_NULL = 1000  # simulated: a standard error of 0.7 points at level 0.95
@@ -166,9 +155,9 @@ def uniformity_band(
     check_levels("level", level)
     probabilities = np.asarray(probabilities, float)
     tail = np.quantile(_null_tails(probabilities, num_simulations), 1 - level) / 2
-    low = _binomial().ppf(tail, num_simulations, probabilities)
-    high = _binomial().ppf(1 - tail, num_simulations, probabilities)
-    return np.maximum(low, 0) / num_simulations, high / num_simulations
+    at_most = bdtr(np.arange(num_simulations + 1)[:, None], num_simulations, probabilities)
+    low, high = (np.sum(at_most < end, axis=0) / num_simulations for end in (tail, 1 - tail))
+    return low, high
 
 
 def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
@@ -194,26 +183,14 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     if ranks.ndim == 0 or len(ranks) == 0 or not np.all(is_rank):
         raise ValueError(
             f"ranks must be an array (num_simulations, ...) of whole numbers in 0, ..., num_draws = {num_draws}, but "
-            f"got shape {ranks.shape}"
-            + (f" with values {ranks.min()}, ..., {ranks.max()}." if ranks.ndim and ranks.size else ".")
+            f"are {ranks}."
         )
-    points = rank_grid(num_draws)
-    # P(rank <= r) = (r + 1)/(num_draws + 1)
-    below = np.stack([np.mean(ranks < point, axis=0) for point in points], axis=-1)
-    return p_values(points / (num_draws + 1), below, len(ranks))
+    return _of_ranks(ranks, num_draws).p_value
 
 
 def rank_grid(num_draws: int, max_points: int = 100) -> np.ndarray:
     """Spread at most ``max_points`` whole numbers evenly over 1, ..., num_draws."""
     return np.unique(np.linspace(1, num_draws, min(num_draws, max_points)).round().astype(int))
-
-
-def p_values(nominal: np.ndarray, empirical: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Test curves ``empirical`` (..., m) of expectations ``nominal`` (m,)."""
-    null = _null_tails(nominal, num_simulations)
-    counts = np.rint(np.asarray(empirical) * num_simulations).astype(int)
-    observed = _smallest_tail(counts, _tails(nominal, num_simulations))
-    return (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
 
 
 def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
@@ -226,22 +203,13 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
 def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Compute p-values (num_simulations + 1, m) of each count."""
     counts = np.arange(num_simulations + 1)[:, None]
-    lower = _binomial().cdf(counts, num_simulations, probabilities)
-    upper = _binomial().sf(counts - 1, num_simulations, probabilities)
+    lower = bdtr(counts, num_simulations, probabilities)
+    upper = bdtrc(counts - 1, num_simulations, probabilities)
     return np.minimum(1, 2 * np.minimum(lower, upper))
-
-
-def _binomial() -> Any:
-    import scipy.stats  # slow
-
-    return scipy.stats.binom
 
 
 def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
     return np.min(tails[counts, np.arange(tails.shape[1])], axis=-1)
-
-
-_TARP = "(rng_key, simulations, references=None)"
 
 
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
@@ -264,7 +232,6 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
         >>> sbc_ranks(Simulations({"z": np.array([-1.0, 3.5, 99.0])}, {"z": draws}))["z"].tolist()
         [0, 4, 9]
     """
-    check_simulations(simulations, "sbc_ranks(simulations, rng_key=...)")
     rng = _generator(rng_key)
     return {
         name: _rank(np.asarray(values), np.asarray(simulations.draws[name]), rng)
@@ -274,55 +241,24 @@ def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict
 
 def hpd_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> np.ndarray:
     """Count the draws that have a higher density than the truth, (num_simulations,) (Hermans 2022)."""
-    check_simulations(simulations, "hpd_ranks(simulations, rng_key=...)")
     if simulations.log_density_truth is None or simulations.log_density_draws is None:
-        raise ValueError(
-            "highest-density regions need log_density_truth and log_density_draws, which from_guide computes."
-        )
+        raise ValueError("highest-density regions need log_density_truth and log_density_draws, as of from_guide.")
     truth, draws = np.asarray(simulations.log_density_truth), np.asarray(simulations.log_density_draws)
     return _rank(-truth, -draws, _generator(rng_key))
 
 
-def tarp_ranks(
-    rng_key: Array, simulations: Simulations, references: Mapping[str, ArrayLike] | None = None
-) -> np.ndarray:
-    """Count the draws nearer to a reference point than the truth, (num_simulations,) (Lemos 2023, Theorem 3)."""
-    check_key("rng_key", rng_key, _TARP)
-    check_simulations(simulations, _TARP)
-    rng = _generator(rng_key)
-    for name, values in simulations.truth.items():
-        _check_finite("truth", name, values)
-    truth, draws = simulations.flat()
-    low, high = truth.min(axis=0), truth.max(axis=0)
-    scale = np.where(high > low, high - low, 1)
-    uniform = low + scale * rng.random(truth.shape)
-    points = uniform if references is None else _flat_references(references, simulations)
-    distance = np.sum(np.square((truth - points) / scale), axis=-1)
-    return _rank(distance, np.sum(np.square((draws - points[:, None]) / scale), axis=-1), rng)
-
-
-def _flat_references(references: Mapping[str, ArrayLike], simulations: Simulations) -> np.ndarray:
-    if not isinstance(references, Mapping):
-        raise TypeError(
-            f"references must be a dictionary of arrays by name, but is {kind_of(references)}; the names are "
-            f"{listing(simulations.truth)}."
-        )
-    references = {name: real_array(f"references[{name!r}]", values) for name, values in references.items()}
-    expected = {name: np.shape(values) for name, values in simulations.truth.items()}
-    got = {name: np.shape(values) for name, values in references.items()}
+def _flat_references(references: Mapping[str, ArrayLike], truth: Mapping[str, ArrayLike]) -> np.ndarray:
+    got, expected = ({name: np.shape(values) for name, values in group.items()} for group in (references, truth))
     if got != expected:
         raise ValueError(f"references must have the names and shapes of the truths, {expected}, but got {got}.")
-    for name, values in references.items():
-        _check_finite("references", name, values)
-    return np.concatenate([np.reshape(references[name], (simulations.num_simulations, -1)) for name in expected], -1)
+    return _check_finite("the references", _flat(references, list(truth)))
 
 
-def _check_finite(group: str, name: str, values: ArrayLike) -> None:
+def _check_finite(name: str, points: np.ndarray) -> np.ndarray:
     """Refuse points without a distance from others."""
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"distances need finite points, but {group}[{name!r}] holds NaN or infinite values: leave them out."
-        )
+    if not np.isfinite(points).all():
+        raise ValueError(f"distances need finite points, but {name} hold NaN or infinite values: leave them out.")
+    return points
 
 
 def _generator(rng_key: Array | None) -> np.random.Generator:
@@ -382,9 +318,7 @@ def expected_coverage(
     if region == "hpd":
         return {"joint": _of_ranks(hpd_ranks(simulations, rng_key=rng_key), num_draws)}
     if num_draws < 2:
-        raise ValueError(
-            "central intervals run between two draws, but there is one draw for each simulation; make more draws."
-        )
+        raise ValueError("central intervals run between two draws, but there is one draw for each simulation.")
     ranks = sbc_ranks(simulations, rng_key=rng_key)
     return {name: _of_central_intervals(values, num_draws) for name, values in ranks.items()}
 
@@ -410,7 +344,17 @@ def tarp(rng_key: Array, simulations: Simulations, references: Mapping[str, Arra
         >>> bool(tarp(jax.random.key(0), prior).p_value < 0.01)  # draws that are three times too wide
         True
     """
-    return _of_ranks(tarp_ranks(rng_key, simulations, references), simulations.num_draws)
+    check_key("rng_key", rng_key, "(rng_key, simulations, references=None)")
+    rng = _generator(rng_key)
+    truth, draws = simulations.flat()
+    _check_finite("the truths", truth)
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    scale = np.where(high > low, high - low, 1)
+    uniform = low + scale * rng.random(truth.shape)
+    points = uniform if references is None else _flat_references(references, simulations.truth)
+    to_truth = np.sum(np.square((truth - points) / scale), axis=-1)
+    to_draws = np.sum(np.square((draws - points[:, None]) / scale), axis=-1)
+    return _of_ranks(_rank(to_truth, to_draws, rng), simulations.num_draws)
 
 
 def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = True) -> float:
@@ -445,11 +389,9 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
             "draws and reference must be of the same sites, sizes and number of draws, but are arrays of shapes "
             f"{first.shape} and {second.shape}, draws in front; thin the longer one."
         )
-    try:
-        from sklearn.model_selection import KFold
-        from sklearn.neural_network import MLPClassifier
-    except ImportError as error:
-        raise ImportError("c2st needs scikit-learn: pip install 'numpyro_wide[estimators]'.") from error
+    from sklearn.model_selection import KFold  # optional
+    from sklearn.neural_network import MLPClassifier
+
     scale = second.std(axis=0, ddof=1)
     loc, scale = second.mean(axis=0), np.where(scale > 0, scale, 1.0)
     features = (np.concatenate([first, second]) - loc) / scale
@@ -466,42 +408,42 @@ def c2st(rng_key: Array, draws: Any, reference: Any, *, progress_bar: bool = Tru
 
 def _vectors(name: str, draws: Any) -> np.ndarray:
     """Return draws as floats (n, d), sites by their names."""
-    groups = [draws[site] for site in sorted(draws)] if isinstance(draws, Mapping) else [draws]
-    arrays = [np.asarray(real_array(name, values), float) for values in groups]
-    lengths = {values.shape[:1] for values in arrays}
-    if len(lengths) != 1 or lengths <= {(), (0,)} or len(arrays[0]) < 10:
+    arrays = draws if isinstance(draws, Mapping) else {"": draws}
+    lengths = {np.shape(values)[:1] for values in arrays.values()}
+    if len(lengths) != 1 or min(lengths) < (10,):
         raise ValueError(f"{name} must hold ten draws or more, along the first axis, but got lengths {list(lengths)}.")
-    whole = np.concatenate([values.reshape(len(values), -1) for values in arrays], axis=1)
-    _check_finite(name, "all sites", whole)
-    return whole
+    return _check_finite(name, _flat(arrays, sorted(arrays)))
 
 
 def _of_ranks(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of regions by rank."""
     points = rank_grid(num_draws)
-    inside = [np.mean(ranks < point, axis=0) for point in points]
-    return _coverage(points / (num_draws + 1), np.stack(inside, -1), ranks)
+    inside = [np.sum(ranks < point, axis=0) for point in points]
+    # P(rank < r) = r/(num_draws + 1)
+    return _coverage(points / (num_draws + 1), inside, len(ranks))
 
 
 def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
-    inside = [np.mean((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
-    return _coverage(1 - 2 * depths / (num_draws + 1), np.stack(inside, -1), ranks)
+    inside = [np.sum((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
+    return _coverage(1 - 2 * depths / (num_draws + 1), inside, len(ranks))
 
 
-def _coverage(nominal: np.ndarray, empirical: np.ndarray, ranks: np.ndarray) -> Coverage:
-    return Coverage(nominal, empirical, len(ranks), p_values(nominal, empirical, len(ranks)))
-
-
-Model = Callable[..., Any]
+def _coverage(nominal: np.ndarray, inside: list[np.ndarray], num_simulations: int) -> Coverage:
+    """Test the numbers of simulations inside regions of the nominal probabilities."""
+    counts = np.stack(inside, axis=-1)
+    null = _null_tails(nominal, num_simulations)
+    observed = _smallest_tail(counts, _tails(nominal, num_simulations))
+    p_value = (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
+    return Coverage(nominal, counts / num_simulations, num_simulations, p_value)
 
 
 def from_guide(
     rng_key: Array,
-    model: Model,
-    guide: Model,
+    model: Callable,
+    guide: Callable,
     params: dict[str, Any],
     *model_args: Any,
     observed: str | Sequence[str],
@@ -542,22 +484,24 @@ def from_guide(
     num_draws, batch_size = whole_number("num_draws", num_draws), whole_number("batch_size", batch_size)
     simulate_key, guide_key = random.split(rng_key)
     names = site_names(observed)
-    model_sites = run_model(model, model_args)
+    model, guide = bound(model, guide, model_args, {})
+    model_sites = run_model(model)
     check_simulator(model_sites, names)
     keys = random.split(simulate_key, num_simulations)
-    joint = lax.map(lambda key: simulate(model, key, names, model_args, {}), keys)
+    joint = lax.map(lambda key: simulate(model, key, names), keys)
     data = {name: joint[name] for name in names}
     first = {name: value[0] for name, value in data.items()}
-    guide_sites = check_params(guide, guide_key, params, first, model_args, {})
+    guide_sites = check_params(guide, guide_key, params, first)
     check_guide(guide_sites, model_sites, names)
     truth = {name: joint[name] for name in sample_sites(guide_sites)}
 
     def posterior(inputs: tuple[Array, Draws, Draws]) -> tuple[Draws, Array, Array]:
         key, values, truth = inputs
         key, draw_key = random.split(key)
-        at_truth = log_density(run_guide(guide, key, params, values, model_args, {}, truth))
-        draw = lambda key: draw_from_guide(guide, key, params, values, model_args, {})  # noqa: E731
-        draws, at_draws = jax.vmap(draw)(random.split(draw_key, num_draws))
+        at_truth = log_density(run_guide(guide, key, params, values, truth))
+        draws, at_draws = jax.vmap(lambda key: draw_from_guide(guide, key, params, values))(
+            random.split(draw_key, num_draws)
+        )
         return draws, at_truth, at_draws
 
     keys = random.split(guide_key, num_simulations)

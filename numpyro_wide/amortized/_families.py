@@ -17,32 +17,18 @@ from numpyro.distributions import constraints
 
 
 class ConditionalNormals(dist.Distribution):
-    """Mixture of normals of a vector v with standardised values u = (v − loc)/scale, L u − b ~ N(0, I) by component.
-
-    Args:
-        logits: unnormalised log weights, (k,).
-        shift: b, (k, d).
-        factor: L, lower triangular with a positive diagonal, (k, d, d).
-        loc: centre of v, (d,).
-        scale: scale of v, (d,).
-    """
+    """Mixture of normals, L u − b ~ N(0, I) by component: logits (k,), shift b (k, d), lower triangular L (k, d, d)."""
 
     support = constraints.real_vector
-    pytree_data_fields = ("logits", "shift", "factor", "loc", "scale")
+    pytree_data_fields = ("logits", "shift", "factor")
 
-    def __init__(self, logits: Array, shift: Array, factor: Array, loc: Array, scale: Array):
+    def __init__(self, logits: Array, shift: Array, factor: Array):
         self.logits, self.shift, self.factor = logits, shift, factor
-        self.loc, self.scale = loc.astype(shift.dtype), scale.astype(shift.dtype)
         super().__init__((), shift.shape[-1:], validate_args=False)
-
-    def standardised(self, value: Array) -> Array:
-        """Standardise values (..., d)."""
-        loc, scale = (jnp.broadcast_to(moment, value.shape) for moment in (self.loc, self.scale))
-        return (value.astype(loc.dtype) - loc) / scale
 
     def component_log_probs(self, value: Array) -> Array:
         """Evaluate the log density of values (..., d) under each component, (..., k)."""
-        return _component_log_probs(self.standardised(value), self.shift, self.factor, self.scale)
+        return _component_log_probs(value.astype(self.shift.dtype), self.shift, self.factor)
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Evaluate the log density of values (..., d)."""
@@ -52,30 +38,25 @@ class ConditionalNormals(dist.Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw vectors (*sample_shape, d)."""
-        return _draw(key, self.logits, self.shift, self.factor, self.loc, self.scale, sample_shape)
+        return _draw(key, self.logits, self.shift, self.factor, sample_shape)
 
 
 # Compiled as wholes: guides are first run operation by operation.
 @jax.jit
-def _component_log_probs(standardised: Array, shift: Array, factor: Array, scale: Array) -> Array:
-    image = jnp.einsum("kij,...j->...ki", factor, standardised)
+def _component_log_probs(value: Array, shift: Array, factor: Array) -> Array:
+    image = jnp.einsum("kij,...j->...ki", factor, value)
     squares = jnp.sum(jnp.square(image - jnp.broadcast_to(shift, image.shape)), axis=-1)
-    log_diagonal = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1))
-    log_det = jnp.sum(log_diagonal, axis=-1) - jnp.sum(jnp.log(scale))
+    log_det = jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), axis=-1)
     constant = log_det - 0.5 * shift.shape[-1] * math.log(2 * math.pi)
     return jnp.broadcast_to(constant, squares.shape) - 0.5 * squares
 
 
 @partial(jax.jit, static_argnames="sample_shape")
-def _draw(
-    key: Array, logits: Array, shift: Array, factor: Array, loc: Array, scale: Array, sample_shape: tuple[int, ...]
-) -> Array:
+def _draw(key: Array, logits: Array, shift: Array, factor: Array, sample_shape: tuple[int, ...]) -> Array:
     component_key, noise_key = random.split(key)
     component = random.categorical(component_key, logits, shape=sample_shape)
     image = random.normal(noise_key, (*sample_shape, shift.shape[-1]), shift.dtype) + shift[component]
-    standardised = solve_triangular(factor[component], image[..., None], lower=True)[..., 0]
-    loc, scale = (jnp.broadcast_to(moment, standardised.shape) for moment in (loc, scale))
-    return loc + scale * standardised
+    return solve_triangular(factor[component], image[..., None], lower=True)[..., 0]
 
 
 @partial(jax.jit, static_argnames="dim")
@@ -105,37 +86,23 @@ def _parts(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
 
 
 class FlowPart(dist.Distribution):
-    """One site's part of a joint draw; the last site's has the density of all standardised latents.
-
-    Args:
-        drawn: standardised values that a draw takes, (d,).
-        known: standardised values of the sites before, (m,).
-        joint_log_prob: log density of all, (m + d,); None for a site that others follow.
-        loc: centre, (d,).
-        scale: scale, (d,).
-    """
+    """One site's part, (d,), of a joint draw, after known values, (m,), of others; the last has the density of all."""
 
     support = constraints.real_vector
 
-    def __init__(self, drawn: Array, known: Array, joint_log_prob: Callable | None, loc: Array, scale: Array):
-        self.drawn, self.known, self.joint_log_prob = drawn, known, joint_log_prob
-        self.loc, self.scale = loc.astype(drawn.dtype), scale.astype(drawn.dtype)
+    def __init__(self, drawn: Array, known: Array, joint_log_prob: Callable | None):
+        self.drawn, self.known, self.joint_log_prob = drawn, known, joint_log_prob  # None unless it is the last
         super().__init__((), drawn.shape, validate_args=False)
-
-    def standardised(self, value: Array) -> Array:
-        """Standardise values (d,)."""
-        return (value.astype(self.loc.dtype) - self.loc) / self.scale
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Evaluate the log density of one value, with that of the sites before if it is the last."""
-        log_scale = jnp.sum(jnp.log(self.scale))
         if self.joint_log_prob is None:
-            return -log_scale
-        return self.joint_log_prob(jnp.concatenate([self.known, self.standardised(value)])) - log_scale
+            return jnp.zeros((), value.dtype)
+        return self.joint_log_prob(jnp.concatenate([self.known, value.astype(self.known.dtype)]))
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Return the part of the joint draw."""
-        return jnp.broadcast_to(self.loc + self.scale * self.drawn, (*sample_shape, *self.event_shape))
+        return jnp.broadcast_to(self.drawn, (*sample_shape, *self.event_shape))
 
 
 @lru_cache(maxsize=16)

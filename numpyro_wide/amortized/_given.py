@@ -9,79 +9,48 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from numpyro_wide._checks import kind_of, listing
-from numpyro_wide._traces import Sites, sample_sites
-from numpyro_wide.amortized._simulation import Draws
+from numpyro_wide._traces import Sites
+from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
 
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite."""
-    if not isinstance(simulations, Mapping):
-        raise TypeError(
-            f"simulations must be a dictionary of arrays by site, but is {kind_of(simulations)}; write "
-            f"{{{observed[0]!r}: ...}}, with the latents beside it."
-        )
     refuse_missing("simulations", observed, simulations, "observed site")
-    known = [*sample_sites(model_sites), *observed]
-    if unknown := [name for name in simulations if name not in known]:
-        raise ValueError(
-            f"simulations must hold sites of the model, {listing(dict.fromkeys(known))}, but also holds "
-            f"{listing(unknown)}; leave them out."
-        )
-    arrays = {name: np.asarray(values) for name, values in simulations.items()}
-    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in arrays.items()}
+    lengths = {name: len(values) if np.ndim(values) else 0 for name, values in simulations.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(
-            "simulations must be arrays with one leading axis of simulations, of the same length, but their lengths "
-            f"are {', '.join(f'{name!r}: {length}' for name, length in lengths.items())}."
+            f"simulations must be arrays with a leading axis of the same length, but their lengths are {lengths}."
         )
-    for name, values in arrays.items():
+    given, num_lost = finite(simulations)
+    if num_lost:
+        warnings.warn(f"{num_lost} simulations hold NaN or infinity, and are left out.", stacklevel=3)
+    for name, values in given.items():
         if name in model_sites:
             _check_site(name, values, model_sites[name])
-    kept = np.all([is_finite(values) for values in arrays.values()], axis=0)
-    if not kept.any():
-        raise ValueError("simulations must be finite, but each of them holds NaN or infinity.")
-    if not kept.all():
-        warnings.warn(
-            f"{np.sum(~kept)} of {len(kept)} simulations hold NaN or infinity, and are left out: the guide is trained "
-            "given that the simulator does not fail.",
-            stacklevel=3,
-        )
-    return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}
+    return given
 
 
-def refuse_missing(role: str, names: Any, simulations: Mapping[str, Any], kind: str) -> None:
-    """Refuse simulations that lack a site."""
-    if missing := [name for name in names if name not in simulations]:
-        raise ValueError(
-            f"{role} must hold the {kind} {listing(missing)}, but holds {listing(simulations)}; add its values, with a "
-            "leading axis of simulations."
-        )
+def finite(simulations: Mapping[str, Any]) -> tuple[Draws, int]:
+    """Return the simulations that are finite, and the number of the others."""
+    arrays = {name: np.asarray(values) for name, values in simulations.items()}
+    kept = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
+    if kept.sum() < 2:
+        raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
+    return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}, int(np.sum(~kept))
 
 
-def _check_site(name: str, values: np.ndarray, site: dict) -> None:
+def _check_site(name: str, values: Array, site: dict) -> None:
     shape = jnp.shape(site["value"])
     if values.shape[1:] != shape:
         raise ValueError(
-            f"simulations[{name!r}] must have the model's shape {shape} after the leading axis, but has "
-            f"{values.shape[1:]}."
+            f"simulations[{name!r}] must have the shape {shape} after the leading axis, but has {values.shape[1:]}."
         )
     support = site["fn"].support if site["type"] == "sample" else None
     # Arrays in a support may be values of other sites.
     if support is None or any(isinstance(leaf, Array) for leaf in jax.tree.leaves(support)):
         return
-    finite = values[is_finite(values)]
-    if not np.all(jax.vmap(support)(jnp.asarray(finite))):
-        raise ValueError(
-            f"simulations[{name!r}] must lie in the support of the model's site, {support}, but some values do not; "
-            "give them in the model's own coordinates."
-        )
-
-
-def is_finite(values: Any) -> np.ndarray:
-    """Tell of each simulation whether its values are finite, (n,)."""
-    values = np.asarray(values)
-    return np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not np.all(jax.vmap(support)(values)):
+        raise ValueError(f"simulations[{name!r}] must lie in the support of the model's site, {support}.")
 
 
 def set_apart(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws, Draws]:

@@ -1,6 +1,7 @@
 """A guide for any model: its latents, unconstrained and standardised, given features of the data by a network."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,10 +11,10 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import ReshapeTransform, Transform
+from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 from numpyro.primitives import mutable
 
-from numpyro_wide._checks import check_key, check_names_known, check_one_of, kind_of, listing, whole_number
+from numpyro_wide._checks import check_key, check_names_known, check_one_of, listing, whole_number
 from numpyro_wide._traces import run_model
 from numpyro_wide.amortized._families import (
     ConditionalNormals,
@@ -22,13 +23,14 @@ from numpyro_wide.amortized._families import (
     covariance_factors,
     regressions,
 )
-from numpyro_wide.amortized._given import is_finite, refuse_missing
+from numpyro_wide.amortized._given import finite
 from numpyro_wide.amortized._simulation import (
     Draws,
+    bound,
     check_params,
     check_simulator,
     latent_names,
-    simulate,
+    refuse_missing,
     site_names,
 )
 from numpyro_wide.natural import NaturalTruncatedNormal
@@ -117,18 +119,12 @@ class AutoAmortized:
         factor: str = "precision",
         prefix: str = "auto",
     ):
-        if not callable(model):
-            raise TypeError(f"model must be a function, but is {kind_of(model)}.")
         check_one_of("family", family, FAMILIES)
         check_one_of("factor", factor, tuple(_FACTORS))
         if factor != "precision" and family not in ("normal", "mixture"):
             raise ValueError(f"factor={factor!r} is of joint normals, but the family is {family!r}; leave it out.")
         if pool is not None:
             check_one_of("pool", pool, ("rows",), also="or None")
-        if encoder is not None and not (hasattr(encoder, "init") and hasattr(encoder, "apply")):
-            raise TypeError(
-                f"encoder must be a flax linen module from data (n, ...) to features (n, k), but is {kind_of(encoder)}."
-            )
         self.model, self.observed, self.family, self.encoder = model, site_names(observed), family, encoder
         self.factor, self.pool, self.prefix = factor, pool, prefix
         self.sites = None if sites is None else site_names(sites)
@@ -136,13 +132,14 @@ class AutoAmortized:
 
     def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draw the latents given one data set; the arguments are those of the model."""
-        self._check_observed(observed_values)
-        latents = self._latents(args, kwargs)
+        refuse_missing("the guide's first argument", self.observed, observed_values)
+        latents = self._latents(partial(self.model, *args, **kwargs))
         constants = self._constants(args, kwargs)
         features = self.features(observed_values, constants)
-        if self.family == "flow":
-            return self._sample_flow(latents, constants["latents"], features)
-        return self._sample_normals(latents, constants["latents"], features)
+        moments = jax.tree.map(lambda leaf: leaf.astype(features.dtype), constants["latents"])
+        latents = {name: latent._replace(**moments[name]) for name, latent in latents.items()}
+        sample = self._sample_flow if self.family == "flow" else self._sample_normals
+        return sample(latents, features)
 
     def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the constants from simulations, {site: (n, ...)}, as a value of the guide's mutable site.
@@ -152,7 +149,7 @@ class AutoAmortized:
             *args: arguments of the model.
             **kwargs: keyword arguments.
         """
-        latents = self._latents(args, kwargs)
+        latents = self._latents(partial(self.model, *args, **kwargs))
         refuse_missing("simulations", latents, simulations, "latent site")
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
@@ -197,12 +194,13 @@ class AutoAmortized:
             A :class:`Typicality`: below 0.01, say, the observation is unlike the simulations.
         """
         check_key("rng_key", rng_key, "(rng_key, params, observed_values, *args)")
-        self._check_observed(observed_values)
+        refuse_missing("observed_values", self.observed, observed_values)
         values = {name: jnp.asarray(observed_values[name]) for name in self.observed}
-        check_params(self, rng_key, params, values, args, kwargs)
+        model, guide = bound(self.model, self, args, kwargs)
+        check_params(guide, rng_key, params, values)
         if simulations is None:
             number = whole_number("num_simulations", num_simulations, 4)
-            simulations = self._simulate(random.split(rng_key, number), args, kwargs)
+            simulations = self._simulate(model, random.split(rng_key, number))
         constants = params[f"{self.prefix}_constants"]
 
         def features(values: Draws) -> Array:
@@ -213,13 +211,12 @@ class AutoAmortized:
         found = np.asarray(jax.jit(jax.vmap(features))(data), float)
         found = found[np.isfinite(found).all(axis=1)]
         half = len(found) // 2
-        loc, centred = found[:half].mean(0), found - found[:half].mean(0)
-        covariance = centred[:half].T @ centred[:half] / half
+        covariance = np.atleast_2d(np.cov(found[:half].T, bias=True))
         # Features are more than the latents and data they vary with: directions without variance weigh little.
         covariance += 1e-3 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
         root = np.linalg.cholesky(covariance)
-        own = np.asarray(features(values), float) - loc
-        distances = np.linalg.norm(np.linalg.solve(root, np.stack([own, *centred[half:]]).T), axis=0)
+        compared = np.stack([np.asarray(features(values), float), *found[half:]]) - found[:half].mean(0)
+        distances = np.linalg.norm(np.linalg.solve(root, compared.T), axis=0)
         p_value = (1 + np.sum(distances[1:] >= distances[0])) / len(distances)
         return Typicality(float(distances[0]), float(p_value))
 
@@ -236,40 +233,25 @@ class AutoAmortized:
         rows = [value.reshape(len(value), -1) for value in inputs.values() if value.ndim]
         numbers = {len(value) for value in rows}
         if len(numbers) != 1:
+            shapes = [value.shape for value in inputs.values()]
             raise ValueError(
-                "pool='rows' averages over the first axis of the observed sites, which must have one length, but their "
-                f"shapes are {', '.join(str(value.shape) for value in inputs.values())}; leave pool out, or give the "
-                "observed sites a leading axis of rows."
+                f"pool='rows' needs observed sites with a first axis of one length, but their shapes are {shapes}."
             )
         pooled = self._encode("encoder", self.encoder, jnp.concatenate(rows, axis=1)).mean(0)
         log_rows = jnp.log(jnp.asarray(numbers.pop(), float)) - constants["log_rows"]
         rest = [value[None] for value in inputs.values() if not value.ndim]
         return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
 
-    def _check_observed(self, observed_values: Any) -> None:
-        if not isinstance(observed_values, Mapping) or not set(self.observed) <= set(observed_values):
-            came = listing(observed_values) if isinstance(observed_values, Mapping) else kind_of(observed_values)
-            raise ValueError(
-                f"AutoAmortized takes a dictionary of the observed sites {listing(self.observed)} as its first "
-                f"argument, but got {came}; write guide({{{self.observed[0]!r}: ...}})."
-            )
-
-    def _latents(self, args: tuple, kwargs: dict) -> dict[str, "_Latent"]:
+    def _latents(self, model: Callable) -> dict[str, "_Latent"]:
         """Read the latents off one run of the model."""
-        sites = run_model(self.model, args, kwargs)
+        sites = run_model(model)
         known = latent_names(sites, self.observed)
-        is_continuous = {name: not sites[name]["fn"].support.is_discrete for name in known}
-        names = [name for name in known if is_continuous[name]]
-        if self.sites is not None:
-            check_names_known("sites", self.sites, known, kind="latent site")
-            if discrete := [name for name in self.sites if not is_continuous[name]]:
-                raise ValueError(
-                    f"AutoAmortized infers continuous latents, but sites names {listing(discrete)}, which are "
-                    "discrete; leave them out, to be marginalised, or write a guide with natural.Categorical."
-                )
-            names = [name for name in known if name in self.sites]
+        names = [name for name in known if not sites[name]["fn"].support.is_discrete]
         if not names:
             raise ValueError(f"AutoAmortized needs a continuous latent site, but the model has {listing(known)}.")
+        if self.sites is not None:
+            check_names_known("sites", self.sites, names, kind="continuous latent site")
+            names = [name for name in names if name in self.sites]
         return {name: _Latent.of(sites[name]) for name in names}
 
     def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -278,19 +260,20 @@ class AutoAmortized:
         if constants is None:
             # Also where the guide is first traced.
             with jax.ensure_compile_time_eval():
-                simulations = self._simulate(random.split(random.key(0), PILOT_SIZE), args, kwargs)
-                constants = mutable(name, self.standardisation(_finite(simulations), *args, **kwargs)[name])
+                model = partial(self.model, *args, **kwargs)
+                simulations = self._simulate(model, random.split(random.key(0), PILOT_SIZE))
+                constants = mutable(name, self.standardisation(finite(simulations)[0], *args, **kwargs)[name])
         return constants
 
-    def _simulate(self, keys: Array, args: tuple, kwargs: dict) -> Draws:
+    def _simulate(self, model: Callable, keys: Array) -> Draws:
         """Simulate, and refuse supports that vary."""
-        check_simulator(run_model(self.model, args, kwargs), self.observed)
-        latents = self._latents(args, kwargs)
+        check_simulator(run_model(model), self.observed)
+        latents = self._latents(model)
 
         def single(key: Array) -> tuple[Draws, Any]:
-            sites = run_model(self.model, args, kwargs, rng_key=key)
+            sites = run_model(model, rng_key=key)
             supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
-            return simulate(self.model, key, self.observed, args, kwargs), supports
+            return {name: sites[name]["value"] for name in (*latents, *self.observed)}, supports
 
         found, supports = jax.jit(jax.vmap(single))(keys)
         varying = [name for name in supports if any(bool((leaf != leaf[:1]).any()) for leaf in supports[name])]
@@ -299,7 +282,7 @@ class AutoAmortized:
                 f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
                 "sample a standardised site, and compute the other by numpyro.deterministic."
             )
-        return {name: found[name] for name in (*latents, *self.observed)}
+        return found
 
     def _encode(self, name: str, module: Any, inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""
@@ -328,7 +311,7 @@ class AutoAmortized:
         layer = numpyro.param(f"{self.prefix}_head", first)
         return features @ layer["kernel"] + layer["bias"]
 
-    def _sample_normals(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+    def _sample_normals(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
         """Draw site by site, each given those before it: the rows of A make that exact."""
         num, sizes = self.num_components, [latent.size for latent in latents.values()]
         dim = sum(sizes)
@@ -352,14 +335,14 @@ class AutoAmortized:
                 values[name] = numpyro.sample(name, latent.truncated(*outputs_of_site))
                 known, first = jnp.zeros(end, known.dtype), end  # to which nothing is proportional
                 continue
-            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end], **constants[name])
+            fn = ConditionalNormals(logits, shift, of_site[:, :, first:end])
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            own = latent.unconstrained(values[name])
+            own = latent.standardised(values[name])
             logits = logits + fn.component_log_probs(own)
-            known, first = jnp.concatenate([known, fn.standardised(own)]), end
+            known, first = jnp.concatenate([known, own]), end
         return values
 
-    def _sample_flow(self, latents: dict[str, "_Latent"], constants: dict[str, Any], features: Array) -> Draws:
+    def _sample_flow(self, latents: dict[str, "_Latent"], features: Array) -> Draws:
         """Draw all latents at once; the last site has the density of all."""
         dim = sum(latent.size for latent in latents.values())
         leaves, flow_of = conditional_flow(dim, len(features))
@@ -370,9 +353,9 @@ class AutoAmortized:
         for name, latent in latents.items():
             end = first + latent.size
             density = (lambda joint: flow.log_prob(joint, condition=features)) if end == dim else None
-            fn = FlowPart(drawn[first:end], known, density, **constants[name])
+            fn = FlowPart(drawn[first:end], known, density)
             values[name] = numpyro.sample(name, latent.constrained(fn))
-            known, first = jnp.concatenate([known, fn.standardised(latent.unconstrained(values[name]))]), end
+            known, first = jnp.concatenate([known, latent.standardised(values[name])]), end
         return values
 
 
@@ -382,6 +365,8 @@ class _Latent(NamedTuple):
     transform: Transform  # of unconstrained values
     shape: tuple[int, ...]  # unconstrained
     bounds: tuple[Any, ...]  # of an interval
+    loc: Any = None  # moments of unconstrained vectors, where they are known
+    scale: Any = None
 
     @classmethod
     def of(cls, site: dict) -> "_Latent":
@@ -400,9 +385,9 @@ class _Latent(NamedTuple):
         return int(np.prod(self.shape, dtype=int))
 
     def constrained(self, fn: dist.Distribution) -> dist.Distribution:
-        """Return a distribution of unconstrained vectors (size,) as one of the site's values."""
-        reshape = ReshapeTransform(self.shape, (self.size,))
-        transformed = dist.TransformedDistribution(fn, [reshape, self.transform])
+        """Return a distribution of standardised vectors (size,) as one of the site's values."""
+        parts = [AffineTransform(self.loc, self.scale), ReshapeTransform(self.shape, (self.size,)), self.transform]
+        transformed = dist.TransformedDistribution(fn, parts)
         return transformed.to_event(len(transformed.batch_shape))
 
     def truncated(self, loc: Array, precision: Array) -> dist.Distribution:
@@ -412,9 +397,9 @@ class _Latent(NamedTuple):
         normal = dist.Normal(middle + half * loc.reshape(self.shape), half / precision.reshape(self.shape))
         return NaturalTruncatedNormal(normal, low, high).to_event(len(self.shape))
 
-    def unconstrained(self, value: Array) -> Array:
-        """Return a value of the site as an unconstrained vector."""
-        return self.transform.inv(value).reshape(-1)
+    def standardised(self, value: Array) -> Array:
+        """Return a value of the site as a standardised vector."""
+        return (self.transform.inv(value).reshape(-1).astype(self.loc.dtype) - self.loc) / self.scale
 
 
 def _typed(key: Array | None) -> Array:
@@ -458,11 +443,3 @@ def _standardised(values: Array, constants: dict[str, Array]) -> Array:
     """Standardise values of an observed site, or its rows."""
     loc, scale, unit = (jnp.broadcast_to(constants[name], values.shape) for name in ("loc", "scale", "unit"))
     return (_signed_log(values, unit) - loc) / scale
-
-
-def _finite(simulations: Draws) -> Draws:
-    """Leave simulations out that are not finite."""
-    kept = np.all([is_finite(values) for values in simulations.values()], axis=0)
-    if kept.sum() < 2:
-        raise ValueError("fewer than two simulations of the model are finite; look at its simulations.")
-    return {name: values[kept] for name, values in simulations.items()}

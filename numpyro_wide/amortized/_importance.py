@@ -11,10 +11,11 @@ from jax import Array, random
 from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, check_no_nan, kind_of, listing, whole_number
+from numpyro_wide._checks import check_key, check_no_nan, listing, whole_number
 from numpyro_wide._traces import Sites, run_model, unwrap
 from numpyro_wide.amortized._simulation import (
     Draws,
+    bound,
     check_guide,
     check_params,
     check_simulator,
@@ -82,23 +83,27 @@ def importance_sample(
     order = "(rng_key, num_samples, model, guide, params, observed_values)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    check_observed_values(observed_values)
     observed = site_names(tuple(observed_values))
     values = {name: jnp.asarray(value) for name, value in observed_values.items()}
-    for name, value in values.items():
-        check_no_nan(f"observed_values[{name!r}]", value)
-    model_sites = run_model(model, model_args, model_kwargs, rng_key=rng_key)
+    model, guide = bound(model, guide, model_args, model_kwargs)
+    model_sites = run_model(model, rng_key=rng_key)
     check_simulator(model_sites, observed)
     # At simulated data: wrong shapes have their own check.
     simulated = {name: jnp.asarray(model_sites[name]["value"]) for name in observed}
-    guide_sites = check_params(guide, rng_key, params, simulated, model_args, model_kwargs)
+    guide_sites = check_params(guide, rng_key, params, simulated)
     check_guide(guide_sites, model_sites, observed)
     _check_tractable(model_sites, guide_sites, observed)
-    _check_shapes(values, simulated)
+    for name, value in values.items():
+        check_no_nan(f"observed_values[{name!r}]", value)
+        if value.shape != simulated[name].shape:  # which the likelihood might broadcast
+            raise ValueError(
+                f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
+                f"but has {value.shape}."
+            )
 
     def single(key: Array) -> tuple[Draws, Array]:
-        draws, log_q = draw_from_guide(guide, key, params, values, model_args, model_kwargs)
-        log_joint, _ = model_log_density(model, model_args, model_kwargs, {**draws, **values})
+        draws, log_q = draw_from_guide(guide, key, params, values)
+        log_joint, _ = model_log_density(model, (), {}, {**draws, **values})
         return draws, log_joint - log_q
 
     samples, log_ratios = jax.jit(jax.vmap(single))(random.split(rng_key, num_samples))
@@ -113,35 +118,11 @@ def importance_sample(
     return ImportanceSample(samples, jnp.asarray(log_weights), pareto_k, effective)
 
 
-def check_observed_values(observed_values: Any, observed: tuple[str, ...] | None = None) -> None:
-    """Refuse anything but a dictionary of the observed sites."""
-    keys = "names of the observed sites as its keys" if observed is None else f"the keys {listing(observed)}"
-    if not isinstance(observed_values, Mapping):
-        first = "site" if observed is None else observed[0]
-        raise TypeError(
-            f"observed_values must be a dictionary with {keys}, but is {kind_of(observed_values)}; write "
-            f"{{{first!r}: ...}}."
-        )
-    if observed is not None and set(observed_values) != set(observed):
-        raise ValueError(f"observed_values must have {keys}, but has {listing(observed_values)}.")
-
-
-def _check_shapes(observed_values: Draws, simulated: Draws) -> None:
-    """Refuse values that the likelihood would broadcast."""
-    for name, value in observed_values.items():
-        if value.shape != simulated[name].shape:
-            raise ValueError(
-                f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
-                f"but has {value.shape}."
-            )
-
-
 def _check_tractable(model_sites: Sites, guide_sites: Sites, observed: tuple[str, ...]) -> None:
     left_out = [name for name in latent_names(model_sites, observed) if name not in guide_sites]
     if left_out:
         raise ValueError(
-            "importance weights need the likelihood of what the guide draws, but the guide marginalises "
-            f"{listing(left_out)}. Add these sites to the guide."
+            f"importance weights need a guide of all latents, but it marginalises {listing(left_out)}; add these sites."
         )
     implicit = [
         name

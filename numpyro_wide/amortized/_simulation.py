@@ -1,6 +1,7 @@
 """Runs of a simulating model and of a guide, and the checks of both."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,16 +18,21 @@ Draws = dict[str, Array]
 def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the observed sites as a tuple."""
     names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"observed must be the name of a site, or a sequence of names, got {observed!r}.")
-    if not names:
-        raise ValueError("observed must name at least one site.")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"observed must be the name of a site, or a sequence of names, but is {observed!r}.")
     return names
 
 
-def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...], args: tuple, kwargs: dict) -> Draws:
+def bound(
+    model: Callable, guide: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Callable[[], Any], Callable[[Draws], Any]]:
+    """Return model and guide with their arguments, but for the guide's first."""
+    return partial(model, *args, **kwargs), lambda observed_values: guide(observed_values, *args, **kwargs)
+
+
+def simulate(model: Callable, rng_key: Array, observed: tuple[str, ...]) -> Draws:
     """Run the model once for its sample and observed sites."""
-    sites = run_model(model, args, kwargs, rng_key=rng_key)
+    sites = run_model(model, rng_key=rng_key)
     return {
         name: site["value"]
         for name, site in sites.items()
@@ -38,23 +44,20 @@ def run_guide(
     guide: Callable,
     rng_key: Array,
     params: Mapping[str, Any],
-    observed_values: Draws,
-    args: tuple,
-    kwargs: dict,
+    observed_values: Mapping[str, Any],
     latents: Draws | None = None,
 ) -> Sites:
     """Run the guide for one data set, its latents given or drawn."""
     # Guides write mutable state into their containers.
     params = jax.tree.map(lambda leaf: leaf, dict(params))
-    values = {**params, **(latents or {})}
-    return run_model(guide, (dict(observed_values), *args), kwargs, values=values, rng_key=rng_key)
+    return run_model(guide, (dict(observed_values),), values={**params, **(latents or {})}, rng_key=rng_key)
 
 
 def draw_from_guide(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws
 ) -> tuple[Draws, Array]:
     """Draw the guide's latents, with their log density."""
-    sites = run_guide(guide, rng_key, params, observed_values, args, kwargs)
+    sites = run_guide(guide, rng_key, params, observed_values)
     return values_of_type(sites, "sample"), log_density(sites)
 
 
@@ -84,14 +87,11 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
             f"the model must simulate every site, but {listing(given)} have given values (obs=..., or a factor). "
             "Give its argument for the data the default None, and pass obs=None on."
         )
-    for kind, mend in [
-        ("param", "fix their values with numpyro.handlers.substitute(model, data=params)"),
-        ("mutable", "leave mutable state to the guide"),
-    ]:
-        if names := values_of_type(sites, kind):
-            raise ValueError(
-                f"the model must hold no {kind} sites, as it is simulated, not learnt, got {listing(names)}; {mend}."
-            )
+    if names := values_of_type(sites, "param", "mutable"):
+        raise ValueError(
+            f"the model is simulated, not learnt, but has the param or mutable sites {listing(names)}; fix them with "
+            "numpyro.handlers.substitute(model, data=params)."
+        )
     _check_plates_and_scales("model", sites)
 
 
@@ -113,19 +113,18 @@ def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> 
         )
     _check_plates_and_scales("guide", sites)
     for name, site in samples.items():
-        _check_guide_site(name, site, model_sites[name])
+        kind, expected = _kind(site), _kind(model_sites[name])
+        if kind != expected:
+            raise ValueError(
+                f"the guide's site {name!r} must be {expected}, as the model's is, but is {kind}; for another shape "
+                "use a plate or .expand(...)."
+            )
 
 
-def _check_guide_site(name: str, site: dict, model_site: dict) -> None:
-    shape, expected = site["fn"].shape(), jnp.shape(model_site["value"])
-    if shape != expected:
-        raise ValueError(
-            f"the guide's site {name!r} must have the model's shape {expected}, but has {shape}; use a plate or "
-            ".expand(...)."
-        )
-    if site["fn"].support.is_discrete != model_site["fn"].support.is_discrete:
-        kinds = ["discrete" if s["fn"].support.is_discrete else "continuous" for s in (site, model_site)]
-        raise ValueError(f"the guide's site {name!r} is {kinds[0]}, but the model's is {kinds[1]}.")
+def _kind(site: dict) -> str:
+    """Return the kind and the shape of a site's values."""
+    kind = "discrete" if site["fn"].support.is_discrete else "continuous"
+    return f"{kind} of shape {jnp.shape(site['value'])}"
 
 
 def _check_plates_and_scales(where: str, sites: Sites) -> None:
@@ -139,41 +138,38 @@ def _check_plates_and_scales(where: str, sites: Sites) -> None:
 
 
 def check_params(
-    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Draws, args: tuple, kwargs: dict
+    guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
-    if not isinstance(params, Mapping):
-        raise TypeError(
-            f"params must be a dictionary with the values of the guide's param sites, but is {kind_of(params)}."
-        )
-    recorder = _ParameterNames(guide)
+    kind, mend = "param and mutable sites of the guide", "Pass what a trainer's run or get_params returned."
+    recorder = Recorder(guide)
     try:
-        sites = run_guide(recorder, rng_key, params, observed_values, args, kwargs)
-    except Exception as error:
+        sites = run_guide(recorder, rng_key, params, observed_values)
+    except Exception:
         # Such as NumPyro's assertion on a flax module's parameters and state.
-        _refuse_missing(recorder.names, params, error)
+        refuse_missing("params", recorder.values, params, kind, mend)
         raise
-    held = values_of_type(sites, "param", "mutable")
-    _refuse_missing([name for name, value in held.items() if value is not None], params)
+    held = [name for name, value in recorder.values.items() if value is not None]
+    refuse_missing("params", held, params, kind, mend)
     return sites
 
 
-class _ParameterNames(Messenger):
-    """Recorder of the names of the param and mutable sites that a guide comes to."""
+class Recorder(Messenger):
+    """Recorder of the values of param and mutable sites that a guide comes to, before it writes into them."""
 
     def __init__(self, fn: Callable):
         super().__init__(fn)
-        self.names: list[str] = []
+        self.values: dict[str, Any] = {}
 
-    def process_message(self, msg: Any) -> None:
-        if msg["type"] in ("param", "mutable") and msg["name"] not in self.names:
-            self.names.append(msg["name"])
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] in ("param", "mutable"):
+            self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
-def _refuse_missing(names: list[str], params: Mapping[str, Any], cause: Exception | None = None) -> None:
-    missing = [name for name in names if name not in params]
-    if missing:
-        raise ValueError(
-            f"params must hold values for all param and mutable sites of the guide, but {listing(missing)} are "
-            "missing, and the guide is not fitted. Pass what a trainer's run or get_params returned."
-        ) from cause
+def refuse_missing(role: str, names: Iterable[str], values: Any, kind: str = "observed site", mend: str = "") -> None:
+    """Refuse anything but a dictionary with the named sites."""
+    is_dictionary = isinstance(values, Mapping)
+    if missing := [name for name in names if not is_dictionary or name not in values]:
+        came = listing(values) if is_dictionary else kind_of(values)
+        message = f"{role} must be a dictionary with the {kind} {listing(missing)}, but got {came}. {mend}"
+        raise ValueError(message.rstrip())

@@ -3,30 +3,35 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jax.example_libraries import optimizers
 from numpyro.distributions import biject_to, constraints
 from numpyro.handlers import substitute
-from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
-from numpyro.primitives import Messenger
+from numpyro.infer import SVI
+from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import check_key, progress, whole_number
+from numpyro_wide._compile import split
 from numpyro_wide._traces import run_model
-from numpyro_wide.amortized._given import check_given, epochs, refuse_missing, set_apart
-from numpyro_wide.amortized._importance import ImportanceSample, check_observed_values, importance_sample
+from numpyro_wide.amortized._given import check_given, epochs, set_apart
+from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
     Draws,
+    Recorder,
+    bound,
     check_guide,
     check_params,
     check_simulator,
     draw_from_guide,
     log_density,
+    refuse_missing,
     run_guide,
     simulate,
     site_names,
@@ -133,11 +138,11 @@ class AmortizedForwardKL:
     def __init__(
         self, model: Callable, guide: Callable, optim: Any, *, observed: str | Sequence[str], batch_size: int = 16
     ):
-        if not callable(model) or not callable(guide):
-            raise TypeError(f"model and guide must be functions, got {type(model).__name__}, {type(guide).__name__}.")
+        if isinstance(optim, Minimize):
+            raise TypeError("Minimize needs a loss that is not random; pass optim.Adam.")
         self.model, self.guide, self.observed = model, guide, site_names(observed)
         self.batch_size = whole_number("batch_size", batch_size)
-        self.optim = as_numpyro_optim(optim)
+        self.optim = SVI(model, guide, optim, None).optim  # one of numpyro.optim
         self._latents: tuple[str, ...] = ()  # of the guide
         self._supports: dict[str, Any] | None = None  # of param sites, from init on
         self._programs: dict[Any, tuple[Callable, Callable]] = {}
@@ -161,28 +166,26 @@ class AmortizedForwardKL:
         """
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
         model_key, guide_key, run_key = random.split(rng_key, 3)
-        model_sites = run_model(self.model, args, kwargs, rng_key=model_key)
-        if simulations is None:
-            check_simulator(model_sites, self.observed)
-            data = {name: model_sites[name]["value"] for name in self.observed}
-        else:
-            check_simulator(model_sites, tuple(name for name in self.observed if name in model_sites))
-            data = {name: simulations[name][0] for name in self.observed}
-            # Such as AutoAmortized.
-            if (standardisation := getattr(self.guide, "standardisation", None)) is not None:
-                init_params = {**standardisation(simulations, *args, **kwargs), **(init_params or {})}
+        model, guide = bound(self.model, self.guide, args, kwargs)
+        model_sites = run_model(model, rng_key=model_key)
+        given = simulations or {}
+        simulated = tuple(name for name in self.observed if name in model_sites or name not in given)
+        check_simulator(model_sites, simulated)
+        data = {name: given[name][0] if given else model_sites[name]["value"] for name in self.observed}
+        if given and hasattr(self.guide, "standardisation"):  # as AutoAmortized has
+            init_params = {**self.guide.standardisation(given, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
         supports: dict[str, Any] = {}
 
         def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any]]:
-            guide = _InitialState(self.guide)
-            sites = run_guide(guide, guide_key, init_params or {}, observed_values, args, kwargs)
+            recorder = Recorder(guide)
+            sites = run_guide(recorder, guide_key, init_params or {}, observed_values)
             check_guide(sites, model_sites, self.observed)
             latents.extend(values_of_type(sites, "sample"))
-            for name, site in sites.items():
-                if site["type"] == "param":
-                    supports[name] = site["kwargs"].get("constraint", constraints.real)
-            return values_of_type(sites, "param"), guide.values
+            params = values_of_type(sites, "param")
+            supports.update({name: sites[name]["kwargs"].get("constraint", constraints.real) for name in params})
+            held = {name: value for name, value in recorder.values.items() if value is not None}
+            return params, {name: value for name, value in held.items() if name not in params}
 
         # A batch of one: guides may use the axis.
         observed_values = {name: jnp.asarray(value)[None] for name, value in data.items()}
@@ -206,19 +209,17 @@ class AmortizedForwardKL:
 
     def update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step on fresh simulations; return the new state, and the loss before the step."""
-        self._know_guide(state, args, kwargs)
-        return self._step(state, self._batch(state.rng_key, state.step, args, kwargs), args, kwargs, stable=False)
+        return self._knowing(state, args, kwargs)._step(state, stable=False)
 
     def stable_update(self, state: AmortizedState, *args: Any, **kwargs: Any) -> tuple[AmortizedState, Array]:
         """Take one step as :meth:`update` does, but skip it where the loss or its gradient is not finite."""
-        self._know_guide(state, args, kwargs)
-        return self._step(state, self._batch(state.rng_key, state.step, args, kwargs), args, kwargs, stable=True)
+        return self._knowing(state, args, kwargs)._step(state, stable=True)
 
     def evaluate(self, state: AmortizedState, *args: Any, **kwargs: Any) -> Array:
         """Evaluate the loss of the next :meth:`update`, averaged over the batch: a scalar."""
-        self._know_guide(state, args, kwargs)
-        batch = self._batch(state.rng_key, state.step, args, kwargs)
-        return self._loss(self.optim.get_params(state.optim_state), state.mutable_state, batch, args, kwargs)[0]
+        trainer = self._knowing(state, args, kwargs)
+        batch = trainer._batch(state.rng_key, state.step)
+        return trainer._loss(self.optim.get_params(state.optim_state), state.mutable_state, batch)[0]
 
     def run(
         self,
@@ -276,41 +277,35 @@ class AmortizedForwardKL:
             first = self.init(rng_key, *args, init_params=init_params, simulations=given, **kwargs)
         else:
             first = init_state
-            self._know_guide(first, args, kwargs, given)
+            self._knowing(first, args, kwargs, given)
         train, evaluate, arrays = self._compiled(args, kwargs)
 
-        def take(state: AmortizedState, length: int, longest: int) -> tuple[AmortizedState, Array]:
-            capacity = max(64, 1 << (longest - 1).bit_length())
-            start, number = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
-            new, losses = train(start, number, arrays, training, capacity=capacity, stable=stable_update)
-            return new._replace(held_out=state.held_out), losses[:length]
-
-        state = first
+        stretch = window if progress_bar else num_steps  # after which numbers are shown
+        longest = min(stretch, every) if held_out else stretch
+        capacity = max(64, 1 << (longest - 1).bit_length())
+        state, done, to_look = first, 0, num_steps + 1
         best: HeldOut | None = None
-        losses: Any = np.zeros(0, jnp.zeros(0).dtype)
-        if not progress_bar and not held_out:
-            # One program, for vmap.
-            state, losses = take(state, num_steps, num_steps)
-        else:
-            done, origin = 0, int(state.step)
-            if held_out:
-                none = jnp.zeros(0, jnp.int32)
-                nothing = HeldOut(none, jnp.zeros(0), self.get_params(state), jnp.asarray(jnp.inf), state.step)
-                best = state.held_out or nothing
-            with progress(total=num_steps, shown=progress_bar) as bar:
-                while done < num_steps and not _is_patience_lost(best, patience):
-                    # At multiples of the step itself, for runs in parts.
-                    to_look = every - (origin + done) % every if best else num_steps
-                    length = min(num_steps - done, window - done % window, to_look)
-                    state, new = take(state, length, min(num_steps, window, every if best else window))
-                    losses, done = np.concatenate([losses, np.asarray(new)]), done + length
-                    if best and (origin + done) % every == 0:
-                        params = self.get_params(state)
-                        loss = evaluate(params, state.rng_key, arrays, apart, num_simulations=held_out)
-                        best = _looked(best, state.step, loss, params)
-                    bar.set_postfix_str(_postfix(state, best, losses, window), refresh=False)
-                    bar.update(length)
-            state, losses = state._replace(held_out=best or state.held_out), jnp.asarray(losses)
+        parts: list[Array] = []
+        if held_out:
+            none = jnp.zeros(0, jnp.int32), jnp.zeros(0)
+            best = state.held_out or HeldOut(*none, self.get_params(state), jnp.asarray(jnp.inf), state.step)
+            to_look = every - int(state.step) % every  # at multiples of the step itself, for runs in parts
+        with progress(total=num_steps, shown=progress_bar) as bar:
+            while done < num_steps and not _is_patience_lost(best, patience):
+                length = min(num_steps - done, stretch - done % stretch, to_look)
+                start, number = state._replace(held_out=None), jnp.asarray(length, jnp.int32)
+                state, losses = train(start, number, arrays, training, capacity=capacity, stable=stable_update)
+                parts.append(losses[:length])
+                done, to_look = done + length, to_look - length
+                if best and to_look == 0:
+                    params, to_look = self.get_params(state), every
+                    loss = evaluate(params, state.rng_key, arrays, apart, num_simulations=held_out)
+                    best = _looked(best, state.step, loss, params)
+                if progress_bar:
+                    bar.set_postfix_str(_postfix(state, best, np.concatenate(parts), window), refresh=False)
+                bar.update(length)
+        losses = jnp.concatenate([jnp.zeros(0), *parts])
+        state = state._replace(held_out=best or first.held_out)
         params = best.best_params if best and best.steps.size else self.get_params(state)
         if not_jax_tracer(losses) and 2 * (num_skipped := int(state.num_skipped - first.num_skipped)) > len(losses):
             warnings.warn(
@@ -322,11 +317,12 @@ class AmortizedForwardKL:
 
     def simulate(self, rng_key: Array, num_samples: int, *args: Any, **kwargs: Any) -> Draws:
         """Simulate all sample and observed sites, with a leading axis (num_samples,)."""
-        return self._simulate(random.split(rng_key, whole_number("num_samples", num_samples)), args, kwargs)
+        return self._bound(args, kwargs)._simulate(random.split(rng_key, whole_number("num_samples", num_samples)))
 
     def held_out_simulations(self, state: AmortizedState, num_simulations: int, *args: Any, **kwargs: Any) -> Draws:
         """Simulate the held-out data of :meth:`run`, with a leading axis (num_simulations,)."""
-        return self._held_out(state.rng_key, whole_number("num_simulations", num_simulations), args, kwargs)[0]
+        number = whole_number("num_simulations", num_simulations)
+        return self._bound(args, kwargs)._held_out(state.rng_key, number)[0]
 
     def guide_log_prob(self, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any) -> Array:
         """Score simulations, (num_samples,); minus their mean is the loss of McNamara 2025, Figure 1.
@@ -337,13 +333,14 @@ class AmortizedForwardKL:
             *args: arguments of the guide.
             **kwargs: keyword arguments.
         """
+        trainer = self._bound(args, kwargs)
 
         def check(observed_values: Draws) -> None:
-            check_params(self.guide, random.key(0), params, observed_values, args, kwargs)
+            check_params(trainer.guide, random.key(0), params, observed_values)
 
         jax.vmap(check, axis_name=AXIS_NAME)({name: draws[name][:1] for name in self.observed})
         keys = random.split(random.key(0), len(draws[self.observed[0]]))
-        return self._log_prob(params, draws, keys, args, kwargs)[0]
+        return trainer._log_prob(params, draws, keys)[0]
 
     def importance_sample(
         self,
@@ -355,7 +352,7 @@ class AmortizedForwardKL:
         **kwargs: Any,
     ) -> ImportanceSample:
         """Weigh draws of the guide, by :func:`numpyro_wide.amortized.importance_sample` of the trainer's model."""
-        check_observed_values(observed_values, self.observed)
+        refuse_missing("observed_values", self.observed, observed_values)
         return importance_sample(rng_key, num_samples, self.model, self.guide, params, observed_values, *args, **kwargs)
 
     def posterior_predictive(
@@ -381,22 +378,32 @@ class AmortizedForwardKL:
             Values of all sample and observed sites, with a leading axis (num_samples,).
         """
         check_key("rng_key", rng_key, "(rng_key, num_samples, params, observed_values)")
-        check_observed_values(observed_values, self.observed)
+        refuse_missing("observed_values", self.observed, observed_values)
         values = {name: jnp.asarray(value) for name, value in observed_values.items()}
-        check_simulator(run_model(self.model, args, kwargs), self.observed)
-        check_params(self.guide, rng_key, params, values, args, kwargs)
+        model, guide = bound(self.model, self.guide, args, kwargs)
+        check_simulator(run_model(model), self.observed)
+        check_params(guide, rng_key, params, values)
 
         def single(key: Array) -> Draws:
             guide_key, model_key = random.split(key)
-            latents, _ = draw_from_guide(self.guide, guide_key, params, values, args, kwargs)
-            return simulate(substitute(self.model, data=latents), model_key, self.observed, args, kwargs)
+            latents, _ = draw_from_guide(guide, guide_key, params, values)
+            return simulate(substitute(model, data=latents), model_key, self.observed)
 
         return jax.jit(jax.vmap(single))(random.split(rng_key, whole_number("num_samples", num_samples)))
 
-    def _know_guide(self, state: AmortizedState, args: tuple, kwargs: dict, given: Draws | None = None) -> None:
-        """Run the guide once if another trainer has made the state."""
+    def _bound(self, args: tuple, kwargs: dict) -> "AmortizedForwardKL":
+        """Return the trainer of model and guide with these arguments."""
+        trainer = copy(self)
+        trainer.model, trainer.guide = bound(self.model, self.guide, args, kwargs)
+        return trainer
+
+    def _knowing(
+        self, state: AmortizedState, args: tuple, kwargs: dict, given: Draws | None = None
+    ) -> "AmortizedForwardKL":
+        """Return the bound trainer; run the guide once if another trainer has made the state."""
         if self._supports is None:
             self.init(state.rng_key, *args, simulations=given, **kwargs)
+        return self._bound(args, kwargs)
 
     def _constrained(self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None) -> dict[str, Any]:
         if self._supports is None:
@@ -404,98 +411,80 @@ class AmortizedForwardKL:
         supports = self._supports
         return {name: biject_to(supports[name])(value) for name, value in unconstrained.items()} | (mutable or {})
 
-    def _simulate(self, keys: Array, args: tuple, kwargs: dict) -> Draws:
+    # Of a bound trainer.
+    def _simulate(self, keys: Array) -> Draws:
         """Simulate once for each key, (n,)."""
-        return jax.vmap(lambda key: simulate(self.model, key, self.observed, args, kwargs))(keys)
+        return jax.vmap(lambda key: simulate(self.model, key, self.observed))(keys)
 
-    def _batch(self, rng_key: Array, step: Array, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
+    def _batch(self, rng_key: Array, step: Array) -> tuple[Draws, Array]:
         """Draw the simulations of one step, and keys for the guide."""
         keys = jax.vmap(random.split)(random.split(random.fold_in(rng_key, step), self.batch_size))
-        draws = self._simulate(keys[:, 0], args, kwargs)
+        draws = self._simulate(keys[:, 0])
         return self._of_guide(draws), keys[:, 1]
 
     def _of_guide(self, draws: Draws) -> Draws:
         """Return the sites that the guide samples or is shown."""
         return {name: draws[name] for name in (*self._latents, *self.observed)}
 
-    def _held_out(self, rng_key: Array, num_simulations: int, args: tuple, kwargs: dict) -> tuple[Draws, Array]:
+    def _held_out(self, rng_key: Array, num_simulations: int) -> tuple[Draws, Array]:
         """Simulate held-out data, and keys for the guide."""
         # No step has this number.
         keys = random.split(random.fold_in(rng_key, 2**32 - 1), (num_simulations, 2))
-        return self._simulate(keys[:, 0], args, kwargs), keys[:, 1]
+        return self._simulate(keys[:, 0]), keys[:, 1]
 
-    def _log_prob(
-        self, params: Mapping[str, Any], draws: Draws, keys: Array, args: tuple, kwargs: dict
-    ) -> tuple[Array, dict[str, Any]]:
+    def _log_prob(self, params: Mapping[str, Any], draws: Draws, keys: Array) -> tuple[Array, dict[str, Any]]:
         """Return the guide's log densities, (n,), and its mutable state."""
         observed_values = {name: draws[name] for name in self.observed}
         latents = {name: value for name, value in draws.items() if name not in self.observed}
 
         def single(latents: Draws, observed_values: Draws, key: Array) -> tuple[Array, dict[str, Any]]:
-            sites = run_guide(self.guide, key, params, observed_values, args, kwargs, latents)
+            sites = run_guide(self.guide, key, params, observed_values, latents)
             return log_density(sites), values_of_type(sites, "mutable")
 
         log_q, mutable = jax.vmap(single, axis_name=AXIS_NAME)(latents, observed_values, keys)
         return log_q, jax.tree.map(_merge, mutable)
 
     def _loss(
-        self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple, args: tuple, kwargs: dict
+        self, unconstrained: dict[str, Any], mutable: dict[str, Any] | None, batch: tuple
     ) -> tuple[Array, dict[str, Any] | None]:
         """Return the loss of a batch, and the guide's mutable state."""
         draws, keys = batch
-        log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), draws, keys, args, kwargs)
+        log_q, mutable = self._log_prob(self._constrained(unconstrained, mutable), draws, keys)
         return -jnp.mean(log_q), mutable or None
 
-    def _step(
-        self, state: AmortizedState, batch: tuple, args: tuple, kwargs: dict, *, stable: bool
-    ) -> tuple[AmortizedState, Array]:
-        """Follow the gradient on a batch, if ``stable`` only where it is finite."""
-        params = self.optim.get_params(state.optim_state)
-        evaluate = jax.value_and_grad(self._loss, has_aux=True)
-        (loss, mutable), gradient = evaluate(params, state.mutable_state, batch, args, kwargs)
-
-        def follow() -> tuple[Any, Any]:
-            return self.optim.update(gradient, state.optim_state, value=loss), mutable
-
-        if not stable:
-            optim_state, mutable_state = follow()
-            return state._replace(optim_state=optim_state, mutable_state=mutable_state, step=state.step + 1), loss
-        finite = jnp.isfinite(loss)
-        for leaf in jax.tree.leaves(gradient):
-            finite &= jnp.isfinite(leaf).all()
-        # Faster than a choice by leaf.
-        optim_state, mutable_state = lax.cond(finite, follow, lambda: (state.optim_state, state.mutable_state))
-        num_skipped = state.num_skipped + (~finite).astype(state.num_skipped.dtype)
-        new = AmortizedState(optim_state, mutable_state, state.rng_key, state.step + 1, num_skipped, state.held_out)
-        return new, jnp.where(finite, loss, jnp.nan)
+    def _step(self, state: AmortizedState, batch: tuple | None = None, *, stable: bool) -> tuple[AmortizedState, Array]:
+        """Follow the gradient on a batch, of fresh simulations if None; if ``stable`` only where it is finite."""
+        batch = self._batch(state.rng_key, state.step) if batch is None else batch
+        loss_of = partial(self._loss, mutable=state.mutable_state, batch=batch)
+        follow = self.optim.eval_and_stable_update if stable else self.optim.eval_and_update
+        (loss, mutable), optim_state = follow(loss_of, state.optim_state)
+        num_skipped = state.num_skipped
+        if stable:
+            is_skipped = jnp.isnan(loss)
+            num_skipped += is_skipped.astype(num_skipped.dtype)
+            mutable = jax.tree.map(partial(jnp.where, is_skipped), state.mutable_state, mutable)
+        return AmortizedState(optim_state, mutable, state.rng_key, state.step + 1, num_skipped, state.held_out), loss
 
     def _compiled(self, args: tuple, kwargs: dict) -> tuple[Callable, Callable, list[Array]]:
         """Return the compiled loop and held-out loss, and their arrays."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        is_array = [isinstance(leaf, Array) for leaf in leaves]
-        arrays = [leaf for leaf, told in zip(leaves, is_array, strict=True) if told]
-        rest = [None if told else leaf for leaf, told in zip(leaves, is_array, strict=True)]
-        key = structure, tuple(is_array), tuple(map(_hashable, rest))
-
-        def arguments(arrays: list[Array]) -> tuple[tuple, dict]:
-            remaining = iter(arrays)
-            filled = [next(remaining) if told else leaf for leaf, told in zip(rest, is_array, strict=True)]
-            return jax.tree.unflatten(structure, filled)
+        arrays, arguments = split((args, kwargs), Array)
+        leaves, structure = jax.tree.flatten(arguments([Array] * len(arrays)))
+        key = structure, tuple(map(_hashable, leaves))
 
         def train(
             state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any
         ) -> tuple:
-            return self._train(state, num_steps, *arguments(arrays), given, **options)
+            return self._bound(*arguments(arrays))._train(state, num_steps, given, **options)
 
         def held_out_loss(
             params: dict, rng_key: Array, arrays: list[Array], given: Draws | None, num_simulations: int
         ) -> Array:
-            args, kwargs = arguments(arrays)
+            trainer = self._bound(*arguments(arrays))
             if given is None:
-                draws, keys = self._held_out(rng_key, num_simulations, args, kwargs)
+                draws, keys = trainer._held_out(rng_key, num_simulations)
             else:
                 draws, keys = self._of_guide(given), random.split(rng_key, num_simulations)
-            return -jnp.mean(self._log_prob(params, draws, keys, args, kwargs)[0])
+            return -jnp.mean(trainer._log_prob(params, draws, keys)[0])
 
         if key not in self._programs:
             self._programs[key] = (
@@ -504,35 +493,25 @@ class AmortizedForwardKL:
             )
         return *self._programs[key], arrays
 
-    def _blocks(
-        self, key: Array, given: Draws | None, args: tuple, kwargs: dict
-    ) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
+    def _blocks(self, key: Array, given: Draws | None) -> tuple[int, Callable[[Array], Any], Callable[[Any], tuple]]:
         """Return the length of blocks of steps, the function that draws one, and that from an entry to a batch."""
         if given is not None:
             return epochs(key, self._of_guide(given), self.batch_size)
-        jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32), args, kwargs))()
+        jaxpr = jax.make_jaxpr(lambda: self._batch(key, jnp.zeros((), jnp.int32)))()
         largest = max(variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars)
         length = int(max(1, min(_LONGEST_BLOCK, _BLOCK_NUMBERS // largest)))
 
         def draw(first: Array) -> tuple[Draws, Array]:
-            return jax.vmap(lambda step: self._batch(key, step, args, kwargs))(first + jnp.arange(length))
+            return jax.vmap(lambda step: self._batch(key, step))(first + jnp.arange(length))
 
         return length, draw, lambda entry: entry
 
     def _train(
-        self,
-        state: AmortizedState,
-        num_steps: Array,
-        args: tuple,
-        kwargs: dict,
-        given: Draws | None,
-        *,
-        capacity: int,
-        stable: bool,
+        self, state: AmortizedState, num_steps: Array, given: Draws | None, *, capacity: int, stable: bool
     ) -> tuple[AmortizedState, Array]:
         """Take ``num_steps`` steps; return the state and the losses, (capacity,), NaN at the end."""
         # A block starts at a multiple of its length, and is drawn whole: numbers do not depend on cuts into runs.
-        length, draw, batch_of = self._blocks(state.rng_key, given, args, kwargs)
+        length, draw, batch_of = self._blocks(state.rng_key, given)
         offset = state.step % length
         last = offset + num_steps
 
@@ -543,7 +522,7 @@ class AmortizedForwardKL:
             def take_step(i: Array, carry: tuple) -> tuple:
                 state, losses = carry
                 entry = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
-                state, loss = self._step(state, batch_of(entry), args, kwargs, stable=stable)
+                state, loss = self._step(state, batch_of(entry), stable=stable)
                 return state, lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), i, 0)
 
             # By block: a long array would be copied at every step.
@@ -555,33 +534,6 @@ class AmortizedForwardKL:
         carry = state, jnp.full(num_blocks * length, jnp.nan), jnp.zeros_like(state.step)
         state, losses, _ = lax.while_loop(lambda carry: carry[2] < last, run_block, carry)
         return state, lax.dynamic_slice_in_dim(losses, offset, capacity)
-
-
-def as_numpyro_optim(optim: Any) -> _NumPyroOptim:
-    """Return the optimiser as one of ``numpyro.optim``."""
-    if isinstance(optim, Minimize):
-        raise TypeError("Minimize needs a loss that is not random; pass optim.Adam.")
-    if isinstance(optim, _NumPyroOptim):
-        return optim
-    if isinstance(optim, optimizers.Optimizer):
-        return _NumPyroOptim(lambda *functions: functions, *optim)
-    import optax  # NumPyro runs without it
-
-    if isinstance(optim, optax.GradientTransformation):
-        return optax_to_numpyro(optim)
-    raise TypeError(f"optim must be an optimiser of numpyro.optim or optax, got {type(optim).__name__}.")
-
-
-class _InitialState(Messenger):
-    """Recorder of mutable sites before the guide writes into them."""
-
-    def __init__(self, fn: Callable):
-        super().__init__(fn)
-        self.values: dict[str, Any] = {}
-
-    def postprocess_message(self, msg: Any) -> None:
-        if msg["type"] == "mutable" and msg["value"] is not None:
-            self.values[msg["name"]] = jax.tree.map(lambda leaf: leaf, msg["value"])
 
 
 def _merge(leaf: Array) -> Array:

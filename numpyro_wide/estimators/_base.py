@@ -2,11 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from dataclasses import dataclass, field
 from html import escape
-from numbers import Real
 from typing import Any
 
 import jax
@@ -17,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_wide._checks import check_one_of, progress, whole_number
+from numpyro_wide._checks import check_one_of, check_positive, progress, whole_number
 from numpyro_wide.machine import precision
 
 _logger = logging.getLogger("numpyro_wide.estimators")
@@ -40,6 +38,12 @@ class Report:
         """Append a line to the plan, logged as a warning."""
         _logger.warning(line)
         self.sections.setdefault("Plan", []).append(line)
+
+    def give_up(self, error: Exception) -> None:
+        """Tell, also by a warning, that the finite network has failed."""
+        line = f"the finite network was given up, and the limit predicts: {error}"
+        self.add("Decision", line)
+        warnings.warn(line, UserWarning, stacklevel=3)
 
     def __str__(self) -> str:
         lines = [self.title, "=" * len(self.title)]
@@ -145,14 +149,19 @@ class WideBNN(BaseEstimator):
         """Return depth and width (None to be chosen), budget in seconds, and generator."""
         check_one_of("method", self.method, self._methods)
         whole_number("num_chains", self.num_chains)
-        depth, width = _architecture(self.hidden)
         budget = SECONDS if self.time_budget is None else self.time_budget
-        if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
+        check_positive("time_budget", budget)
+        random = check_random_state(self.random_state)
+        if isinstance(self.hidden, str) and self.hidden == "auto":
+            return None, None, float(budget), random
+        if not isinstance(self.hidden, tuple | list) or not self.hidden:
             raise ValueError(
-                f"time_budget must be a positive number of seconds, or None for at most {SECONDS:g}, but is "
-                f"{self.time_budget!r}."
+                f'hidden must be "auto" or the widths of the hidden layers, such as (50,), but is {self.hidden!r}.'
             )
-        return depth, width, float(budget), check_random_state(self.random_state)
+        widths = {whole_number("the width of a hidden layer", width) for width in self.hidden}
+        if len(widths) > 1:
+            raise ValueError(f"the hidden layers must have the same width, but hidden is {self.hidden!r}.")
+        return len(self.hidden), widths.pop(), float(budget), random
 
     def _learn_columns(self, inputs: np.ndarray, report: Report) -> np.ndarray:
         """Standardise inputs (n, d), without constant columns."""
@@ -177,8 +186,7 @@ class WideBNN(BaseEstimator):
     def _rows(self, X: ArrayLike) -> np.ndarray:
         """Check and standardise new inputs."""
         check_is_fitted(self)
-        with words_named(X):
-            return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _standardised(self, inputs: np.ndarray) -> np.ndarray:
         if not len(self._columns):
@@ -194,44 +202,3 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
-
-
-@contextmanager
-def words_named(X: Any) -> Iterator[None]:
-    """Name the columns of words, or the targets, in the error of their conversion to numbers."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith("could not convert string to float"):
-            raise
-        table = X if hasattr(X, "columns") else np.asarray(X, object)
-        names = list(X.columns) if hasattr(X, "columns") else list(range(np.shape(table)[1]))
-        by_column = (np.asarray(table)[:, place] for place in range(len(names)))
-        words = [name for name, column in zip(names, by_column, strict=True) if not _are_numbers(column)]
-        raise ValueError(
-            f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
-            if words
-            else "y holds words, but must hold numbers; WideBNNClassifier learns classes."
-        ) from error
-
-
-def _are_numbers(values: np.ndarray) -> bool:
-    try:
-        np.asarray(values, float)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _architecture(hidden: Any) -> tuple[int | None, int | None]:
-    """Return the number of hidden layers and their width; None to be chosen."""
-    if isinstance(hidden, str) and hidden == "auto":
-        return None, None
-    if not isinstance(hidden, tuple | list) or not hidden:
-        raise ValueError(
-            f'hidden must be "auto" or the widths of the hidden layers, such as (50,) or (50, 50), but is {hidden!r}.'
-        )
-    widths = {whole_number("the width of a hidden layer", width) for width in hidden}
-    if len(widths) > 1:
-        raise ValueError(f"the hidden layers must have the same width, but hidden is {hidden!r}.")
-    return len(hidden), widths.pop()

@@ -1,7 +1,7 @@
 """Chains within a budget of seconds."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
 
@@ -36,25 +37,28 @@ _BY_ROW = 1.3  # cost of a gradient with noise by row
 _MOST_TIMES = 10  # as many steps, that are worth a number
 _TOLERANCE = 0.1  # of the budget, by which it may be overrun
 
-Judgement = tuple[bool, list[str]]  # whether chains have settled, and report lines
-
 
 def run_chains(
-    model: Any,
-    args: tuple,
+    network: Network,
+    known: tuple,  # as of a posterior
+    scored: tuple[np.ndarray, np.ndarray],  # x and y of compared predictions
     num_chains: int,
     *,
-    gradient_seconds: float,  # of one chain, about
-    hold: str | None,  # "scales" if Adam holds scales and noise at their medians
     optima: Sequence[dict[str, np.ndarray]] = (),  # weights by site to start near; without, Adam finds starts
-    judge: Callable[[dict[str, Any]], Judgement],
-    are_asked_for: bool,  # so that a user is warned of their lack
+    are_asked_for: bool = True,  # so that a user is warned of their lack
     clock: Clock,
     key: Any,
     report: Report,
-) -> tuple[MCMC, int] | None:
-    """Run microcanonical chains until settled, or to the budget's end; None for too small a budget."""
-    gradients = num_chains * gradient_seconds
+) -> tuple[DrawnPosterior, MCMC, int] | None:
+    """Run microcanonical chains until settled, or to the budget's end, in the precision of the context.
+
+    Return their posterior, chains and steps; None for too small a budget.
+    """
+    model, args = collapsed(network), jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
+    _, x, _ = args
+    gradients = num_chains * gradient_seconds(len(x), network.depth, network.width, network.by_row)
+    gradients *= x.dtype.itemsize / 4  # double precision takes twice as long
+    hold = "scales" if network.is_latent else None  # at their medians, by Adam
     most = _KEPT_SHARE * clock.left
     num_kept = next((number for number in _NUM_KEPT if _judging(number, gradients) < most), _NUM_KEPT[-1])
     affordable = _num_warmup(clock, gradients)
@@ -74,17 +78,12 @@ def run_chains(
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
-        fewest = f"fewer than the minimum of {_FEWEST_STEPS}"
-        line = f"no chains: {clock.left:.1f} s left allow {affordable} warmup steps, {fewest}"
-        report.add("Chains", line)
-        line = f"the {clock.left:.0f} seconds that are left are too few for chains: the limit predicts"
+        allowed = f"{affordable} warmup steps of {_FEWEST_STEPS} at least"
+        line = f"the {clock.left:.0f} seconds left, for {allowed}, are too few for chains: the limit predicts"
         report.announce(line)
         if are_asked_for:
-            warnings.warn(
-                f"{line}; give a larger time_budget, or fewer units by hidden, such as (20,).",
-                UserWarning,
-                stacklevel=2,
-            )
+            mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
+            warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=2)
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
@@ -115,7 +114,7 @@ def run_chains(
         step = go_on(num_samples)
         num_steps += num_samples
         before = clock.seconds
-        is_settled, lines = judge(mcmc.get_samples())
+        posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
@@ -129,7 +128,23 @@ def run_chains(
         f"{num_kept} draws kept per chain",
         *lines,
     )
-    return mcmc, num_steps
+    return posterior, mcmc, num_steps
+
+
+def judge(
+    network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
+) -> tuple[DrawnPosterior, bool, list[str]]:
+    """Return the posterior of finite draws, whether chains have settled by predictions at x and y, and report lines."""
+    x, y = scored
+    posterior = DrawnPosterior(network, draws, known)
+    function = posterior.function(x)
+    kept, num_left, lost = finite_draws(function, num_chains)
+    if lost:
+        posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
+    some = slice(None, None, -(-len(x) // MOST_CHECKED))
+    mean, variance, noise_variance = (part[kept, some] for part in function)
+    is_settled, lines = convergence(mean, variance + noise_variance, y[some], num_left)
+    return posterior, is_settled, [*lines, *lost]
 
 
 def starts_near(
@@ -168,12 +183,13 @@ def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.
     return rows, len(chains), [f"{line}{len(rows)} draws of {len(chains)} chains are kept"]
 
 
-def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> Judgement:
+def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> tuple[bool, list[str]]:
     """Judge chains by predictive moments (chains · draws, rows, k) for y (rows, k)."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
-    lines = [effective_draws("predictions", by_chain[0])]
+    sizes = _arviz.effective_sample_size(by_chain[0])
+    lines = [f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"]
     if num_chains == 1:
-        return True, [*lines, ONE_CHAIN]
+        return True, [*lines, "R-hat is unknown for a single chain; run more of them"]
     found = pooling(y, *by_chain)
     lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
     if not found.unsettled:
@@ -183,15 +199,6 @@ def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chain
     many = f"about {factor:.1f} times" if factor < _MOST_TIMES else f"more than {_MOST_TIMES} times"
     longer = f"{many} as many steps, of as much of the time_budget, would bring R-hat to {found.limit:g}"
     return False, [*lines, found.advice, *([longer] if factor > 1 else [])]
-
-
-ONE_CHAIN = "R-hat is unknown for a single chain; run more of them"
-
-
-def effective_draws(name: str, by_chain: np.ndarray) -> str:
-    """Return a line on effective draws of quantities (chains, draws, ...)."""
-    sizes = _arviz.effective_sample_size(by_chain)
-    return f"effective draws of {name}: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"
 
 
 def gradient_seconds(num_rows: int, depth: int, width: int, by_row: bool = False) -> float:

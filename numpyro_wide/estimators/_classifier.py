@@ -1,12 +1,9 @@
 """Classification with wide Bayesian neural networks, for scikit-learn."""
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
@@ -15,9 +12,9 @@ from sklearn.utils.validation import validate_data
 
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
-from numpyro_wide.estimators._chains import MOST_CHECKED, Judgement, convergence, gradient_seconds, run_chains
+from numpyro_wide.estimators._chains import MOST_CHECKED, run_chains
 from numpyro_wide.estimators._policy import needs_double, without_copies
-from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks
 from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._label_regression import Calibration, of_every_class
@@ -32,30 +29,6 @@ _MOST_DRAWS = 200  # that are averaged over
 _CALIBRATION_SPREAD = 0.2  # of the chains' log slope and shifts, around the limit's
 
 
-def fit_limit(
-    x: np.ndarray, labels: np.ndarray, num_classes: int, depth: int | None, clock: Clock, random: Any, report: Report
-) -> WideLimitFit:
-    """Fit the infinitely wide network to codes of labels (n,) at affordable rows of x (n, d)."""
-    clock.begin("scales of the infinitely wide network")
-    affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
-    rows = of_every_class(labels, random.permutation(len(x)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
-    kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": num_classes}
-    if num_classes == 2:
-        kind = {"likelihood": "bernoulli"}
-    if clock.budget < _QUICK:
-        kind |= {"activation": "erf", "input_scale": False, "depth": 1}
-    if depth is not None:
-        kind["depth"] = depth
-    found = fit(x[rows], labels[rows], seed=random.randint(2**31 - 1), progress_bar=False, **kind)
-    report.add(
-        "Infinitely wide network",
-        "held out: mean log probability of a label given all others; the largest is chosen",
-        str(found),
-        f"predictions from {len(rows)} of {len(x)} rows: {loo.average(np.asarray(found.held_out))}",
-    )
-    return found
-
-
 class DrawnClasses(DrawnPosterior):
     """Draws of a collapsed network of codes, and the calibration of their predictions."""
 
@@ -63,7 +36,7 @@ class DrawnClasses(DrawnPosterior):
 
     def codes(self, x: np.ndarray) -> np.ndarray:
         """Return predictions of codes at x (m, d), (draws, m, classes)."""
-        return np.concatenate([self.predictions(self.known[0], x[block])["mean"] for block in blocks(len(x))], axis=1)
+        return np.concatenate([self.predictions(x[block])["mean"] for block in blocks(len(x))], axis=1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return class probabilities at x (m, d), averaged over draws and stacked, (m, classes)."""
@@ -86,22 +59,15 @@ def run_codes(
     is_double, reason = needs_double(limit.noise_scale / size, function, len(inputs))
     report.add("Chains", f"rows: {len(inputs)}; precision: {reason}")
     some = slice(None, None, -(-len(inputs) // MOST_CHECKED))
-
-    def judge(draws: dict[str, Any]) -> Judgement:
-        mean, variance, noise_variance = DrawnPosterior(network, draws, known).function(inputs[some])
-        return convergence(mean, variance + noise_variance, codes[some], num_chains)
-
+    key = jax.random.key(random.randint(2**31 - 1))
     with precision(is_double):
-        args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-        seconds = (1 + is_double) * gradient_seconds(len(inputs), limit.depth, width)
-        form: dict[str, Any] = {"clock": clock, "key": jax.random.key(random.randint(2**31 - 1)), "report": report}
-        form |= {"judge": judge, "gradient_seconds": seconds, "hold": None, "are_asked_for": are_asked_for}
-        run = run_chains(collapsed(network), args, num_chains, **form)
+        form: dict[str, Any] = {"are_asked_for": are_asked_for, "clock": clock, "key": key, "report": report}
+        run = run_chains(network, known, (inputs[some], codes[some]), num_chains, **form)
     if run is None:
         return None
-    draws: Mapping[str, Any] = run[0].get_samples()
-    kept = slice(None, None, -(-len(next(iter(draws.values()))) // _MOST_DRAWS))
-    return DrawnClasses(network, {name: values[kept] for name, values in draws.items()}, known), *run
+    posterior, *others = run
+    kept = slice(None, None, -(-len(next(iter(posterior.draws.values()))) // _MOST_DRAWS))
+    return DrawnClasses(network, {name: values[kept] for name, values in posterior.draws.items()}, known), *others
 
 
 class WideBNNClassifier(ClassifierMixin, WideBNN):
@@ -192,10 +158,21 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     def _fit_limit(
         self, inputs: np.ndarray, labels: np.ndarray, depth: int | None, clock: Clock, random: Any, report: Report
     ) -> WideLimitFit:
-        """Fit the limit to standardised columns, or to columns with one scale where those are many."""
-        seed, fits = random.randint(2**31 - 1), []
+        """Fit the limit to codes of labels at affordable rows, standardised, also by one scale for many columns."""
+        clock.begin("scales of the infinitely wide network")
+        random = np.random.RandomState(random.randint(2**31 - 1))
+        affordable = min(1.0, (clock.budget / _SECONDS) ** (1 / 3))
+        rows = of_every_class(labels, random.permutation(len(labels)), max(_FEWEST, int(affordable * _MOST_KNOWN)))
+        kind: dict[str, Any] = {"likelihood": "categorical", "num_classes": len(self.classes_)}
+        if len(self.classes_) == 2:
+            kind = {"likelihood": "bernoulli"}
+        if clock.budget < _QUICK:
+            kind |= {"activation": "erf", "input_scale": False, "depth": 1}
+        if depth is not None:
+            kind["depth"] = depth
+        kind["seed"] = random.randint(2**31 - 1)
         loc, scale = self._moments
-        scalings = {"by column": scale}
+        fits, scalings = [], {"by column": scale}
         if len(self._columns) > _FEW_COLUMNS:
             largest = np.max(scale)
             scalings["one for all columns"] = (
@@ -205,8 +182,14 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             self._moments = loc, divisors
             if len(scalings) > 1:
                 report.add("Infinitely wide network", f"inputs divided by their standard deviation, {name}:")
-            rows, same = self._standardised(inputs), np.random.RandomState(seed)
-            fits.append((fit_limit(rows, labels, len(self.classes_), depth, clock, same, report), self._moments))
+            found = fit(self._standardised(inputs[rows]), labels[rows], progress_bar=False, **kind)
+            report.add(
+                "Infinitely wide network",
+                "held out: mean log probability of a label given all others; the largest is chosen",
+                str(found),
+                f"predictions from {len(rows)} of {len(labels)} rows: {loo.average(np.asarray(found.held_out))}",
+            )
+            fits.append((found, self._moments))
         limit, self._moments = max(fits, key=lambda one: float(np.mean(np.asarray(one[0].held_out))))
         return limit
 
@@ -251,9 +234,7 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         except (FloatingPointError, RuntimeError, ValueError) as error:
             if is_asked_for:
                 raise
-            line = f"the finite network was given up, and the limit predicts: {error}"
-            report.add("Decision", line)
-            warnings.warn(line, UserWarning, stacklevel=3)
+            report.give_up(error)
             return None
         if found is None:
             return None

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +14,6 @@ from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._base import WIDTH, Clock, Report
 from numpyro_wide.estimators._chains import (
     GRADIENTS_A_STEP,
-    MOST_CHECKED,
-    Judgement,
-    convergence,
-    finite_draws,
     gradient_seconds,
     run_chains,
 )
@@ -36,9 +33,6 @@ from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
-
-METHODS = ("auto", "limit", "weighted", "chains")
-NOISES = ("auto", "constant", "by_row")
 
 
 def decide(
@@ -117,10 +111,8 @@ def decide(
             line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
             report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
 
-    def draw(
-        x: np.ndarray, y: np.ndarray, units: int
-    ) -> tuple[DrawnPosterior, loo.LeaveOneOut, MCMC | None, int] | None:
-        """Return draws of a finite network, scores, chains and steps; None for too small a budget."""
+    def draw(x: np.ndarray, y: np.ndarray, units: int) -> tuple[DrawnPosterior, MCMC | None, int] | None:
+        """Return draws of a finite network, chains and steps; None for too small a budget."""
         # Network: finite width, scales and noise latent around the fitted ones.
         chosen: Any = fit  # or an optimum
         varying = is_by_row
@@ -137,7 +129,6 @@ def decide(
         known = {**chosen.scales, "noise": chosen.noise_scale}, x, y
         gradient = gradient_seconds(len(x), chosen.depth, units, varying)
         key = jax.random.key(random.randint(2**31 - 1))
-        model = collapsed(network)
 
         # Posterior, of few rows: weighted draws of the prior.
         if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
@@ -145,59 +136,41 @@ def decide(
             num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
             with double_precision(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="the Pareto shape")
-                draws = wide_limit_draws(key, model, num_draws, *jax.tree.map(jnp.asarray, known), weighted=True)
+                draws = wide_limit_draws(
+                    key, collapsed(network), num_draws, *jax.tree.map(jnp.asarray, known), weighted=True
+                )
             shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
             line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
             report.add("Weighted draws", line)
             if method == "weighted" or shape <= loo.LARGEST_SHAPE:
-                posterior = DrawnPosterior(network, {name: draws[name] for name in draws if name != "readout"}, known)
-                return posterior, loo.of_regression(posterior.function(inputs), targets), None, 1
+                hidden = {name: draws[name] for name in draws if name != "readout"}
+                return DrawnPosterior(network, hidden, known), None, 1
             report.add("Weighted draws", f"above {loo.LARGEST_SHAPE}: few draws have the weight, so chains are run")
 
         # Posterior of many rows, or with few weighty draws: chains.
         size = chosen.size if optima else np.mean(np.diagonal(gram))
         is_double, reason = needs_double(chosen.noise_scale, size, len(x))
         report.add("Chains", f"precision: {reason}")
-        pooled: Any = None
-        function: Any = None
-
-        def judge(draws: dict[str, Any]) -> Judgement:
-            nonlocal pooled, function
-            function = DrawnPosterior(network, draws, known).function(inputs)
-            kept, count, left_out = finite_draws(function, num_chains)
-            pooled = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
-            function = tuple(part[kept] for part in function)
-            some = slice(None, None, -(-len(rows) // MOST_CHECKED))
-            mean, variance, noise_variance = (part[:, some] for part in function)
-            is_settled, lines = convergence(mean, variance + noise_variance, targets[some], count)
-            return is_settled, [*lines, *left_out]
-
         with precision(is_double):
-            args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
-            seconds = (1 + is_double) * gradient  # double precision takes twice as long
-            form: dict[str, Any] = {"clock": clock, "key": key, "report": report, "judge": judge}
-            form |= {"gradient_seconds": seconds, "hold": "scales", "are_asked_for": True}
-            form["optima"] = chosen.weights if optima and units == RACE_WIDTH else []
-            run = run_chains(model, args, num_chains, **form)
-        if run is None:
-            return None
-        return pooled, loo.of_regression(function, targets), *run
+            starts = chosen.weights if optima and units == RACE_WIDTH else []
+            form: dict[str, Any] = {"optima": starts, "clock": clock, "key": key, "report": report}
+            return run_chains(network, known, (inputs, targets), num_chains, **form)
 
     found = None
     if method != "limit" and varies:
         try:
             found = draw(x, y, units)
+            by_draws = None if found is None else loo.of_regression(found[0].function(inputs), targets)
         except (FloatingPointError, RuntimeError, ValueError) as error:  # no start, or infinite draws
             if method != "auto":
                 raise
-            line = f"the finite network was given up, and the limit predicts: {error}"
-            report.add("Decision", line)
-            warnings.warn(line, UserWarning, stacklevel=2)
+            found = None
+            report.give_up(error)
 
     # Choice: the limit if clearly better, less one nat for each fitted scale (Akaike's criterion); else draws, stacked
     # with a little of it. Draws know their rows, so that their leave-one-out densities are no ground for more.
-    if found is not None:
-        posterior, by_draws, mcmc, num_steps = found
+    if found is not None and by_draws is not None:
+        posterior, mcmc, num_steps = found
         num_scales = sum(np.size(error) for error in fit.standard_errors.values())
         penalised = by_limit.by_row - num_scales / num_fitted
         kind = "weighted draws" if mcmc is None else "chains"
@@ -332,21 +305,16 @@ def fit_scales(
 
 def compare_architectures(x: np.ndarray, y: np.ndarray, depth: int | None, report: Report) -> WideLimitFit:
     """Choose activation, depth and column scales by the evidence of some rows."""
-    kinds: dict[str, Any] = {"num_restarts": 1, "num_rows": len(x), "progress_bar": False}
-    best = fit(x, y, activation=_ACTIVATIONS, depth=depth or 1, input_scale=False, **kinds)
-    table = list(best.table)
-    others: list[dict[str, Any]] = []
+    fitted = partial(fit, x, y, num_restarts=1, num_rows=len(x), progress_bar=False)
+    found = [fitted(activation=_ACTIVATIONS, depth=depth or 1, input_scale=False)]
+    first = found[0]
     if len(x) >= _FEW and depth is None:
-        others.append({"activation": best.activation, "depth": _DEEP, "input_scale": False})
+        found.append(fitted(activation=first.activation, depth=_DEEP, input_scale=False))
     if len(x) >= _FEW and x.shape[1] > 1:
         # Both again: column scales often change their order.
-        others.append({"activation": _ACTIVATIONS, "depth": best.depth, "input_scale": True})
-    for kind in others:
-        other = fit(x, y, **kind, **kinds)
-        if other.table[0]["log_marginal"] > max(row["log_marginal"] for row in table):
-            best = other
-        table += other.table
-    table.sort(key=lambda row: -row["log_marginal"])
+        found.append(fitted(activation=_ACTIVATIONS, depth=first.depth, input_scale=True))
+    best = max(found, key=lambda one: one.table[0]["log_marginal"])
+    table = sorted((row for one in found for row in one.table), key=lambda row: -row["log_marginal"])
     report.add(
         "Infinitely wide network",
         "log evidence at the fitted scales; log marginal: scales integrated out, the largest is chosen",

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from scipy.linalg import cho_factor, cho_solve
 
 from numpyro_wide import _mixture
 from numpyro_wide._compile import run_program
@@ -22,12 +21,17 @@ from numpyro_wide.nn._models import NoiseNetwork, bnn
 from numpyro_wide.nn._networks import FCN
 from numpyro_wide.readout._collapse import collapse_readout
 from numpyro_wide.readout._predictive import ReadoutPredictive
+from numpyro_wide.wide_limit._gp import Conditioned, gp_posterior
 from numpyro_wide.wide_limit._kernels import fcn_kernel
+from numpyro_wide.wide_limit._label_regression import LeftOut
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
 BLOCK = 4096  # rows predicted at a time
 _MOST_KEPT = 1 << 23  # numbers of each moment
+
+# Mean and variance of the function, and the noise's variance, (draws, m, k) each.
+Moments = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Mixture(NamedTuple):
@@ -65,8 +69,8 @@ class LimitPosterior:
     def __init__(self, fit: WideLimitFit):
         self.fit = fit
 
-    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance at x (m, d), and the noise's variance, (1, m, k) each."""
+    def function(self, x: np.ndarray) -> Moments:
+        """Return moments at x (m, d)."""
         mean, variance = self.fit.predict(x)
         mean = mean.reshape(1, len(x), -1)
         return mean, np.broadcast_to(variance[:, None], mean.shape), np.full(mean.shape, self.fit.noise_scale**2)
@@ -79,27 +83,23 @@ class LimitPosterior:
 
     def predicted(self, gram: np.ndarray, known: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return means at rows of the fit from known rows of it alone, by indices, from the kernel of all."""
-        known_gram = gram[np.ix_(known, known)]
-        return gram[np.ix_(rows, known)] @ cho_solve(self._factor(known_gram), self.fit.targets[known])
+        process = Conditioned(gram[np.ix_(known, known)], self.fit.targets[known], self.fit.noise_scale**2)
+        return process.mean(gram[np.ix_(rows, known)])
 
     def left_out(self, gram: np.ndarray) -> Mixture:
         """Return leave-one-out predictions from the kernel (Rasmussen 2006, p. 117)."""
-        targets = self.fit.targets.reshape(len(gram), -1)
-        inverse = cho_solve(self._factor(gram), np.eye(len(gram)))
-        variance = 1 / np.diagonal(inverse)[:, None]
-        mean = targets - variance * (inverse @ targets)
-        return Mixture(mean[None], np.broadcast_to(variance, mean.shape)[None])
+        noise = self.fit.noise_scale**2 * np.eye(len(gram))
+        found = LeftOut(gram + noise, self.fit.targets.reshape(len(gram), -1))
+        variance = np.broadcast_to(1 / found.precision[:, None], found.mean.shape)
+        return Mixture(found.mean[None], variance[None])
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Return the covariance between rows of x (m, d), (m, m, k)."""
-        inputs, targets = self.fit.inputs, self.fit.targets
-        cross = self.kernel(x, inputs)
-        found = self.kernel(x) - cross @ cho_solve(self._factor(self.kernel(inputs)), cross.T)
-        return np.repeat(found[:, :, None], 1 if targets.ndim == 1 else targets.shape[1], axis=2)
-
-    def _factor(self, gram: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Return the Cholesky factor of the targets' covariance."""
-        return cho_factor(gram + self.fit.noise_scale**2 * np.eye(len(gram)), lower=True)
+        inputs, targets = self.fit.inputs, self.fit.targets.reshape(len(self.fit.inputs), -1)
+        kernels = self.kernel(inputs), self.kernel(x, inputs), self.kernel(x)
+        with double_precision():
+            _, found = gp_posterior(*kernels, targets, self.fit.noise_scale)
+        return np.repeat(np.asarray(found)[:, :, None], targets.shape[1], axis=2)
 
 
 class Network(NamedTuple):
@@ -135,15 +135,17 @@ def collapsed(network: Network) -> Any:
     return collapse_readout(model, readout="readout", features="features", observed="y")
 
 
-class DrawnModel:
-    """Draws of a wrapped model with its arguments ``known``, for predictions in float64."""
+class DrawnPosterior:
+    """Draws of a collapsed network, with medians, x and y of its fit, in float64; or these and the limit, stacked."""
 
-    def __init__(self, model: Any, draws: Mapping[str, Any], known: tuple):
-        self.model = model
-        self.draws = {name: np.asarray(values, float) for name, values in draws.items()}
-        self.known = jax.tree.map(np.asarray, known)
+    limit: LimitPosterior | None = None
+    weight = 1.0  # of the draws; the limit has the rest
+
+    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
+        self.network, self.model = network, collapsed(network)
+        self.draws, self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), (dict(draws), known))
         self._predictive: ReadoutPredictive | None = None
-        self._last: dict[bytes, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # moments by inputs
+        self._last: dict[bytes, Moments] = {}  # by inputs
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_predictive": None, "_last": {}}  # compiled programs stay behind
@@ -156,28 +158,16 @@ class DrawnModel:
                 self._predictive = ReadoutPredictive(self.model, *jax.tree.map(jnp.asarray, (self.draws, self.known)))
         return self._predictive
 
-    def predictions(self, *args: Any) -> dict[str, np.ndarray]:
-        """Return predictions, (draws, m, ...) each; x (m, d) is the last argument."""
-        *before, x = args
+    def predictions(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """Return predictions at x (m, d), (draws, m, ...) each."""
         # Filled up to a power of two, for few programs.
         filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
         with double_precision():
-            found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (*before, filled)))
+            found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (self.known[0], filled)))
         return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
 
-
-class DrawnPosterior(DrawnModel):
-    """Draws of a collapsed network, with medians, x and y of its fit; or these and the limit, stacked."""
-
-    limit: LimitPosterior | None = None
-    weight = 1.0  # of the draws; the limit has the rest
-
-    def __init__(self, network: Network, draws: Mapping[str, Any], known: tuple[dict[str, Any], Any, Any]):
-        super().__init__(collapsed(network), draws, jax.tree.map(lambda leaf: np.asarray(leaf, float), known))
-        self.network = network
-
-    def function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean and variance at x (m, d), and the noise's variance, (draws, m, k) each; kept for the last x."""
+    def function(self, x: np.ndarray) -> Moments:
+        """Return moments at x (m, d), kept for the last x."""
         key = sha256(x.tobytes()).digest()
         if key in self._last:
             return self._last[key]
@@ -191,9 +181,9 @@ class DrawnPosterior(DrawnModel):
         """Predict as a weighted mean with the limit from now on."""
         self.limit, self.weight, self._last = limit, weight, {}
 
-    def _function(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _function(self, x: np.ndarray) -> Moments:
         """Compute the moments of :meth:`function`; the limit's, stacked, are in the place of some draws."""
-        found = self.predictions(self.known[0], x)
+        found = self.predictions(x)
         arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
         mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
         moments = mean, variance, noise_scale**2

@@ -60,11 +60,6 @@ class Optimum(NamedTuple):
         return max(_NOISE_SHARE * self.error, _LEAST_NOISE)
 
 
-def score(residuals: np.ndarray) -> float:
-    """Return minus the log density of normal residuals per number, at their own variance."""
-    return float(0.5 * np.log(2 * np.pi * np.e * np.mean(residuals**2)))
-
-
 class Entry(NamedTuple):
     """Network that takes part, as data."""
 
@@ -94,13 +89,17 @@ def race(
     begin, optima = clock.seconds, list[Optimum | None]()
     largest = depth or max(DEPTHS)
     descend = partial(_descend, largest, num_steps)
+
+    def optima_of(entries: Entry, *rows: Array) -> dict[str, Any]:
+        return over_chains(lambda entry: descend(entry, *rows))(entries)
+
     with precision(False):
         rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
         for one in DEPTHS if depth is None else (depth,):
             if optima and clock.seconds - begin > _SHARE * clock.budget:
                 break
             entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
-            found = jax.tree.map(np.asarray, run_program(over_entries(descend), entries, *rows))
+            found = jax.tree.map(np.asarray, run_program(optima_of, entries, *rows))
             clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
@@ -118,11 +117,6 @@ def in_order(optima: list[Optimum]) -> list[Optimum]:
 
     first = min(filter(is_level, by_error), key=lambda one: one.depth)
     return [first, *(one for one in by_error if one is not first)]
-
-
-def over_entries(descend: Any) -> Any:
-    """Map a descent over entries; rows are shared."""
-    return lambda entries, *rows: over_chains(lambda entry: descend(entry, *rows))(entries)
 
 
 def _entries(depth: int, key: Array) -> Entry:
@@ -258,7 +252,7 @@ def with_limit(
     of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
     report.add(
         HEADING,
-        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; scores of "
+        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; errors of "
         f"{len(left_out)} rows left out; the first has the fewest layers within a standard error of the least",
         table(optima, of_limit),
     )
@@ -278,10 +272,8 @@ def with_limit(
 
 
 def table(optima: list[Optimum], of_limit: np.ndarray) -> str:
-    """Return the scores as text."""
-    lines = [f"{'activation':>10} {'depth':>6} {'noise held':>11} {'error':>7} {'score':>7}"]
-    for one in optima:
-        form = f"{one.activation:>10} {one.depth:>6} {one.level:>11} {one.error:>7.4f} {score(one.residuals):>7.3f}"
-        lines.append(form)
-    lines.append(f"{'the limit':>29} {np.sqrt(np.mean(of_limit**2)):>7.4f} {score(of_limit):>7.3f}")
+    """Return the errors as text."""
+    lines = [f"{'activation':>10} {'depth':>6} {'noise held':>11} {'error':>7}"]
+    lines += [f"{one.activation:>10} {one.depth:>6} {one.level:>11} {one.error:>7.4f}" for one in optima]
+    lines.append(f"{'the limit':>29} {np.sqrt(np.mean(of_limit**2)):>7.4f}")
     return "\n".join(lines)

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
-from numpyro_wide.estimators._policy import METHODS, NOISES, decide, without_copies
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
+from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
-from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale
+from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, refuse_not_positive
 from numpyro_wide.machine import set_blas_threads
 
 
@@ -58,7 +58,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         ([0.84, 0.91], (2,))
     """
 
-    _methods = METHODS
+    _methods = ("auto", "limit", "weighted", "chains")
     _targets: TargetScale
 
     def __init__(
@@ -92,16 +92,15 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             y: targets, (n,), or (n, k) for outputs of equal scales and noise.
         """
         depth, width, budget, random = self._checked_parameters()
-        check_one_of("noise", self.noise, NOISES)
+        check_one_of("noise", self.noise, ("auto", "constant", "by_row"))
         check_one_of("target_transform", self.target_transform, ("auto", *TRANSFORMS))
         if (self.noise, self.method) == ("by_row", "limit"):
             raise ValueError(
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
-        with words_named(X):
-            inputs, targets = validate_data(self, X, y, **given)
-            targets = np.asarray(targets, float)
+        inputs, targets = validate_data(self, X, y, **given)
+        targets = np.asarray(targets, float)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, targets, report)
         scale = moments(targets)[1]
@@ -110,11 +109,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 f"columns {np.flatnonzero(scale == 0).tolist()} of y are constant, and all columns share one noise; "
                 "leave them out."
             )
-        if self.target_transform not in ("auto", "none") and np.min(targets) <= 0:
-            raise ValueError(
-                f'target_transform="{self.target_transform}" needs positive targets, but the least is '
-                f'{np.min(targets):.4g}; take "none" or "auto".'
-            )
+        if self.target_transform != "auto":
+            refuse_not_positive(self.target_transform, targets)
         # Several threads on few cores mostly wait.
         with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
             self._targets, method, *found = decide(
@@ -195,8 +191,6 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         Returns:
             Lower and upper ends, (m, 2) or (m, k, 2).
         """
-        if np.ndim(level):
-            raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
         check_levels("level", level)
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
@@ -212,15 +206,10 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         """
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
-        check_consistent_length(X, observed)
-        shape = (len(observed), *self._targets.loc.shape)
+        shape = (len(rows), *self._targets.loc.shape)
         if observed.shape != shape:
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
-        if self.target_transform_ != "none" and np.min(observed) <= 0:
-            raise ValueError(
-                f'y must be positive for target_transform="{self.target_transform_}", as the targets of the fit were, '
-                f'but the least is {np.min(observed):.4g}; fit with target_transform="none" for others.'
-            )
+        refuse_not_positive(self.target_transform_, observed)
         targets = self._targets.forward(observed).reshape(len(observed), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
         return found[0] + self._targets.log_slope(observed)

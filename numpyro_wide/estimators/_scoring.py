@@ -7,7 +7,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import chi2
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide.estimators._posteriors import Mixture
+from numpyro_wide.estimators._posteriors import Mixture, Moments
 
 LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
 LARGEST_P = 0.05  # below which the noise is by row
@@ -45,18 +45,13 @@ def stacking_weight(one: np.ndarray, other: np.ndarray) -> float:
     return float(softmax(by_weight) @ weights)
 
 
-def cavity(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, noise_variance: np.ndarray) -> tuple:
-    """Return leave-one-out mean and variance of the function, (..., rows, k) (Rasmussen 2006, eq. 3.56, p. 117)."""
+def of_regression(function: Moments, y: np.ndarray) -> LeaveOneOut:
+    """Estimate leave-one-out log densities of y (rows, k) from the posterior at the rows (Rasmussen 2006, p. 117)."""
+    mean, variance, noise_variance = function
     # Rounding may make the posterior as wide as the noise.
     share = np.maximum(1 - variance / noise_variance, 1e-10)
-    return y - (y - mean) / share, variance / share
-
-
-def of_regression(function: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray) -> LeaveOneOut:
-    """Estimate leave-one-out log densities of y (rows, k) from the posterior at the rows."""
-    mean, variance, noise_variance = function
-    others, spread = cavity(mean, variance, y, noise_variance)
-    return averaged(Mixture(others, spread + noise_variance).by_draw(y))
+    left_out = Mixture(y - (y - mean) / share, variance / share + noise_variance)
+    return averaged(left_out.by_draw(y))
 
 
 def averaged(by_draw: np.ndarray) -> LeaveOneOut:

@@ -8,8 +8,8 @@ from numpyro_wide.estimators._base import Report, moments
 from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
 from numpyro_wide.wide_limit._fit import fit
 
-TRANSFORMS = ("none", "cube_root", "log")  # in the order of their extrapolations
-_NAMES = dict(zip(TRANSFORMS, ("as they are", "cube roots", "logarithms"), strict=True))
+_NAMES = {"none": "as they are", "cube_root": "cube roots", "log": "logarithms"}  # in the order of extrapolations
+TRANSFORMS = tuple(_NAMES)
 _LEAST_RATIO = 3.0  # of the largest target to the least; below, the maps are nearly straight
 _FEWEST, _MOST = 50, 200  # rows
 _ERRORS = 2.0  # standard errors of a clear gain
@@ -97,6 +97,14 @@ def _of_map(transform: str, mean: np.ndarray, variance: np.ndarray) -> tuple[np.
         return expected, np.expm1(variance) * expected**2
     square = mean**2
     return mean * (square + 3 * variance), variance * (9 * square**2 + 36 * square * variance + 15 * variance**2)
+
+
+def refuse_not_positive(transform: str, y: np.ndarray) -> None:
+    """Refuse targets that a map does not take."""
+    if transform != "none" and np.min(y) <= 0:
+        raise ValueError(
+            f'target_transform="{transform}" needs positive targets, but the least is {np.min(y):.4g}; take "none".'
+        )
 
 
 def choose_scale(

@@ -73,8 +73,8 @@ def no_param(observed_values):
     [
         (observing, linear_guide, r"must simulate every site, but 'x' have given values.*default None"),
         (with_factor, linear_guide, r"must simulate every site, but 'penalty'"),
-        (with_param, linear_guide, r"no param sites.*'noise'; fix their values"),
-        (with_state, linear_guide, r"no mutable sites.*'count'"),
+        (with_param, linear_guide, r"param or mutable sites 'noise'; fix them"),
+        (with_state, linear_guide, r"param or mutable sites 'count'"),
         (subsampled, linear_guide, r"plate 'data' takes 5 of 10 rows, but the model must.*drop subsample_size"),
         (scaled, linear_guide, "model's site 'theta' has a scaled log density"),
         (normal_model, two_sites, r"latents alone.*'x'.*keys 'x'"),
@@ -83,9 +83,13 @@ def no_param(observed_values):
         (normal_model, site("phi"), r"names the latent site 'phi', which the model does not.*'theta'"),
         (normal_model, lambda observed_values: None, r"no sample site.*'theta'"),
         (normal_model, no_param, "must have a param site, but has none"),
-        (normal_model, site("theta", normal.expand([3]).to_event(1)), r"model's shape \(\), but has \(3,\)"),
-        (normal_model, site("theta", dist.Poisson(1.0)), "'theta' is discrete, but the model's is continuous"),
-        (of_counts, site("theta"), "'theta' is continuous, but the model's is discrete"),
+        (
+            normal_model,
+            site("theta", normal.expand([3]).to_event(1)),
+            r"must be continuous of shape \(\), .*is continuous of shape \(3,\)",
+        ),
+        (normal_model, site("theta", dist.Poisson(1.0)), "'theta' must be continuous .*but is discrete"),
+        (of_counts, site("theta"), "'theta' must be discrete .*but is continuous"),
         (normal_model, scale(site("theta"), 2.0), "guide's site 'theta' has a scaled"),
     ],
 )
@@ -98,15 +102,14 @@ def test_mistakes_in_model_and_guide(model, guide, message):
     ("change", "error", "message"),
     [
         ({"observed": ["x", "y"]}, ValueError, r"site 'y', which the model does not have.*'theta', 'x'"),
-        ({"observed": []}, ValueError, "at least one site"),
-        ({"observed": 3}, TypeError, "sequence of names, got 3"),
-        ({"observed": [3]}, TypeError, r"sequence of names, got \[3\]"),
+        ({"observed": []}, ValueError, r"sequence of names, but is \[\]"),
+        ({"observed": 3}, ValueError, "sequence of names, but is 3"),
+        ({"observed": [3]}, ValueError, r"sequence of names, but is \[3\]"),
         ({"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, but got 0"),
         ({"batch_size": 2.0}, ValueError, "whole number of at least 1, but got 2.0"),
         ({"batch_size": True}, ValueError, "whole number of at least 1, but got True"),
         ({"optim": numpyro.optim.Minimize()}, TypeError, "Minimize needs a loss that is not random"),
-        ({"optim": "adam"}, TypeError, "optimiser of numpyro.optim or optax, got str"),
-        ({"model": None}, TypeError, "must be functions, got NoneType"),
+        ({"optim": "adam"}, TypeError, "optax.GradientTransformation. Got <class 'str'>"),
     ],
 )
 def test_mistakes_in_the_arguments(change, error, message):
@@ -180,7 +183,7 @@ def test_importance_weights_need_a_likelihood():
         with pytest.raises(ValueError, match=message):
             trainer.importance_sample(KEY, 10, {"scale": 1.0}, {"x": jnp.array(1.0)})
     trainer = AmortizedForwardKL(normal_model, guide, optax.sgd(0.1), observed="x")
-    with pytest.raises(ValueError, match=r"keys 'x', but has 'y'"):
+    with pytest.raises(ValueError, match=r"dictionary with the observed site 'x', but got 'y'"):
         trainer.importance_sample(KEY, 10, {"scale": 1.0}, {"y": jnp.array(1.0)})
     with pytest.raises(FloatingPointError, match="positive finite weight"):
         trainer.importance_sample(KEY, 10, {"scale": 1.0}, {"x": jnp.array(1e30)})
@@ -199,5 +202,5 @@ def test_importance_weights_need_one_data_set_in_the_model_s_shape():
     for value in (jnp.ones((5, 1)), jnp.ones(()), jnp.ones(4)):
         with pytest.raises(ValueError, match=r"\['x'\] must have the shape of one simulated data set, \(5,\), but has"):
             trainer.importance_sample(KEY, 10, {"scale": 1.0}, {"x": value}, 5)
-    with pytest.raises(TypeError, match=r"dictionary with the keys 'x', but is an? \w+; write {'x': ...}"):
+    with pytest.raises(ValueError, match=r"dictionary with the observed site 'x', but got an? \w+"):
         trainer.importance_sample(KEY, 10, {"scale": 1.0}, jnp.ones(5), 5)

@@ -235,5 +235,5 @@ def test_posterior_predictive_is_that_of_the_guide():
     assert float((draws["x"] - draws["theta"]).std()) == pytest.approx(NOISE_SCALE, abs=0.02)
     with pytest.raises(ValueError, match="observed_values must"):
         training.posterior_predictive(KEY, 10, params, {"y": 2.0})
-    with pytest.raises(ValueError, match="params must hold values for all param and mutable sites"):
+    with pytest.raises(ValueError, match="params must be a dictionary with the param and mutable sites of"):
         training.posterior_predictive(KEY, 10, {"slope": params["slope"]}, observed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 
-from numpyro_wide.estimators import WideBNNRegressor, _chains, _policy
+from numpyro_wide.estimators import WideBNNRegressor, _chains
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._chains import convergence, finite_draws, gradient_seconds, run_chains, starts_near
 from numpyro_wide.estimators._policy import needs_double
@@ -32,19 +32,13 @@ class GivenClock(Clock):
     left = 1e6
 
 
-def run(judge, seconds=1e-4, optima=()):
-    model = collapsed(Network(1, 4, "erf", None, False))
-    args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
+def run(judge, optima=()):
     report = Report("chains")
-    with GivenClock(1e6) as clock:
+    with GivenClock(1e6) as clock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, *judge(draws, clock)))
         options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
-        options |= {
-            "gradient_seconds": seconds,
-            "hold": "scales",
-            "optima": optima,
-            "judge": lambda draws: judge(draws, clock),
-        }
-        return run_chains(model, args, 2, **options), str(report)
+        found = run_chains(Network(1, 4, "erf", None, False), (SCALES, X, Y), (X, Y), 2, optima=optima, **options)
+    return found and found[1:], str(report)
 
 
 @pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)])
@@ -53,14 +47,16 @@ def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds,
         raise RuntimeError(f"{num_steps} steps")
 
     monkeypatch.setattr(_chains, "init_to_optimum", start)
+    monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: seconds)
     with pytest.raises(RuntimeError, match=f"^{num_steps} steps"):
-        run(None, seconds)
+        run(None)
 
 
 def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
-    found, report = run(None, 2e3)
-    assert found is None and "1000000.0 s left allow 38 warmup steps, fewer than the minimum of 50" in report
+    monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: 2e3)
+    found, report = run(None)
+    assert found is None and "1000000 seconds left, for 38 warmup steps of 50 at least" in report
 
 
 def test_chains_start_near_the_optima_in_turn(monkeypatch):
@@ -176,7 +172,7 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
 @pytest.mark.parametrize("noise", ["constant", "by_row"])
 @pytest.mark.slow
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_policy, "convergence", lambda *_: (True, []))
+    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, []))
 
     def fit(x, y):
         options = {"method": "chains", "noise": noise, "hidden": (4,), "num_chains": 2, "random_state": 0}

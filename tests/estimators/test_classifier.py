@@ -94,7 +94,7 @@ def test_the_limit_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
         return classes_of(x) - 0.5, np.ones(len(x))
 
     monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Useless(), None, 1))
-    monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
+    monkeypatch.setattr(WideBNNClassifier, "_fit_limit", lambda *_: limit)
     monkeypatch.setattr(wide_limit.WideLimitFit, "predict", predict)
     model = WideBNNClassifier(random_state=0).fit(rows, labels)
     assert sizes == [(48, 12)] and model.method_ == "limit" and "the limit is better" in str(model.report_)
@@ -145,7 +145,7 @@ def test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out(monkey
     monkeypatch.setattr(Calibration, "log_probs", lambda self, values, labels: np.zeros(len(labels)))
     monkeypatch.setattr(_classifier, "run_codes", lambda *_: (_Constant(), None, 1))
     monkeypatch.setattr(_classifier.Calibration, "of", of_rows_left_out)
-    monkeypatch.setattr(_classifier, "fit_limit", lambda *_: limit)
+    monkeypatch.setattr(WideBNNClassifier, "_fit_limit", lambda *_: limit)
     model = WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)
     assert [dimension for dimension, _ in priors] == [3, 2]  # chains, then the limit
     for _, prior in priors:

@@ -185,15 +185,19 @@ def test_chains_start_with_the_winner(method, monkeypatch):
     scales |= {"readout_w_std": 1.5, "readout_b_std": 0.3}
     winner = Optimum(2, "gelu", 0.3, np.full((12, 1), 0.5), scales, 2.0, [{"hidden": np.ones(3)}])
     monkeypatch.setattr(_policy, "with_limit", lambda *_: ([winner], 1e-4))
-    monkeypatch.setattr(_policy, "run_chains", lambda model, args, *_, **form: seen.append((args, form)))
+
+    def run_chains(network, known, *_, are_asked_for=True, optima, **form):
+        seen.append((known, jnp.zeros(()).dtype, are_asked_for, optima))
+
+    monkeypatch.setattr(_policy, "run_chains", run_chains)
     x = RANDOM.normal(size=(120, 2))
     model = WideBNNRegressor(method=method, random_state=0, time_budget=300).fit(x, x[:, 0])
     assert model.method_ == "limit"
     if method == "limit":
         assert not seen
         return
-    ((medians, inputs, _), form) = seen[0]
-    assert float(medians["noise"]) == pytest.approx(0.8 * 0.5) and inputs.dtype == np.float32
+    ((medians, _, _), dtype, are_asked_for, optima) = seen[0]
+    assert float(medians["noise"]) == pytest.approx(0.8 * 0.5) and dtype == np.float32
     np.testing.assert_allclose(medians["input_scale"], [1.0, 3.0])
-    assert "2 x 32 gelu units, noise by row" in str(model.report_) and form["are_asked_for"]
-    assert form["optima"] == winner.weights
+    assert "2 x 32 gelu units, noise by row" in str(model.report_) and are_asked_for
+    assert optima == winner.weights

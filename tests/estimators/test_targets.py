@@ -106,7 +106,7 @@ def test_targets_that_are_not_positive_stay_as_they_are():
             ValueError, match=f'target_transform="{transform}" needs positive targets, but the least is 0'
         ):
             WideBNNRegressor(target_transform=transform).fit(X, y)
-        with pytest.raises(ValueError, match="y must be positive for target_transform="):
+        with pytest.raises(ValueError, match="needs positive targets"):
             fitted(transform).log_density(X[:1], [0.0])
 
 
