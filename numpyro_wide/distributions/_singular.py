@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import xlog1py, xlogy
+from jax.typing import ArrayLike
 from numpyro.distributions import constraints
+from numpyro.distributions.util import array_equiv
 
 from numpyro_wide._checks import as_floats, check_positive
 
@@ -22,11 +24,10 @@ def coordinates(basis: Array, offset: Array) -> Array:
     return jax.scipy.linalg.cho_solve((factor, True), right[..., None])[..., 0]
 
 
-def is_close(x: Array, target: Array) -> Array:
-    """Tell whether vectors (..., D) agree, up to the square root of rounding."""
-    tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
-    size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
-    return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
+def is_close(x: Array, target: Array, size: ArrayLike = 0.0) -> Array:
+    """Tell whether vectors (..., D) agree, up to the square root of rounding in them or in a vector of squared size."""
+    size = size + jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
+    return jnp.sum(jnp.square(x - target), -1) <= jnp.finfo(jnp.result_type(x, target, float)).eps * size
 
 
 class _ArrayConstraint(constraints.Constraint):
@@ -44,11 +45,8 @@ class _ArrayConstraint(constraints.Constraint):
         if type(other) is not type(self):
             return False
         pairs = [(getattr(self, name), getattr(other, name)) for name in self._fields]
-        if static:
-            return all(a is b or bool(jnp.array_equal(a, b)) for a, b in pairs)
-        return jnp.stack([jnp.array_equal(a, b) for a, b in pairs]).all()
-
-    __hash__ = None  # type: ignore[assignment]  # arrays are not hashable
+        equal = [array_equiv(*pair, static=static) for pair in pairs]
+        return all(equal) if static else jnp.array(equal).all()
 
 
 class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
@@ -62,8 +60,9 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
 
     def __call__(self, x: Array) -> Array:
         """Tell whether vectors (..., D) lie on the manifold up to rounding."""
-        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
-        return is_close(x, self.loc + inside)
+        offset = x - self.loc
+        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, offset))
+        return is_close(offset, inside, jnp.sum(jnp.square(x), -1))
 
     def feasible_like(self, prototype: Array) -> Array:
         """Return a point of the manifold for each vector."""
@@ -169,12 +168,10 @@ class DegenerateNormal(SingularDistribution):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Return the log density on the manifold, minus infinity off it."""
-        position = coordinates(self.basis, value - self.loc)
-        standard = position / self.scale
+        standard = coordinates(self.basis, value - self.loc) / self.scale
         rank = standard.shape[-1]
         log_density = -0.5 * jnp.sum(jnp.square(standard), -1) - 0.5 * rank * math.log(2 * math.pi) - self._log_volume()
-        nearest = self.loc + jnp.einsum("...dk,...k->...d", self.basis, position)
-        return jnp.where(is_close(value, nearest), log_density, -jnp.inf)
+        return jnp.where(self.support(value), log_density, -jnp.inf)
 
     def entropy(self) -> Array:
         """Return the entropy by Lebesgue measure on the manifold."""
@@ -286,7 +283,7 @@ class BernoulliDropout(SingularDistribution):
         return (self.rate * (1.0 - self.rate))[..., None] * jnp.square(self.rows)
 
 
-class GaussianDropout(SingularDistribution):
+class GaussianDropout(DegenerateNormal):
     r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ by row.
 
     The density on the line is $N(s; 1, \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; :eq:`gaussian-dropout`).
@@ -311,45 +308,6 @@ class GaussianDropout(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
 
     def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
-        self.rows, self.alpha, batch_shape = _unit_event("GaussianDropout", rows, alpha)
-        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
-
-    @constraints.dependent_property(is_discrete=False, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        """Line through 0 and the row."""
-        return linear_manifold(jnp.zeros_like(self.rows), self.rows[..., None])
-
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw rows ``sample_shape + batch_shape + (D,)``."""
-        noise = jax.random.normal(key, (*sample_shape, *self.batch_shape), self.rows.dtype)
-        return (1.0 + jnp.sqrt(self.alpha) * noise)[..., None] * self.rows
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Return the log density on the line, minus infinity off it."""
-        squared_norm = jnp.sum(jnp.square(self.rows), -1)
-        multiplier = jnp.sum(value * self.rows, -1) / squared_norm
-        log_density = (
-            -0.5 * jnp.square(multiplier - 1.0) / self.alpha
-            - 0.5 * jnp.log(2 * math.pi * self.alpha)
-            - 0.5 * jnp.log(squared_norm)
-        )
-        return jnp.where(is_close(value, multiplier[..., None] * self.rows), log_density, -jnp.inf)
-
-    def entropy(self) -> Array:
-        """Return the entropy by length along the line."""
-        squared_norm = jnp.sum(jnp.square(self.rows), -1)
-        return 0.5 * (1.0 + jnp.log(2 * math.pi * self.alpha) + jnp.log(squared_norm))
-
-    def covariance_factor(self) -> tuple[Array, Array]:
-        """Return the row as a column, and the multiplier's variance."""
-        return self.rows[..., None], self.alpha[..., None]
-
-    @property
-    def mean(self) -> Array:
-        """Mean, which is the row."""
-        return self.rows
-
-    @property
-    def variance(self) -> Array:
-        """Variance of each entry."""
-        return self.alpha[..., None] * jnp.square(self.rows)
+        self.rows, self.alpha, _ = _unit_event("GaussianDropout", rows, alpha)
+        scale = jnp.sqrt(self.alpha)[..., None]
+        super().__init__(self.rows, self.rows[..., None], scale, validate_args=validate_args)
