@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax import Array, random
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
+from numpyro.infer.elbo import _get_log_prob_sum as log_density
 from numpyro.util import check_model_guide_match
 
 from numpyro_wide._checks import whole_number
 from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._quasi_kl import closed_quasi_kl
-from numpyro_wide.elbo._tempered import check_weight, log_density, run_pair
+from numpyro_wide.elbo._tempered import check_weight, run_pair
 
 
 class TraceQKL(ELBO):
@@ -46,8 +47,7 @@ class TraceQKL(ELBO):
 
     def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
         self.sum_sites = sum_sites
-        num_particles = whole_number("num_particles", num_particles)
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(whole_number("num_particles", num_particles), vectorize_particles)
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
