@@ -80,7 +80,13 @@ def quasi_kl(
 
 def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
     """Return the quasi-KL in closed form; NotImplementedError without one."""
-    _check_events(q, p)
+    if p.event_dim > q.event_dim:
+        raise ValueError(
+            f"quasi_kl needs an event of q with the dimensions of the prior's, {p.event_shape}, but got "
+            f"{q.event_shape}; use q.to_event({p.event_dim - q.event_dim})."
+        )
+    if p.event_dim and p.event_shape != q.event_shape[q.event_dim - p.event_dim :]:
+        raise ValueError(f"quasi_kl needs equal event shapes, got {q.event_shape} for q and {p.event_shape} for p.")
     q, p, mask = _strip_masks(q, p)
     q_core, p_core = unwrap(q), unwrap(p)
     rule = _rules.dispatch(type(q_core), type(p_core))
@@ -90,16 +96,6 @@ def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
     shape = q.shape()[: len(q.shape()) - q_core.event_dim]
     value = sum_rightmost(jnp.broadcast_to(value, shape), q.event_dim - q_core.event_dim)
     return scale_and_mask(value, mask=mask)
-
-
-def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
-    if p.event_dim > q.event_dim:
-        raise ValueError(
-            f"quasi_kl needs an event of q with the dimensions of the prior's, {p.event_shape}, but got "
-            f"{q.event_shape}; use q.to_event({p.event_dim - q.event_dim})."
-        )
-    if p.event_dim and p.event_shape != q.event_shape[q.event_dim - p.event_dim :]:
-        raise ValueError(f"quasi_kl needs equal event shapes, got {q.event_shape} for q and {p.event_shape} for p.")
 
 
 def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:

@@ -17,10 +17,9 @@ from numpyro_wide._checks import as_floats, check_positive
 
 def coordinates(basis: Array, offset: Array) -> Array:
     """Solve by least squares for coordinates (..., K) of ``offset`` in columns of ``basis`` (..., D, K)."""
-    gram = jnp.swapaxes(basis, -1, -2) @ basis
     right = jnp.einsum("...dk,...d->...k", basis, offset)
-    factor = jnp.linalg.cholesky(gram)
-    factor = jnp.broadcast_to(factor, right.shape[:-1] + gram.shape[-2:])
+    factor = jnp.linalg.cholesky(jnp.swapaxes(basis, -1, -2) @ basis)
+    factor = jnp.broadcast_to(factor, right.shape[:-1] + factor.shape[-2:])
     return jax.scipy.linalg.cho_solve((factor, True), right[..., None])[..., 0]
 
 
@@ -98,14 +97,6 @@ class SingularDistribution(dist.Distribution):
         raise NotImplementedError
 
 
-def check_vector(name: str, value: Array, owner: str) -> None:
-    """Refuse a value without an event axis."""
-    if value.ndim < 1:
-        raise ValueError(
-            f"{owner} needs `{name}` of shape (..., D), got a scalar; pass jnp.atleast_1d({name}) for D = 1."
-        )
-
-
 class DegenerateNormal(SingularDistribution):
     r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
 
@@ -136,11 +127,10 @@ class DegenerateNormal(SingularDistribution):
 
     def __init__(self, loc: Any, basis: Any, scale: Any, *, validate_args: bool | None = None):
         loc, basis, scale = as_floats(loc, basis, scale, names=("loc", "basis", "scale"))
-        check_vector("loc", loc, "DegenerateNormal")
-        if basis.ndim < 2 or basis.shape[-2] != loc.shape[-1] or basis.shape[-1] > loc.shape[-1]:
+        if basis.ndim < 2 or loc.shape[-1:] != basis.shape[-2:-1] or basis.shape[-1] > basis.shape[-2]:
             raise ValueError(
-                f"DegenerateNormal needs `basis` of shape (..., D, K) with D = {loc.shape[-1]} as in `loc` "
-                f"and K ≤ D, got {basis.shape}; for a line pass a column, direction[:, None]."
+                f"DegenerateNormal needs `loc` of shape (..., D) and `basis` (..., D, K) with K ≤ D, got {loc.shape} "
+                f"and {basis.shape}; for a line pass a column, direction[:, None]."
             )
         dim, rank = basis.shape[-2:]
         batch_shape = jnp.broadcast_shapes(loc.shape[:-1], basis.shape[:-2], scale.shape[:-1])
@@ -192,13 +182,11 @@ class DegenerateNormal(SingularDistribution):
         return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)
 
 
-def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
+def _by_row(rows: Any, parameter: Any) -> tuple[Array, Array]:
     """Broadcast rows (..., D) against one number by row."""
     rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
-    check_vector("rows", rows, owner)
     batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
-    rows = jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1]))
-    return rows, jnp.broadcast_to(parameter, batch_shape), batch_shape
+    return jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1])), jnp.broadcast_to(parameter, batch_shape)
 
 
 class BernoulliDropout(SingularDistribution):
@@ -231,11 +219,11 @@ class BernoulliDropout(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["rows"]
 
     def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
-        self.rows, self.rate, batch_shape = _unit_event("BernoulliDropout", rows, rate)
+        self.rows, self.rate = _by_row(rows, rate)
         if temperature is not None:
             check_positive("temperature", temperature)
         self.temperature = temperature
-        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
+        super().__init__(self.rate.shape, self.rows.shape[-1:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -308,6 +296,6 @@ class GaussianDropout(DegenerateNormal):
     reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
 
     def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
-        self.rows, self.alpha, _ = _unit_event("GaussianDropout", rows, alpha)
+        self.rows, self.alpha = _by_row(rows, alpha)
         scale = jnp.sqrt(self.alpha)[..., None]
         super().__init__(self.rows, self.rows[..., None], scale, validate_args=validate_args)

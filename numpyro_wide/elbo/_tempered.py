@@ -17,7 +17,7 @@ def check_weight(name: str, value: Any) -> None:
     """Refuse a known weight other than one positive finite number."""
     check_positive(name, value)
     if is_known(value) and not (np.ndim(value) == 0 and np.isrealobj(value) and np.isfinite(value)):
-        raise ValueError(f"{name} must be one finite number, which the KL term is multiplied by, but got {value}.")
+        raise ValueError(f"{name} must be one finite number, but got {value}.")
 
 
 def run_pair(

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.svi import SVIState
 
-from numpyro_wide._checks import check_positive, kind_of, whole_number
+from numpyro_wide._checks import check_positive, whole_number
 from numpyro_wide._traces import latent_sites, sample_sites
 from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO, run_pair
 
@@ -59,16 +58,13 @@ class OnPriorWarning(UserWarning):
 
 
 def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
-    """Split the ELBO of a guide into likelihood and KL terms by site.
+    """Split the ELBO of a guide into likelihood and KL terms by site, :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Args:
         svi: SVI of model and guide, with a loss by site: this package's, or a NumPyro ``Trace`` ELBO.
         svi_state: state of SVI, such as ``svi.run(...).state``.
         *args: arguments of model and guide.
         **kwargs: their keyword arguments.
-
-    Returns:
-        An :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -85,8 +81,6 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
     loss = svi.loss
     if not hasattr(loss, "sum_sites"):
         raise ValueError(f"elbo_terms needs a loss with an attribute `sum_sites`, got {type(loss).__name__}.")
-    if not isinstance(svi_state, SVIState):
-        raise TypeError(f"svi_state must be the state of SVI, but is {kind_of(svi_state)}; of a run pass its .state.")
     params = {**svi.get_params(svi_state), **(svi_state.mutable_state or {})}
     kwargs = {**kwargs, **svi.static_kwargs}
     guide_trace, model_trace = run_pair(svi_state.rng_key, params, svi.model, svi.guide, args, kwargs)
@@ -118,7 +112,7 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
 def run_monitored(
     svi: SVI, rng_key: Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
 ) -> MonitoredRun:
-    """Train as ``svi.run`` does, and evaluate the terms of the ELBO at regular steps.
+    """Train as ``svi.run`` does, with terms of the ELBO at regular steps: :class:`~numpyro_wide.elbo.MonitoredRun`.
 
     Args:
         svi: SVI of model and guide.
@@ -127,9 +121,6 @@ def run_monitored(
         *args: arguments of model and guide.
         every: number of steps between evaluations.
         **kwargs: their keyword arguments.
-
-    Returns:
-        A :class:`~numpyro_wide.elbo.MonitoredRun`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist

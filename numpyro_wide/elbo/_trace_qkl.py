@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class TraceQKL(ELBO):
         >>> svi = SVI(model, AutoDropout(model, rate=0.1), numpyro.optim.Adam(0.01), TraceQKL())
     """
 
-    _accepts_improper: ClassVar[bool] = False
+    penalty_weight: Any = None  # improper priors are refused
 
     def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
         self.sum_sites = sum_sites
@@ -83,7 +83,8 @@ class TraceQKL(ELBO):
         return terms
 
     def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
-        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
+        is_improper = isinstance(unwrap(model_site["fn"]), ImproperLogUniform)
+        if is_improper and self.penalty_weight is None:
             raise ValueError(
                 f"The prior of site {model_site['name']!r} is improper and has no posterior (Hron 2018, Prop. 1); "
                 "use the loss PenalizedMaximumLikelihood, or a proper prior."
@@ -92,7 +93,8 @@ class TraceQKL(ELBO):
             value = closed_quasi_kl(guide_site["fn"], model_site["fn"])
         except NotImplementedError:
             return log_density(guide_site) - log_density(model_site)
-        return jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
+        total = jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
+        return self.penalty_weight * total if is_improper else total
 
 
 class PenalizedMaximumLikelihood(TraceQKL):
@@ -120,8 +122,6 @@ class PenalizedMaximumLikelihood(TraceQKL):
         >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), PenalizedMaximumLikelihood())
     """
 
-    _accepts_improper: ClassVar[bool] = True
-
     def __init__(
         self,
         num_particles: int = 1,
@@ -133,9 +133,3 @@ class PenalizedMaximumLikelihood(TraceQKL):
         check_weight("penalty_weight", penalty_weight)
         self.penalty_weight = penalty_weight
         super().__init__(num_particles, vectorize_particles=vectorize_particles, sum_sites=sum_sites)
-
-    def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
-        value = super()._quasi_kl(guide_site, model_site)
-        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform):
-            return self.penalty_weight * value
-        return value

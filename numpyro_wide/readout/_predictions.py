@@ -81,7 +81,7 @@ class Integrated(_Way):
     def posteriors(self, rng_key: None, data: Data) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
         found, is_right = self._map(
-            lambda runs, _: runs[0].problem(self.model.variant).posterior(), data, calls=[data.fit]
+            lambda runs, _: runs[0].problem(self.model.variant).solved(), data, calls=[data.fit]
         )
         return found, finite_draws(found), is_right
 
