@@ -86,9 +86,6 @@ class AutoDropout(AutoDelta):
                 f"sites={self.sites}; suitable are {listing(suitable)}, other latent sites are "
                 f"{listing(sorted(set(latent) - set(suitable)))}. Declare a weight matrix with .to_event(2)."
             )
-        missing = set(self._dropped) - set(self.rate) if isinstance(self.rate, Mapping) else set()
-        if missing:
-            raise ValueError(f"rate has no entry for {listing(sorted(missing))}; give one rate for each site.")
 
     def _site_distribution(self, name: str, site: dict, init_loc: Array) -> dist.Distribution:
         event_dim = self._event_dims[name]
@@ -135,11 +132,8 @@ class AutoDropout(AutoDelta):
 
 
 def _has_rows(site: dict) -> bool:
-    support = site["fn"].support
-    is_real = support in (constraints.real, constraints.real_vector, constraints.real_matrix) or (
-        getattr(support, "base_constraint", None) is constraints.real
-    )
-    return is_real and site["fn"].event_dim >= 1 and jnp.ndim(site["value"]) >= 2
+    is_real_event = getattr(site["fn"].support, "base_constraint", None) is constraints.real
+    return is_real_event and jnp.ndim(site["value"]) >= 2
 
 
 class AutoDegenerateNormal(AutoContinuous):
@@ -202,10 +196,6 @@ class AutoDegenerateNormal(AutoContinuous):
     def get_posterior(self, params: dict) -> DegenerateNormal:
         """Return the distribution of the flattened weights."""
         return handlers.substitute(self._get_posterior, params)()
-
-    def get_transform(self, params: dict) -> Any:
-        """Refuse: a plane cannot be mapped back."""
-        raise NotImplementedError("A degenerate guide is no bijection of the weights; use get_posterior.")
 
     def median(self, params: dict) -> dict[str, Array]:
         """Return the sites at the mean, by name."""

@@ -6,7 +6,7 @@ The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(
 
 import math
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any, ClassVar
 
 import jax
@@ -17,10 +17,11 @@ from jax import Array
 from jax.scipy.special import gammaln, i0e, log_ndtr
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
-from numpyro.distributions.transforms import Transform
+from numpyro.distributions.transforms import ParameterFreeTransform
 from numpyro.distributions.util import validate_sample
 
 from numpyro_wide._checks import as_floats, is_known
+from numpyro_wide.distributions._log_uniform import DOUBLE_FACTORIALS, polynomial
 
 __all__ = [
     "Bernoulli",
@@ -54,11 +55,9 @@ def domain(constructor: Callable[..., Any]) -> constraints.Constraint:
         >>> natural.Normal(into(jnp.array([3.0, 0.0]))).mean  # from any two numbers
         Array(1.5, dtype=float32)
     """
-    if not callable(constructor) or constructor not in _DOMAINS:
+    if constructor not in _DOMAINS:
         known = ", ".join(sorted(f"natural.{known.__name__}" for known in _DOMAINS))
-        raise ValueError(
-            f"domain takes a constructor of numpyro_wide.natural, one of {known}, but got {constructor!r}."
-        )
+        raise ValueError(f"domain takes a family of this package, one of {known}, but got {constructor!r}.")
     return _DOMAINS[constructor]
 
 
@@ -85,15 +84,8 @@ def boxed(*components: constraints.Constraint) -> constraints.Constraint:
 
 def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
     """Return ``natural + shift``, (..., size), refused outside of the space."""
-    # Densities need float32 at least.
-    natural, shift = as_floats(natural, shift, np.float32(0))[:2]
     name = f"natural.{constructor.__name__}"
-    try:
-        total = jnp.add(*jnp.broadcast_arrays(natural, shift))
-    except ValueError as error:
-        raise ValueError(
-            f"the `shift` of {name} must broadcast against the shape {natural.shape}, but has shape {shift.shape}."
-        ) from error
+    total = jnp.add(*jnp.broadcast_arrays(*as_floats(natural, shift)))
     if total.ndim == 0 or (size is not None and total.shape[-1] != size):
         expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
         raise ValueError(
@@ -152,8 +144,9 @@ def pack_normal(vector: Array, precision: Array) -> Array:
 
 def unpack_normal(natural: Array) -> tuple[Array, Array]:
     """Unpack Λμ (..., D) and Λ (..., D, D) from natural parameters."""
-    dim = normal_dimension(natural.shape[-1])
-    if dim is None:
+    size = natural.shape[-1]
+    dim = (math.isqrt(9 + 8 * size) - 3) // 2  # D(D + 3)/2 = size
+    if dim == 0 or dim * (dim + 3) // 2 != size:
         raise ValueError(
             "natural.MultivariateNormal takes D(D + 3)/2 natural parameters along the last axis, "
             f"but got shape {natural.shape}."
@@ -163,12 +156,6 @@ def unpack_normal(natural: Array) -> tuple[Array, Array]:
     entries = natural[..., dim:] * jnp.broadcast_to(weights, natural[..., dim:].shape)
     lower = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(entries)
     return natural[..., :dim], lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2)
-
-
-def normal_dimension(size: int) -> int | None:
-    """Solve D(D + 3)/2 = size for D; None if there is none."""
-    dim = (math.isqrt(9 + 8 * size) - 3) // 2
-    return dim if dim > 0 and dim * (dim + 3) // 2 == size else None
 
 
 class _MultivariateNormalSpace(constraints._SingletonConstraint):
@@ -186,7 +173,7 @@ class _MultivariateNormalSpace(constraints._SingletonConstraint):
         return pack_normal(jnp.zeros_like(vector), jnp.eye(vector.shape[-1], dtype=vector.dtype))
 
 
-class _MultivariateNormalMap(Transform):
+class _MultivariateNormalMap(ParameterFreeTransform):
     """Map of unconstrained vectors to natural parameters, with Λ = LLᵀ."""
 
     domain = constraints.real_vector
@@ -207,16 +194,6 @@ class _MultivariateNormalMap(Transform):
         dim = precision.shape[-1]
         log_det = biject_to(constraints.positive_definite).log_abs_det_jacobian(x[..., dim:], precision)
         return log_det - dim * math.log(2)
-
-    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
-        """Hold no arrays."""
-        return (), ((), {})
-
-    def __eq__(self, other: object) -> bool:
-        """Tell whether the other is a map of this kind."""
-        return isinstance(other, _MultivariateNormalMap)
-
-    __hash__ = None  # type: ignore[assignment]  # as NumPyro's transforms
 
 
 biject_to.register(_MultivariateNormalSpace)(lambda constraint: _MultivariateNormalMap())
@@ -266,7 +243,7 @@ class NaturalVonMises(dist.VonMises):
         is_zero = jnp.all(natural == 0, axis=-1)
         # At zero any direction will do; NumPyro's sampler divides by the concentration.
         east = jnp.where(is_zero, 1, natural[..., 0])
-        concentration = jnp.maximum(_norm(natural), 1e-6)
+        concentration = jnp.sqrt(jnp.maximum(jnp.sum(natural**2, axis=-1), 1e-12))
         super().__init__(jnp.arctan2(natural[..., 1], east), concentration, validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
@@ -307,16 +284,10 @@ def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return _alignment(eta, point), tangent
 
 
-def _norm(vector: Array) -> Array:
-    """Compute the Euclidean norm along the last axis, with derivative 0 at 0."""
-    squared = jnp.sum(vector**2, axis=-1)
-    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
-
-
 def _log_bessel_series(squared: Array) -> Array:
     """Compute log I₀(κ) from κ² < ¼, by the power series I₀ = Σ (κ²/4)^k / k!²."""
     quarter = jnp.where(squared < _SMALL**2, squared, 0) / 4
-    return jnp.log1p(_polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
+    return jnp.log1p(polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
 
 
 def _log_scaled_bessel(concentration: Array) -> Array:
@@ -325,26 +296,9 @@ def _log_scaled_bessel(concentration: Array) -> Array:
     middle = jnp.log(i0e(jnp.where(is_large, 1, concentration)))
     # Asymptotic series: √(2πκ) e^−κ I₀ = Σ ((2k − 1)!!)² / (k! (8κ)^k) (Abramowitz and Stegun, 9.7.1).
     high = jnp.where(is_large, concentration, _LARGE)
-    double_factorials = [math.prod(range(1, 2 * k, 2)) for k in range(17)]
-    series = (0.0, *(double_factorials[k] ** 2 / math.factorial(k) for k in range(1, 17)))
-    total = _polynomial(series, 1 / (8 * high))
+    series = (0.0, *(DOUBLE_FACTORIALS[k] ** 2 / math.factorial(k) for k in range(1, 17)))
+    total = polynomial(series, 1 / (8 * high))
     return jnp.where(is_large, jnp.log1p(total) - 0.5 * jnp.log(2 * math.pi * high), middle)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
-    """Sum cₖ xᵏ by Horner's rule, with a derivative that stores no steps."""
-    total = jnp.zeros_like(x)
-    for coefficient in reversed(coefficients):
-        total = coefficient + x * total
-    return total
-
-
-@_polynomial.defjvp
-def _polynomial_jvp(coefficients: tuple[float, ...], primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    (x,), (dx,) = primals, tangents
-    derivative = tuple(k * coefficient for k, coefficient in enumerate(coefficients))[1:]
-    return _polynomial(coefficients, x), _polynomial(derivative or (0.0,), x) * dx
 
 
 def _loc_and_scale(eta: Array) -> tuple[Array, Array]:

@@ -16,11 +16,11 @@ from numpyro_wide._checks import (
     check_names_known,
     check_no_nan,
     check_one_of,
-    check_positive,
     whole_number,
 )
 from numpyro_wide._compile import program_of, split
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
+from numpyro_wide.linear_gaussian._problem import as_scale
 from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
 from numpyro_wide.readout._model import ReadoutModel, normal_parameters
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, logit_basis
@@ -96,16 +96,8 @@ def surrogate_targets(
     else:
         own_scale = (as_floats(values)[0] + 0.5) ** -0.5
         slope = jnp.full_like(own_scale, -0.5)
-    if noise_scale is not None:
-        check_no_nan("noise_scale", noise_scale)
-        check_positive("noise_scale", noise_scale)
-        shape, given = slope.shape, np.shape(noise_scale)
-        fits = (size in (1, own) for size, own in zip(given[::-1], shape[::-1], strict=False))
-        if len(given) > len(shape) or not all(fits):
-            raise ValueError(
-                f"noise_scale must be a number or broadcast against the targets, {shape}, but has {given}."
-            )
-    scale = jnp.asarray(own_scale if noise_scale is None else noise_scale, slope.dtype)
+    given = own_scale if noise_scale is None else noise_scale
+    scale = jnp.asarray(as_scale("noise_scale", given, slope.shape, slope.dtype))
     if likelihood == "poisson":
         return Surrogate(own_scale**2 * slope - 2 * jnp.log(own_scale), scale)
     return Surrogate(scale**2 * slope, scale)
@@ -127,12 +119,8 @@ def class_contrasts(num_classes: int) -> Array:
         >>> class_contrasts(2).tolist()
         [[0.71], [-0.71]]
     """
-    if num_classes < 2:
-        raise ValueError(f"contrasts need at least two classes, but num_classes is {num_classes}.")
+    whole_number("num_classes", num_classes, 2)
     return jnp.asarray(logit_basis(num_classes, contrasts=True), jnp.result_type(float))
-
-
-_AT_ONCE = 20  # draws of one program
 
 
 def mean_kernel(
@@ -186,26 +174,19 @@ def mean_kernel(
     count = len(next(iter(given.values()))) if given else count
     arrays, rebuild = split((model_args, model_kwargs))
 
-    def of_draws(keys: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
-        def one(draw: tuple[Array, dict[str, Array]]) -> Array:
-            args, kwargs = rebuild(arrays)
-            sites = run_model(model, args, kwargs, values=draw[1], rng_key=draw[0])
-            return _scaled_features(sites, features, readout)
+    def of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
+        args, kwargs = rebuild(arrays)
+        return _scaled_features(run_model(model, args, kwargs, values=values, rng_key=key), features, readout)
 
-        return jax.lax.map(one, (keys, values))
-
-    keys = random.split(rng_key, count)
     kernel: Any = 0.0
     program: Callable | None = None
-    for start in range(0, count, _AT_ONCE):
-        # Filled up, for one program.
-        rows = np.minimum(np.arange(start, start + min(count, _AT_ONCE)), count - 1)
-        some = keys[rows], {name: draws[rows] for name, draws in given.items()}, arrays
-        program = program or program_of(of_draws, *some)
-        for psi in np.asarray(program(*some))[: count - start].astype(float):
-            if not np.isfinite(psi).all():
-                raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
-            kernel = kernel + psi @ psi.T / count
+    for place, key in enumerate(random.split(rng_key, count)):
+        draw = key, {name: draws[place] for name, draws in given.items()}, arrays
+        program = program or program_of(of_draw, *draw)
+        psi = np.asarray(program(*draw), float)
+        if not np.isfinite(psi).all():
+            raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
+        kernel = kernel + psi @ psi.T / count
     return kernel
 
 

@@ -350,8 +350,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "feature map: sign of the log-determinant",
-            "transpose=True), -self._half_log_det()",
-            "transpose=True), self._half_log_det()",
+            "transpose=True), -self.half_log_det()",
+            "transpose=True), self.half_log_det()",
             f"{ORACLE}::test_every_size",
         ),
         (
@@ -408,8 +408,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "evidence: ‖μ‖² dropped",
-            "variance * jnp.sum(terms.alpha**2) + jnp.sum(terms.mean**2)",
-            "variance * jnp.sum(terms.alpha**2)",
+            "variance * jnp.sum(alpha**2) + jnp.sum(mean**2)",
+            "variance * jnp.sum(alpha**2)",
             f"{ORACLE}::test_every_size",
         ),
         (
@@ -420,21 +420,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "evidence's gradient: K⁻¹Ψ counted for one output",
-            "terms.mean.T - num_outputs * solved",
-            "terms.mean.T - solved",
+            "mean.T - num_outputs * solved",
+            "mean.T - solved",
             f"{ORACLE}::test_gradients_against_finite_differences",
         ),
         (
             "evidence's gradient: trace term of the noise dropped",
-            "(jnp.sum(terms.alpha**2) - num_outputs * trace_inverse)",
-            "jnp.sum(terms.alpha**2)",
+            "(jnp.sum(alpha**2) - num_outputs * trace_inverse)",
+            "jnp.sum(alpha**2)",
             f"{ORACLE}::test_gradients_against_finite_differences",
-        ),
-        (
-            "noise by rows: sign of Σ log σᵢ",
-            "by_output.sum() - standard.log_scale",
-            "by_output.sum() + standard.log_scale",
-            f"{ORACLE}::test_noise_and_priors_of_every_shape",
         ),
         (
             "predictive variance: σ²‖c‖² dropped",
@@ -462,6 +456,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "linear_gaussian/_problem.py": [
+        (
+            "noise of another shape let through",
+            "return np.broadcast_shapes(shape, target) == target",
+            "return True",
+            "nn/test_nn_errors.py::test_mistakes",
+        ),
+        (
+            "noise by rows: sign of Σ log σᵢ",
+            "sum_over_outputs(log_evidence_of, self.variant) - standard",
+            "sum_over_outputs(log_evidence_of, self.variant) + standard",
+            f"{ORACLE}::test_noise_and_priors_of_every_shape",
+        ),
         (
             "readout map: log-determinant of prior scales dropped",
             "log_abs_det.sum() + jnp.log(scale).sum()",
@@ -1246,9 +1252,9 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "distributions/_log_uniform.py": [
         (
-            "log-uniform KL: sign of its derivative",
-            "dawson_ratio(u) * du",
-            "-dawson_ratio(u) * du",
+            "log-uniform KL: its logarithm at large ratios without the series",
+            "0.5 * jnp.log(2.0 * high) - polynomial(tail, 0.5 / high)",
+            "0.5 * jnp.log(2.0 * high)",
             "distributions/test_log_uniform.py::test_value_and_gradient_in_float64",
         ),
     ],
@@ -1324,12 +1330,6 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             'warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})',
             'warn_of_prior_sizes({"y": (variance / size, np.sqrt(size))})',
             "mcmc/test_prior_sizes.py::test_features_that_grow_with_the_width_are_told",
-        ),
-        (
-            "noise of another shape let through",
-            "return np.broadcast_shapes(shape, target) == target",
-            "return True",
-            "nn/test_nn_errors.py::test_mistakes",
         ),
         (
             "bnn: scale of the readout's prior dropped",

@@ -1,12 +1,10 @@
 """Distributions without a density, priors without a mass, and their divergence."""
 
-from numpyro_wide.distributions._log_uniform import ImproperLogUniform as ImproperLogUniform
+from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._log_uniform import log_uniform_kl as log_uniform_kl
 from numpyro_wide.distributions._quasi_kl import quasi_kl as quasi_kl
-from numpyro_wide.distributions._quasi_kl import register_quasi_kl as register_quasi_kl
-from numpyro_wide.distributions._singular import BernoulliDropout as BernoulliDropout
-from numpyro_wide.distributions._singular import DegenerateNormal as DegenerateNormal
-from numpyro_wide.distributions._singular import GaussianDropout as GaussianDropout
+from numpyro_wide.distributions._quasi_kl import register_quasi_kl
+from numpyro_wide.distributions._singular import BernoulliDropout, DegenerateNormal, GaussianDropout
 from numpyro_wide.distributions._singular import SingularDistribution as SingularDistribution
 
 __all__ = [

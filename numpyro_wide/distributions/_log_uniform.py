@@ -1,9 +1,10 @@
-"""Log-uniform prior, its KL divergence from a normal, and Dawson's integral."""
+"""Log-uniform prior, and its KL divergence from a normal by Dawson's integral."""
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, ClassVar, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
@@ -18,74 +19,32 @@ _STEP = 0.3
 _NUM_SAMPLES = 19  # odd multiples of the step, up to √30 + 5.6
 _NUM_TAYLOR = 20
 _NUM_ASYMPTOTIC = 12
-
-
-def _horner(coefficients: list[float], x: Array) -> Array:
-    total = jnp.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total * x + coefficient
-    return total
-
-
-def _taylor_coefficients() -> list[float]:
-    # g(u) = Σ (−2u)^k / (2k+1)!!
-    coefficients = [1.0]
-    for k in range(1, _NUM_TAYLOR):
-        coefficients.append(coefficients[-1] * -2.0 / (2 * k + 1))
-    return coefficients
-
-
-def _double_factorials() -> list[float]:
-    # (2j−1)!! for j = 0, 1, ...
-    values = [1.0]
-    for j in range(1, _NUM_ASYMPTOTIC):
-        values.append(values[-1] * (2 * j - 1))
-    return values
-
-
-def _regions(u: Array) -> tuple[Array, Array, Array]:
-    return jnp.minimum(u, _SMALL), jnp.clip(u, _SMALL, _LARGE), jnp.maximum(u, _LARGE)
-
-
-def _select(u: Array, small: Array, middle: Array, large: Array) -> Array:
-    return jnp.where(u <= _SMALL, small, jnp.where(u <= _LARGE, middle, large))
-
-
-def dawson_ratio(u: Array) -> Array:
-    r"""Evaluate $D_+(\sqrt u)/\sqrt u$ for $u \ge 0$."""
-    low, middle, high = _regions(u)
-    x = jnp.sqrt(middle)
-    sampled = jnp.zeros_like(x)
-    for i in range(_NUM_SAMPLES):
-        n = 2 * i + 1
-        sampled = sampled + (jnp.exp(-jnp.square(x - n * _STEP)) - jnp.exp(-jnp.square(x + n * _STEP))) / n
-    rybicki = sampled / (math.sqrt(math.pi) * x)
-    inverse = 0.5 / high
-    return _select(u, _horner(_taylor_coefficients(), low), rybicki, inverse * _horner(_double_factorials(), inverse))
+DOUBLE_FACTORIALS = [float(math.prod(range(1, 2 * k, 2))) for k in range(_NUM_TAYLOR + 1)]  # (2k−1)!!
 
 
 def dawson_potential(u: Array) -> Array:
-    """Evaluate F(u), the integral of ``dawson_ratio``; -(γ + log 2)/2 at 0."""
-    low, middle, high = _regions(u)
+    r"""Evaluate F(u), the integral of $D_+(\sqrt u)/\sqrt u$, with $F(0) = -(γ + \log 2)/2$."""
+    is_small, is_large = u <= _SMALL, u > _LARGE
     at_zero = -0.5 * (float(jnp.euler_gamma) + math.log(2.0))
-    taylor = at_zero + low * _horner([c / (k + 1) for k, c in enumerate(_taylor_coefficients())], low)
+    # F'(u) = Σ (−2u)^k / (2k+1)!!
+    low = jnp.where(is_small, u, _SMALL)
+    slopes = [(-2.0) ** k / DOUBLE_FACTORIALS[k + 1] for k in range(_NUM_TAYLOR)]
+    taylor = at_zero + low * polynomial([slope / (k + 1) for k, slope in enumerate(slopes)], low)
     # ∫₀^√u 2 D₊(t) dt, term by term in Rybicki's sum.
-    x = jnp.sqrt(middle)
+    x = jnp.sqrt(jnp.where(is_small | is_large, _LARGE, u))
     sampled = jnp.zeros_like(x)
-    for i in range(_NUM_SAMPLES):
-        n = 2 * i + 1
+    for n in range(1, 2 * _NUM_SAMPLES, 2):
         sampled = sampled + (2.0 * math.erf(n * _STEP) + erf(x - n * _STEP) - erf(x + n * _STEP)) / n
     # F(u) = ½ log 2u − Σ_j (2j−1)!! / (2j (2u)^j)
-    inverse = 0.5 / high
-    tail = [0.0] + [value / (2 * j) for j, value in enumerate(_double_factorials()) if j]
-    asymptotic = 0.5 * jnp.log(2.0 * high) - _horner(tail, inverse)
-    return _select(u, taylor, at_zero + sampled, asymptotic)
+    high = jnp.where(is_large, u, _LARGE)
+    tail = [0.0, *(DOUBLE_FACTORIALS[j] / (2 * j) for j in range(1, _NUM_ASYMPTOTIC))]
+    asymptotic = 0.5 * jnp.log(2.0 * high) - polynomial(tail, 0.5 / high)
+    return jnp.where(is_small, taylor, jnp.where(is_large, asymptotic, at_zero + sampled))
 
 
-_REASON = (
-    "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has its posterior (Hron 2018, Prop. 1): neither "
-    "can be sampled. Fit a Normal guide of flat_prototype(model) with the loss PenalizedMaximumLikelihood."
-)
+def polynomial(coefficients: Sequence[float], x: Array) -> Array:
+    """Sum cₖ xᵏ by Horner's rule."""
+    return reduce(lambda total, coefficient: total * x + coefficient, reversed(coefficients), jnp.zeros_like(x))
 
 
 class ImproperLogUniform(dist.Distribution):
@@ -114,13 +73,17 @@ class ImproperLogUniform(dist.Distribution):
     def __init__(self, batch_shape: tuple[int, ...] = (), *, validate_args: bool | None = None):
         super().__init__(tuple(batch_shape), (), validate_args=validate_args)
 
-    def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
-        """Refuse."""
-        raise ValueError(_REASON)
-
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> NoReturn:
         """Refuse."""
-        raise ValueError(_REASON)
+        raise ValueError(
+            "ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, and so has its posterior (Hron 2018, Prop. 1): "
+            "neither can be sampled. Fit a Normal guide of flat_prototype(model) with the loss "
+            "PenalizedMaximumLikelihood."
+        )
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
+        """Refuse."""
+        self.sample(None)
 
 
 def log_uniform_kl(loc: Any, scale: Any) -> Array:
@@ -141,15 +104,4 @@ def log_uniform_kl(loc: Any, scale: Any) -> Array:
     """
     check_positive("scale", scale)
     loc, scale = as_floats(loc, scale, names=("loc", "scale"))
-    return _log_uniform_penalty(0.5 * jnp.square(loc / scale))
-
-
-@jax.custom_jvp
-def _log_uniform_penalty(u: Array) -> Array:
-    return dawson_potential(u)
-
-
-@_log_uniform_penalty.defjvp
-def _log_uniform_penalty_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (u,), (du,) = primals, tangents
-    return _log_uniform_penalty(u), dawson_ratio(u) * du
+    return dawson_potential(0.5 * jnp.square(loc / scale))

@@ -67,22 +67,26 @@ def quasi_kl(
         >>> [round(float(x), 2) for x in quasi_kl(rows, dist.Normal(0.0, 1.0))]
         [17.91, 1.52]
     """
-    _check_events(q, p)
-    q, p, mask = _strip_masks(q, p)
     try:
-        value = closed_quasi_kl(q, p)
+        return closed_quasi_kl(q, p)
     except NotImplementedError:
+        q, p, mask = _strip_masks(q, p)
         key = jax.random.key(0) if rng_key is None else rng_key
         draws, intermediates = q.sample_with_intermediates(key, (num_samples,))
         log_q = q.log_prob(draws, intermediates) if intermediates else q.log_prob(draws)
         log_p = sum_rightmost(p.log_prob(draws), q.event_dim - p.event_dim)
-        value = jnp.mean(log_q - log_p, 0)
-    return scale_and_mask(value, mask=mask)
+        return scale_and_mask(jnp.mean(log_q - log_p, 0), mask=mask)
 
 
 def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
     """Return the quasi-KL in closed form; NotImplementedError without one."""
-    _check_events(q, p)
+    if p.event_dim > q.event_dim:
+        raise ValueError(
+            f"quasi_kl needs an event of q with the dimensions of the prior's, {p.event_shape}, but got "
+            f"{q.event_shape}; use q.to_event({p.event_dim - q.event_dim})."
+        )
+    if p.event_dim and p.event_shape != q.event_shape[q.event_dim - p.event_dim :]:
+        raise ValueError(f"quasi_kl needs equal event shapes, got {q.event_shape} for q and {p.event_shape} for p.")
     q, p, mask = _strip_masks(q, p)
     q_core, p_core = unwrap(q), unwrap(p)
     rule = _rules.dispatch(type(q_core), type(p_core))
@@ -94,28 +98,15 @@ def closed_quasi_kl(q: dist.Distribution, p: dist.Distribution) -> Array:
     return scale_and_mask(value, mask=mask)
 
 
-def _check_events(q: dist.Distribution, p: dist.Distribution) -> None:
-    if p.event_dim > q.event_dim:
-        raise ValueError(
-            f"quasi_kl needs a prior whose event has no more dimensions than that of q: got p with event "
-            f"shape {p.event_shape} and q with {q.event_shape}; use q.to_event({p.event_dim - q.event_dim})."
-        )
-    if p.event_dim and p.event_shape != q.event_shape[q.event_dim - p.event_dim :]:
-        raise ValueError(f"quasi_kl needs equal event shapes, got {q.event_shape} for q and {p.event_shape} for p.")
-
-
 def _strip_masks(q: dist.Distribution, p: dist.Distribution) -> tuple[Any, Any, Any]:
     if isinstance(p, dist.MaskedDistribution) and p._mask is not True and not isinstance(q, dist.MaskedDistribution):
         raise ValueError("quasi_kl got a masked prior and a q without a mask; mask the guide's site as well.")
     mask: Any = None
-    for d in (q, p):
-        if isinstance(d, dist.MaskedDistribution):
-            mask = d._mask if mask is None else jnp.logical_and(mask, d._mask)
-    return (
-        q.base_dist if isinstance(q, dist.MaskedDistribution) else q,
-        p.base_dist if isinstance(p, dist.MaskedDistribution) else p,
-        None if mask is True else mask,
-    )
+    if isinstance(q, dist.MaskedDistribution):
+        q, mask = q.base_dist, q._mask
+    if isinstance(p, dist.MaskedDistribution):
+        p, mask = p.base_dist, p._mask if mask is None else jnp.logical_and(mask, p._mask)
+    return q, p, None if mask is True else mask
 
 
 # Closed forms: QKL = −H(q) − E_q log p; a Gaussian p needs two moments of q.

@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import xlog1py, xlogy
+from jax.typing import ArrayLike
 from numpyro.distributions import constraints
+from numpyro.distributions.util import array_equiv
 
 from numpyro_wide._checks import as_floats, check_positive
 
 
 def coordinates(basis: Array, offset: Array) -> Array:
     """Solve by least squares for coordinates (..., K) of ``offset`` in columns of ``basis`` (..., D, K)."""
-    gram = jnp.swapaxes(basis, -1, -2) @ basis
     right = jnp.einsum("...dk,...d->...k", basis, offset)
-    factor = jnp.linalg.cholesky(gram)
-    factor = jnp.broadcast_to(factor, right.shape[:-1] + gram.shape[-2:])
+    factor = jnp.linalg.cholesky(jnp.swapaxes(basis, -1, -2) @ basis)
+    factor = jnp.broadcast_to(factor, right.shape[:-1] + factor.shape[-2:])
     return jax.scipy.linalg.cho_solve((factor, True), right[..., None])[..., 0]
 
 
-def is_close(x: Array, target: Array) -> Array:
-    """Tell whether vectors (..., D) agree, up to the square root of rounding."""
-    tolerance = jnp.sqrt(jnp.finfo(jnp.result_type(x, target, float)).eps)
-    size = jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
-    return jnp.sum(jnp.square(x - target), -1) <= jnp.square(tolerance) * size
+def is_close(x: Array, target: Array, size: ArrayLike = 0.0) -> Array:
+    """Tell whether vectors (..., D) agree, up to the square root of rounding in them or in a vector of squared size."""
+    size = size + jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
+    return jnp.sum(jnp.square(x - target), -1) <= jnp.finfo(jnp.result_type(x, target, float)).eps * size
 
 
 class _ArrayConstraint(constraints.Constraint):
@@ -44,11 +44,8 @@ class _ArrayConstraint(constraints.Constraint):
         if type(other) is not type(self):
             return False
         pairs = [(getattr(self, name), getattr(other, name)) for name in self._fields]
-        if static:
-            return all(a is b or bool(jnp.array_equal(a, b)) for a, b in pairs)
-        return jnp.stack([jnp.array_equal(a, b) for a, b in pairs]).all()
-
-    __hash__ = None  # type: ignore[assignment]  # arrays are not hashable
+        equal = [array_equiv(*pair, static=static) for pair in pairs]
+        return all(equal) if static else jnp.array(equal).all()
 
 
 class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
@@ -62,8 +59,9 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
 
     def __call__(self, x: Array) -> Array:
         """Tell whether vectors (..., D) lie on the manifold up to rounding."""
-        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, x - self.loc))
-        return is_close(x, self.loc + inside)
+        offset = x - self.loc
+        inside = jnp.einsum("...dk,...k->...d", self.basis, coordinates(self.basis, offset))
+        return is_close(offset, inside, jnp.sum(jnp.square(x), -1))
 
     def feasible_like(self, prototype: Array) -> Array:
         """Return a point of the manifold for each vector."""
@@ -99,14 +97,6 @@ class SingularDistribution(dist.Distribution):
         raise NotImplementedError
 
 
-def check_vector(name: str, value: Array, owner: str) -> None:
-    """Refuse a value without an event axis."""
-    if value.ndim < 1:
-        raise ValueError(
-            f"{owner} needs `{name}` of shape (..., D), got a scalar; pass jnp.atleast_1d({name}) for D = 1."
-        )
-
-
 class DegenerateNormal(SingularDistribution):
     r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
 
@@ -137,11 +127,10 @@ class DegenerateNormal(SingularDistribution):
 
     def __init__(self, loc: Any, basis: Any, scale: Any, *, validate_args: bool | None = None):
         loc, basis, scale = as_floats(loc, basis, scale, names=("loc", "basis", "scale"))
-        check_vector("loc", loc, "DegenerateNormal")
-        if basis.ndim < 2 or basis.shape[-2] != loc.shape[-1] or basis.shape[-1] > loc.shape[-1]:
+        if basis.ndim < 2 or loc.shape[-1:] != basis.shape[-2:-1] or basis.shape[-1] > basis.shape[-2]:
             raise ValueError(
-                f"DegenerateNormal needs `basis` of shape (..., D, K) with D = {loc.shape[-1]} as in `loc` "
-                f"and K ≤ D, got {basis.shape}; for a line pass a column, direction[:, None]."
+                f"DegenerateNormal needs `loc` of shape (..., D) and `basis` (..., D, K) with K ≤ D, got {loc.shape} "
+                f"and {basis.shape}; for a line pass a column, direction[:, None]."
             )
         dim, rank = basis.shape[-2:]
         batch_shape = jnp.broadcast_shapes(loc.shape[:-1], basis.shape[:-2], scale.shape[:-1])
@@ -169,12 +158,10 @@ class DegenerateNormal(SingularDistribution):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Return the log density on the manifold, minus infinity off it."""
-        position = coordinates(self.basis, value - self.loc)
-        standard = position / self.scale
+        standard = coordinates(self.basis, value - self.loc) / self.scale
         rank = standard.shape[-1]
         log_density = -0.5 * jnp.sum(jnp.square(standard), -1) - 0.5 * rank * math.log(2 * math.pi) - self._log_volume()
-        nearest = self.loc + jnp.einsum("...dk,...k->...d", self.basis, position)
-        return jnp.where(is_close(value, nearest), log_density, -jnp.inf)
+        return jnp.where(self.support(value), log_density, -jnp.inf)
 
     def entropy(self) -> Array:
         """Return the entropy by Lebesgue measure on the manifold."""
@@ -195,13 +182,11 @@ class DegenerateNormal(SingularDistribution):
         return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)
 
 
-def _unit_event(owner: str, rows: Any, parameter: Any) -> tuple[Array, Array, tuple[int, ...]]:
+def _by_row(rows: Any, parameter: Any) -> tuple[Array, Array]:
     """Broadcast rows (..., D) against one number by row."""
     rows, parameter = as_floats(rows, parameter, names=("rows", "the rate or alpha"))
-    check_vector("rows", rows, owner)
     batch_shape = jnp.broadcast_shapes(rows.shape[:-1], parameter.shape)
-    rows = jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1]))
-    return rows, jnp.broadcast_to(parameter, batch_shape), batch_shape
+    return jnp.broadcast_to(rows, (*batch_shape, rows.shape[-1])), jnp.broadcast_to(parameter, batch_shape)
 
 
 class BernoulliDropout(SingularDistribution):
@@ -234,11 +219,11 @@ class BernoulliDropout(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["rows"]
 
     def __init__(self, rows: Any, rate: Any, *, temperature: Any = None, validate_args: bool | None = None):
-        self.rows, self.rate, batch_shape = _unit_event("BernoulliDropout", rows, rate)
+        self.rows, self.rate = _by_row(rows, rate)
         if temperature is not None:
             check_positive("temperature", temperature)
         self.temperature = temperature
-        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
+        super().__init__(self.rate.shape, self.rows.shape[-1:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -286,7 +271,7 @@ class BernoulliDropout(SingularDistribution):
         return (self.rate * (1.0 - self.rate))[..., None] * jnp.square(self.rows)
 
 
-class GaussianDropout(SingularDistribution):
+class GaussianDropout(DegenerateNormal):
     r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ by row.
 
     The density on the line is $N(s; 1, \alpha)/\lVert\theta\rVert$ (Hron 2018, section 4.1; :eq:`gaussian-dropout`).
@@ -311,45 +296,6 @@ class GaussianDropout(SingularDistribution):
     reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
 
     def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
-        self.rows, self.alpha, batch_shape = _unit_event("GaussianDropout", rows, alpha)
-        super().__init__(batch_shape, self.rows.shape[-1:], validate_args=validate_args)
-
-    @constraints.dependent_property(is_discrete=False, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        """Line through 0 and the row."""
-        return linear_manifold(jnp.zeros_like(self.rows), self.rows[..., None])
-
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Draw rows ``sample_shape + batch_shape + (D,)``."""
-        noise = jax.random.normal(key, (*sample_shape, *self.batch_shape), self.rows.dtype)
-        return (1.0 + jnp.sqrt(self.alpha) * noise)[..., None] * self.rows
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        """Return the log density on the line, minus infinity off it."""
-        squared_norm = jnp.sum(jnp.square(self.rows), -1)
-        multiplier = jnp.sum(value * self.rows, -1) / squared_norm
-        log_density = (
-            -0.5 * jnp.square(multiplier - 1.0) / self.alpha
-            - 0.5 * jnp.log(2 * math.pi * self.alpha)
-            - 0.5 * jnp.log(squared_norm)
-        )
-        return jnp.where(is_close(value, multiplier[..., None] * self.rows), log_density, -jnp.inf)
-
-    def entropy(self) -> Array:
-        """Return the entropy by length along the line."""
-        squared_norm = jnp.sum(jnp.square(self.rows), -1)
-        return 0.5 * (1.0 + jnp.log(2 * math.pi * self.alpha) + jnp.log(squared_norm))
-
-    def covariance_factor(self) -> tuple[Array, Array]:
-        """Return the row as a column, and the multiplier's variance."""
-        return self.rows[..., None], self.alpha[..., None]
-
-    @property
-    def mean(self) -> Array:
-        """Mean, which is the row."""
-        return self.rows
-
-    @property
-    def variance(self) -> Array:
-        """Variance of each entry."""
-        return self.alpha[..., None] * jnp.square(self.rows)
+        self.rows, self.alpha = _by_row(rows, alpha)
+        scale = jnp.sqrt(self.alpha)[..., None]
+        super().__init__(self.rows, self.rows[..., None], scale, validate_args=validate_args)

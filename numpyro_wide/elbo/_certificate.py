@@ -53,26 +53,6 @@ def mean_field_bound(
         >>> [round(float(b), 3) for b in bounds[:, 0]]
         [0.69, 0.072, 0.007]
     """
-    x, y, x_test = _checked_data(inputs, targets, test_inputs)
-    check_positive("noise_scale", noise_scale)
-    check_positive("num_neurons", num_neurons)
-    noise_scale, weight_scale = _one_scale("noise_scale", noise_scale), _one_scale("weight_scale", weight_scale)
-    bias_scale, readout_scale = _one_scale("bias_scale", bias_scale), _one_scale("readout_scale", readout_scale)
-    num_neurons = as_not_negative("num_neurons", num_neurons)
-    pre_activation = jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
-    prior_variance = jnp.square(readout_scale) * _erf_second_moment(pre_activation)
-    kl_bound = 0.5 * jnp.sum(jnp.square(y) + prior_variance[:, None]) / jnp.square(noise_scale)
-    test_size = jnp.square(weight_scale) * jnp.sum(jnp.square(x_test), 1) + jnp.square(bias_scale)
-    mean_bound = 2.0 * (x.shape[1] + 1) * kl_bound * test_size
-    width = num_neurons[..., None]
-    mean_bound = jnp.expand_dims(mean_bound, range(num_neurons.ndim))
-    # expm1 keeps the digits of 1 − exp(−small) for wide networks.
-    saturation = -jnp.expm1(-4.0 / math.pi * mean_bound / width)
-    return readout_scale * jnp.sqrt(2.0 * kl_bound * saturation)
-
-
-def _checked_data(inputs: ArrayLike, targets: ArrayLike, test_inputs: ArrayLike) -> tuple[Array, Array, Array]:
-    """Return all as finite floats of one type, targets as a matrix."""
     x, y, x_test = as_floats(inputs, targets, test_inputs, names=("inputs", "targets", "test_inputs"))
     if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:
         raise ValueError(
@@ -81,15 +61,27 @@ def _checked_data(inputs: ArrayLike, targets: ArrayLike, test_inputs: ArrayLike)
         )
     for name, data in (("inputs", x), ("targets", y), ("test_inputs", x_test)):
         check_finite(name, data)
-    return x, y.reshape(len(x), -1), x_test
+    check_positive("noise_scale", noise_scale)
+    check_positive("num_neurons", num_neurons)
+    noise_scale, weight_scale = _one_scale("noise_scale", noise_scale), _one_scale("weight_scale", weight_scale)
+    bias_scale, readout_scale = _one_scale("bias_scale", bias_scale), _one_scale("readout_scale", readout_scale)
+    num_neurons = as_not_negative("num_neurons", num_neurons)
+
+    def pre_activation_variance(x: Array) -> Array:
+        return jnp.square(weight_scale) * jnp.sum(jnp.square(x), 1) + jnp.square(bias_scale)
+
+    # E erf(z)² for z ~ N(0, v) is (2/π) arcsin(2v / (1 + 2v)).
+    double = 2.0 * pre_activation_variance(x)
+    prior_variance = jnp.square(readout_scale) * (2.0 / math.pi * jnp.arcsin(double / (1.0 + double)))
+    kl_bound = 0.5 * jnp.sum(jnp.square(y.reshape(len(x), -1)) + prior_variance[:, None]) / jnp.square(noise_scale)
+    mean_bound = 2.0 * (x.shape[1] + 1) * kl_bound * pre_activation_variance(x_test)
+    mean_bound = jnp.expand_dims(mean_bound, range(num_neurons.ndim))
+    # expm1 keeps the digits of 1 − exp(−small) for wide networks.
+    saturation = -jnp.expm1(-4.0 / math.pi * mean_bound / num_neurons[..., None])
+    return readout_scale * jnp.sqrt(2.0 * kl_bound * saturation)
 
 
 def _one_scale(name: str, scale: ArrayLike) -> Array:
     if jnp.ndim(scale):
         raise ValueError(f"{name} must be one number, but has shape {jnp.shape(scale)}.")
     return as_not_negative(name, scale)
-
-
-def _erf_second_moment(variance: Array) -> Array:
-    # E erf(z)² for z ~ N(0, v) is (2/π) arcsin(2v / (1 + 2v)).
-    return 2.0 / math.pi * jnp.arcsin(2.0 * variance / (1.0 + 2.0 * variance))

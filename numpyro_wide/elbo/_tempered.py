@@ -3,23 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import check_positive, is_known, listing, whole_number
-from numpyro_wide._traces import refuse_unobserved
+from numpyro_wide._checks import check_names_known, check_positive, is_known, whole_number
+from numpyro_wide._traces import Sites, latent_sites, refuse_unobserved, sample_sites
 
 
 def check_weight(name: str, value: Any) -> None:
     """Refuse a known weight other than one positive finite number."""
     check_positive(name, value)
     if is_known(value) and not (np.ndim(value) == 0 and np.isrealobj(value) and np.isfinite(value)):
-        raise ValueError(f"{name} must be one finite number, which the KL term is multiplied by, but got {value}.")
+        raise ValueError(f"{name} must be one finite number, but got {value}.")
 
 
 def run_pair(
@@ -33,27 +31,20 @@ def run_pair(
     return guide_trace, trace(replayed).get_trace(*args, **kwargs)
 
 
-def log_density(site: dict) -> Array:
-    """Sum a site's log density, scaled and masked."""
-    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
-    return jnp.sum(scale_and_mask(site["fn"].log_prob(*arguments), site["scale"]))
-
-
 Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
 
 
 class _Temper(Messenger):
-    """Handler that scales by η the log density of latent sites and of the guide's."""
+    """Handler that scales by η, a number or by site, the log density of latent sites and of the guide's."""
 
-    def __init__(self, fn: Callable, eta: Callable[[str, bool], Any], seen: set[str], *, is_guide: bool):
+    def __init__(self, fn: Callable, eta: Any, *, is_guide: bool):
         super().__init__(fn)
-        self.eta, self.seen, self.is_guide = eta, seen, is_guide
+        self.eta, self.is_guide = eta, is_guide
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] != "sample" or (msg["is_observed"] and not self.is_guide):
             return
-        self.seen.add(msg["name"])
-        eta = self.eta(msg["name"], bool(msg["infer"].get("is_auxiliary")))
+        eta = self.eta[msg["name"]] if isinstance(self.eta, dict) else self.eta
         # At η = 1 the ELBO is NumPyro's to the last bit.
         if not (is_known(eta) and eta == 1):
             msg["scale"] = eta if msg["scale"] is None else eta * msg["scale"]
@@ -126,56 +117,32 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Any:
         """Return the negative tempered ELBO."""
-        eta = self._eta_by_site(rng_key, param_map, model, guide, args, kwargs)
-        seen: set[str] = set()
-        result = super().loss_with_mutable_state(
-            rng_key,
-            param_map,
-            _Temper(model, eta, seen, is_guide=False),
-            _Temper(guide, eta, seen, is_guide=True),
-            *args,
-            **kwargs,
-        )
-        if isinstance(self.eta, Mapping) and not self.eta.keys() <= seen:
-            raise ValueError(
-                f"eta names {listing(sorted(self.eta.keys() - seen))}, which is no latent site; the latent sites are "
-                f"{listing(sorted(seen))}."
-            )
-        return result
-
-    def untempered(self) -> "TemperedTraceMeanFieldELBO":
-        """Return this loss at η = 1."""
-        return TemperedTraceMeanFieldELBO(
-            eta=1.0,
-            num_particles=self.num_particles,
-            vectorize_particles=self.vectorize_particles,
-            sum_sites=self.sum_sites,
-        )
-
-    def _eta_by_site(
-        self, rng_key: Array, params: dict, model: Callable, guide: Callable, args: tuple, kwargs: dict
-    ) -> Callable[[str, bool], Any]:
-        eta = self.eta
+        pair = rng_key, param_map, model, guide, args, kwargs
+        eta: Any = self.eta
         if eta is None and self.num_neurons is not None:
-            p = self.num_observations
-            if p is None:
-                p = _count_observations(run_pair(rng_key, params, model, guide, args, kwargs)[1])
-            common = self.tau * p / self.num_neurons
-            return lambda name, is_auxiliary: common
-        if not isinstance(eta, Mapping) and not callable(eta):
-            return lambda name, is_auxiliary: eta
+            p = _count_observations(run_pair(*pair)[1]) if self.num_observations is None else self.num_observations
+            eta = self.tau * p / self.num_neurons
+        if isinstance(eta, Mapping) or callable(eta):
+            eta = _by_site(eta, *run_pair(*pair))
+        tempered = _Temper(model, eta, is_guide=False), _Temper(guide, eta, is_guide=True)
+        return super().loss_with_mutable_state(rng_key, param_map, *tempered, *args, **kwargs)
 
-        def by_site(name: str, is_auxiliary: bool) -> Any:
-            if is_auxiliary and not (isinstance(eta, Mapping) and name in eta):
-                raise ValueError(
-                    f"eta by site needs a guide that draws sites one by one, such as AutoNormal, but {name!r} holds "
-                    "several in one density."
-                )
-            value = eta.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
-            check_weight(f"eta at site {name!r}", value)
-            return value
 
-        return by_site
+def _by_site(eta: Any, guide_trace: Sites, model_trace: Sites) -> dict[str, Any]:
+    """Return η by latent site, of a mapping or a function."""
+    latent = sample_sites(guide_trace) | latent_sites(model_trace)
+    given = eta if isinstance(eta, Mapping) else {}
+    check_names_known("eta", given, latent, kind="latent site")
+    found = {}
+    for name, site in latent.items():
+        if site["infer"].get("is_auxiliary") and name not in given:
+            raise ValueError(
+                f"eta by site needs a guide that draws sites one by one, such as AutoNormal, but {name!r} holds "
+                "several in one density."
+            )
+        found[name] = given.get(name, 1.0) if isinstance(eta, Mapping) else eta(name)
+        check_weight(f"eta at site {name!r}", found[name])
+    return found
 
 
 def _count_observations(model_trace: dict) -> int:
@@ -183,11 +150,8 @@ def _count_observations(model_trace: dict) -> int:
     what = "TemperedTraceMeanFieldELBO reads the number of observations off the plates around the observed sites"
     refuse_unobserved(model_trace, what)
     sizes = {name: site["args"][0] for name, site in model_trace.items() if site["type"] == "plate"}
-    groups = {
-        frozenset(frame.name for frame in site["cond_indep_stack"])
-        for site in model_trace.values()
-        if site["type"] == "sample" and site["is_observed"]
-    }
+    observed = [site for site in sample_sites(model_trace).values() if site["is_observed"]]
+    groups = {frozenset(frame.name for frame in site["cond_indep_stack"]) for site in observed}
     counts = [int(np.prod([sizes[name] for name in group])) for group in groups if group and group <= sizes.keys()]
     if not counts:
         raise ValueError(

@@ -2,19 +2,17 @@
 
 import copy
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.infer import SVI
-from numpyro.infer.svi import SVIState
-from numpyro.primitives import Messenger
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
-from numpyro_wide._checks import check_positive, kind_of, whole_number
-from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO
+from numpyro_wide._checks import check_positive, whole_number
+from numpyro_wide._traces import latent_sites, sample_sites
+from numpyro_wide.elbo._tempered import TemperedTraceMeanFieldELBO, run_pair
 
 
 class ELBOTerms(NamedTuple):
@@ -59,33 +57,14 @@ class OnPriorWarning(UserWarning):
     """Warning of a guide on its prior."""
 
 
-class _Recorder(Messenger):
-    """Handler that notes sizes of latent sites and names of observed ones."""
-
-    def __init__(self, fn: Callable, sizes: dict[str, int], observed: set[str] | None):
-        super().__init__(fn)
-        self.sizes, self.observed = sizes, observed
-
-    def postprocess_message(self, msg: Any) -> None:
-        if msg["type"] != "sample":
-            return
-        if msg["is_observed"] and self.observed is not None:
-            self.observed.add(msg["name"])
-        elif msg["value"] is not None:
-            self.sizes[msg["name"]] = int(np.prod(np.shape(msg["value"])))
-
-
 def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms:
-    """Split the ELBO of a guide into likelihood and KL terms by site.
+    """Split the ELBO of a guide into likelihood and KL terms by site, :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Args:
         svi: SVI of model and guide, with a loss by site: this package's, or a NumPyro ``Trace`` ELBO.
         svi_state: state of SVI, such as ``svi.run(...).state``.
         *args: arguments of model and guide.
         **kwargs: their keyword arguments.
-
-    Returns:
-        An :class:`~numpyro_wide.elbo.ELBOTerms`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -102,15 +81,22 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
     loss = svi.loss
     if not hasattr(loss, "sum_sites"):
         raise ValueError(f"elbo_terms needs a loss with an attribute `sum_sites`, got {type(loss).__name__}.")
-    if not isinstance(svi_state, SVIState):
-        raise TypeError(f"svi_state must be the state of SVI, but is {kind_of(svi_state)}; of a run pass its .state.")
     params = {**svi.get_params(svi_state), **(svi_state.mutable_state or {})}
-    by_site, sizes, observed = _evaluate(loss, svi, svi_state.rng_key, params, args, kwargs)
-    plain = by_site
+    kwargs = {**kwargs, **svi.static_kwargs}
+    guide_trace, model_trace = run_pair(svi_state.rng_key, params, svi.model, svi.guide, args, kwargs)
+    latent = sample_sites(guide_trace) | latent_sites(model_trace)
+
+    def by_site(loss: Any) -> dict[str, Array]:
+        loss = copy.copy(loss)
+        loss.sum_sites = False
+        return loss.loss(svi_state.rng_key, params, svi.model, svi.guide, *args, **kwargs)
+
+    terms = by_site(loss)
+    log_likelihood = {name: -value for name, value in terms.items() if name not in latent}
+    tempered = {name: value for name, value in terms.items() if name in latent}
+    plain = tempered
     if isinstance(loss, TemperedTraceMeanFieldELBO):
-        plain, _, _ = _evaluate(loss.untempered(), svi, svi_state.rng_key, params, args, kwargs)
-    log_likelihood = {name: -value for name, value in by_site.items() if name in observed}
-    tempered = {name: value for name, value in by_site.items() if name not in observed}
+        plain = by_site(TraceMeanField_ELBO(loss.num_particles, loss.vectorize_particles))
     total = jnp.abs(sum(log_likelihood.values(), start=jnp.array(0.0)))
     ratio = {name: value / total for name, value in tempered.items()}
     return ELBOTerms(
@@ -119,33 +105,14 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
         tempered,
         ratio,
         sum(ratio.values(), start=jnp.array(0.0)),
-        {name: sizes[name] for name in tempered if name in sizes},
+        {name: jnp.size(latent[name]["value"]) for name in tempered},
     )
-
-
-def _evaluate(
-    loss: Any, svi: SVI, rng_key: Array, params: dict, args: tuple, kwargs: dict
-) -> tuple[dict[str, Array], dict[str, int], set[str]]:
-    by_site_loss = copy.copy(loss)
-    by_site_loss.sum_sites = False
-    sizes: dict[str, int] = {}
-    observed: set[str] = set()
-    by_site = by_site_loss.loss(
-        rng_key,
-        params,
-        _Recorder(svi.model, sizes, observed),
-        _Recorder(svi.guide, sizes, None),
-        *args,
-        **kwargs,
-        **svi.static_kwargs,
-    )
-    return by_site, sizes, observed
 
 
 def run_monitored(
     svi: SVI, rng_key: Array, num_steps: int, *args: Any, every: int = 100, **kwargs: Any
 ) -> MonitoredRun:
-    """Train as ``svi.run`` does, and evaluate the terms of the ELBO at regular steps.
+    """Train as ``svi.run`` does, with terms of the ELBO at regular steps: :class:`~numpyro_wide.elbo.MonitoredRun`.
 
     Args:
         svi: SVI of model and guide.
@@ -154,9 +121,6 @@ def run_monitored(
         *args: arguments of model and guide.
         every: number of steps between evaluations.
         **kwargs: their keyword arguments.
-
-    Returns:
-        A :class:`~numpyro_wide.elbo.MonitoredRun`.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist

@@ -2,20 +2,21 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, random
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.elbo import ELBO
+from numpyro.infer.elbo import _get_log_prob_sum as log_density
 from numpyro.util import check_model_guide_match
 
 from numpyro_wide._checks import whole_number
 from numpyro_wide._traces import unwrap
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._quasi_kl import closed_quasi_kl
-from numpyro_wide.elbo._tempered import check_weight, log_density, run_pair
+from numpyro_wide.elbo._tempered import check_weight, run_pair
 
 
 class TraceQKL(ELBO):
@@ -42,12 +43,11 @@ class TraceQKL(ELBO):
         >>> svi = SVI(model, AutoDropout(model, rate=0.1), numpyro.optim.Adam(0.01), TraceQKL())
     """
 
-    _accepts_improper: ClassVar[bool] = False
+    penalty_weight: Any = None  # improper priors are refused
 
     def __init__(self, num_particles: int = 1, *, vectorize_particles: bool | Callable = True, sum_sites: bool = True):
         self.sum_sites = sum_sites
-        num_particles = whole_number("num_particles", num_particles)
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(whole_number("num_particles", num_particles), vectorize_particles)
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, *args: Any, **kwargs: Any
@@ -83,7 +83,8 @@ class TraceQKL(ELBO):
         return terms
 
     def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
-        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform) and not self._accepts_improper:
+        is_improper = isinstance(unwrap(model_site["fn"]), ImproperLogUniform)
+        if is_improper and self.penalty_weight is None:
             raise ValueError(
                 f"The prior of site {model_site['name']!r} is improper and has no posterior (Hron 2018, Prop. 1); "
                 "use the loss PenalizedMaximumLikelihood, or a proper prior."
@@ -92,7 +93,8 @@ class TraceQKL(ELBO):
             value = closed_quasi_kl(guide_site["fn"], model_site["fn"])
         except NotImplementedError:
             return log_density(guide_site) - log_density(model_site)
-        return jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
+        total = jnp.sum(scale_and_mask(value, scale=guide_site["scale"]))
+        return self.penalty_weight * total if is_improper else total
 
 
 class PenalizedMaximumLikelihood(TraceQKL):
@@ -120,8 +122,6 @@ class PenalizedMaximumLikelihood(TraceQKL):
         >>> svi = SVI(model, guide, numpyro.optim.Adam(0.01), PenalizedMaximumLikelihood())
     """
 
-    _accepts_improper: ClassVar[bool] = True
-
     def __init__(
         self,
         num_particles: int = 1,
@@ -133,9 +133,3 @@ class PenalizedMaximumLikelihood(TraceQKL):
         check_weight("penalty_weight", penalty_weight)
         self.penalty_weight = penalty_weight
         super().__init__(num_particles, vectorize_particles=vectorize_particles, sum_sites=sum_sites)
-
-    def _quasi_kl(self, guide_site: dict, model_site: dict) -> Array:
-        value = super()._quasi_kl(guide_site, model_site)
-        if isinstance(unwrap(model_site["fn"]), ImproperLogUniform):
-            return self.penalty_weight * value
-        return value

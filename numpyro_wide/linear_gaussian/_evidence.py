@@ -122,6 +122,11 @@ class Standardised(NamedTuple):
         floor = jnp.finfo(self.features.dtype).eps * self.squared_norm
         return self._replace(regulariser=jnp.maximum(self.regulariser, floor))
 
+    def sum_over_outputs(self, core: Callable[..., Array], variant: str) -> Array:
+        """Return a sum of ``core(features, targets, regulariser, variant)``."""
+        _, by_output = self.for_each_output(lambda *arrays: ((), core(*arrays, variant)))
+        return by_output.sum()
+
     def for_each_output(self, core: Core, *columns: Array) -> tuple[Any, Any]:
         """Run ``core`` once or by output; the second result has a leading axis, 1 or k."""
         if self.is_shared:
@@ -148,67 +153,41 @@ def _is_known_zero(value: Array | np.ndarray) -> bool:
     return not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
-def evidence(standard: Standardised, variant: str) -> Array:
-    """Return the log evidence at a scalar σ²."""
-
-    def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
-        return (), _log_evidence(features, targets, variance, variant)
-
-    _, by_output = standard.for_each_output(core)
-    return by_output.sum() - standard.log_scale
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _log_evidence(features: Array, targets: Array, variance: Array, variant: str) -> Array:
-    root, variance = _factorised(features, variance, variant)
-    return _value(targets, variance, _terms(targets, variance, root))
+def log_evidence_of(features: Array, targets: Array, variance: Array, variant: str) -> Array:
+    """Return the log evidence at a scalar σ²."""
+    return _value(targets, variance, ROOTS[variant].of(features, variance))[0]
 
 
-@_log_evidence.defjvp
+@log_evidence_of.defjvp
 def _log_evidence_jvp(
     variant: str, primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
 ) -> tuple[Array, Array]:
     features, targets, variance = primals
     num_rows, num_outputs = targets.shape
-    root, variance = _factorised(features, variance, variant)
-    root = root.inverted()
-    terms = _terms(targets, variance, root)
+    root = ROOTS[variant].of(features, variance).inverted()
+    value, mean, alpha = _value(targets, variance, root)
     solved = root.solve_features()
     trace_inverse = (num_rows - jnp.sum(features * solved)) / variance
 
     features_dot, targets_dot, variance_dot = tangents
-    tangent = jnp.sum((terms.alpha @ terms.mean.T - num_outputs * solved) * features_dot)
-    tangent -= jnp.sum(terms.alpha * targets_dot)
-    tangent += 0.5 * (jnp.sum(terms.alpha**2) - num_outputs * trace_inverse) * variance_dot
-    return _value(targets, variance, terms), tangent
+    tangent = jnp.sum((alpha @ mean.T - num_outputs * solved) * features_dot)
+    tangent -= jnp.sum(alpha * targets_dot)
+    tangent += 0.5 * (jnp.sum(alpha**2) - num_outputs * trace_inverse) * variance_dot
+    return value, tangent
 
 
-def _factorised(features: Array, variance: Array, variant: str) -> tuple[Root, Array]:
-    """Return the root and the noise variance, NaN below rounding."""
-    root = ROOTS[variant].of(features, variance)
-    # The root's trace costs less than the features' norm.
-    return root, above_rounding(variance, root.trace())
-
-
-class _Terms(NamedTuple):
-    """Terms of value and gradient."""
-
-    mean: Array  # posterior mean μ, (d, k)
-    alpha: Array  # (Y − Ψμ)/σ² = K⁻¹Y, (n, k)
-    log_det: Array  # log det(K/σ²) of one output, scalar
-
-
-def _terms(targets: Array, variance: Array, root: Root) -> _Terms:
-    mean, residual = root.fit(targets)
-    return _Terms(mean, residual / variance, root.log_det())
-
-
-def _value(targets: Array, variance: Array, terms: _Terms) -> Array:
+def _value(targets: Array, variance: Array, root: Root) -> tuple[Array, Array, Array]:
+    """Return the log evidence, the posterior mean μ, (d, k), and α = (Y − Ψμ)/σ² = K⁻¹Y, (n, k)."""
     num_rows, num_outputs = targets.shape
+    # The root's trace costs less than the features' norm.
+    variance = above_rounding(variance, root.trace())
+    mean, residual = root.fit(targets)
+    alpha = residual / variance
     # ‖Y − Ψμ‖²/σ² + ‖μ‖² = tr(Yᵀ K⁻¹ Y)
-    quadratic = variance * jnp.sum(terms.alpha**2) + jnp.sum(terms.mean**2)
-    log_normaliser = terms.log_det + num_rows * jnp.log(2 * jnp.pi * variance)
-    return -0.5 * (quadratic + num_outputs * log_normaliser)
+    quadratic = variance * jnp.sum(alpha**2) + jnp.sum(mean**2)
+    log_normaliser = root.log_det() + num_rows * jnp.log(2 * jnp.pi * variance)
+    return -0.5 * (quadratic + num_outputs * log_normaliser), mean, alpha
 
 
 def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple[Array, Array]:

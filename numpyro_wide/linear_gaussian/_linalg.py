@@ -16,7 +16,7 @@ _FEW = 4
 @jax.custom_jvp
 def gram_factor(rows: Array, regulariser: Array) -> Array:
     r"""Return the lower Cholesky factor of $R R^\top + \lambda I$ for rows $R$ (m, p)."""
-    return cholesky(_lower_gram(rows, _leaf_size(len(rows), 128, 4)), regulariser)
+    return cholesky(_lower_gram(rows), regulariser)
 
 
 @gram_factor.defjvp
@@ -40,38 +40,33 @@ def cholesky(gram: Array, regulariser: Array) -> Array:
     return lax_cholesky(add_diagonal(gram, regulariser), symmetrize_input=False)
 
 
-def inverse_lower(factor: Array) -> Array:
-    """Invert a lower triangular matrix; products with it beat many triangular solves."""
-    return _inverse_by_halves(factor, _leaf_size(len(factor), 32, 8))
-
-
-def square_of_lower(lower: Array) -> Array:
-    r"""Return $M^\top M$ for a lower triangular $M$, by halves."""
-    return _square_by_halves(lower, _leaf_size(len(lower), 128, 4))
-
-
-def _inverse_by_halves(factor: Array, leaf: int) -> Array:
+def inverse_lower(factor: Array, leaf: int | None = None) -> Array:
+    """Invert a lower triangular matrix, by halves; products with it beat many triangular solves."""
     size = len(factor)
+    leaf = leaf or _leaf_size(size, 32, 8)
     if size <= leaf:
         return solve_lower(factor, jnp.eye(size, dtype=factor.dtype))
     half = size // 2
-    upper_left = _inverse_by_halves(factor[:half, :half], leaf)
-    lower_right = _inverse_by_halves(factor[half:, half:], leaf)
+    upper_left = inverse_lower(factor[:half, :half], leaf)
+    lower_right = inverse_lower(factor[half:, half:], leaf)
     return _lower_block(upper_left, -lower_right @ (factor[half:, :half] @ upper_left), lower_right)
 
 
-def _square_by_halves(lower: Array, leaf: int) -> Array:
+def square_of_lower(lower: Array, leaf: int | None = None) -> Array:
+    r"""Return $M^\top M$ for a lower triangular $M$, by halves."""
+    leaf = leaf or _leaf_size(len(lower), 128, 4)
     if len(lower) <= leaf:
         return lower.T @ lower
     half = len(lower) // 2
     below, lower_right = lower[half:, :half], lower[half:, half:]
     across = lower_right.T @ below
-    upper_left = _square_by_halves(lower[:half, :half], leaf) + below.T @ below
-    return jnp.block([[upper_left, across.T], [across, _square_by_halves(lower_right, leaf)]])
+    upper_left = square_of_lower(lower[:half, :half], leaf) + below.T @ below
+    return jnp.block([[upper_left, across.T], [across, square_of_lower(lower_right, leaf)]])
 
 
-def _lower_gram(rows: Array, leaf: int) -> Array:
-    r"""Return $R R^\top$ with zeros in blocks above the diagonal."""
+def _lower_gram(rows: Array, leaf: int | None = None) -> Array:
+    r"""Return $R R^\top$ with zeros in blocks above the diagonal, by halves."""
+    leaf = leaf or _leaf_size(len(rows), 128, 4)
     if len(rows) <= leaf:
         return rows @ rows.T
     upper, lower = rows[: len(rows) // 2], rows[len(rows) // 2 :]

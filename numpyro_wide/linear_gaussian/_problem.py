@@ -15,11 +15,11 @@ from numpyro_wide.linear_gaussian._evidence import (
     Standardised,
     as_matrix,
     broadcastable_matrix,
-    evidence,
     evidence_rounding,
     function_moments,
     joint_function_moments,
     left_out_moments,
+    log_evidence_of,
     posterior_moments,
 )
 from numpyro_wide.linear_gaussian._roots import ROOTS
@@ -60,13 +60,17 @@ def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, h
     # Known numbers stay NumPy's: under jit a prior mean of zero must be known.
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
-    try:
-        fits = jnp.broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts(array.shape, shape):
         raise ValueError(f"{name} must broadcast against shape {shape}, but got {array.shape}{hint}.")
     return array
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Tell whether a shape broadcasts to another."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
 
 
 def as_test_features(test_features: ArrayLike, features: Array) -> Array:
@@ -78,15 +82,6 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
             f"{features.shape}, but got {test_features.shape}."
         )
     return test_features
-
-
-def as_residuals(residuals: ArrayLike | None, targets: Array) -> Array:
-    """Return standard normal numbers of the targets' shape and type; zeros for None."""
-    if residuals is None:
-        return jnp.zeros_like(targets)
-    if np.shape(residuals) != targets.shape:
-        raise ValueError(f"residuals must have the targets' shape {targets.shape}, but got {np.shape(residuals)}.")
-    return as_floats(residuals, dtype=targets.dtype, names=("residuals",))[0]
 
 
 class ReadoutShapes:
@@ -189,12 +184,7 @@ class ReadoutProblem(ReadoutShapes):
 
     def evidence_error(self) -> Array:
         """Estimate the rounding error of :meth:`log_evidence` in nats; infinite where that is NaN."""
-
-        def core(features: Array, targets: Array, variance: Array) -> tuple[tuple[()], Array]:
-            return (), evidence_rounding(features, targets, variance, self.variant)
-
-        _, by_output = self.exact()._standardised().for_each_output(core)
-        return by_output.sum()
+        return self.exact()._standardised().sum_over_outputs(evidence_rounding, self.variant)
 
     def map(self, phi: ArrayLike) -> tuple[Array, Array]:
         r"""Return the readout of $\phi$ and the log-determinant; see :func:`readout_map`."""
@@ -219,11 +209,10 @@ class ReadoutProblem(ReadoutShapes):
         """Return the readout's posterior mean and covariance; see :func:`readout_posterior`."""
         standard = self.exact()._standardised()
         mean, covariance = standard.for_each_output(posterior_moments)
-        scale = self._prior_scale()
+        mean = self._prior_loc() + self._prior_scale() * mean.reshape(self.readout_shape)
         # Outputs with one covariance have one row of scales.
-        column_scale = as_matrix(scale).T[: covariance.shape[0]]
-        covariance = column_scale[:, :, None] * covariance * column_scale[:, None, :]
-        mean = self._prior_loc() + scale * mean.reshape(self.readout_shape)
+        scale = as_matrix(self._prior_scale()).T[: covariance.shape[0]]
+        covariance = scale[:, :, None] * covariance * scale[:, None, :]
         return mean, covariance[0] if standard.is_shared else covariance
 
     def solved(self) -> "ReadoutProblem":
@@ -232,7 +221,8 @@ class ReadoutProblem(ReadoutShapes):
 
     def log_evidence(self) -> Array:
         """Return the log evidence of the targets; see :func:`log_evidence`."""
-        return evidence(self.exact()._standardised(), self.variant)
+        standard = self.exact()._standardised()
+        return standard.sum_over_outputs(log_evidence_of, self.variant) - standard.log_scale
 
     def predict(
         self, test_features: ArrayLike, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
@@ -249,10 +239,11 @@ class ReadoutProblem(ReadoutShapes):
         """
         test_features = as_test_features(test_features, self.features)
         phi = jnp.zeros(self.readout_shape, self.targets.dtype) if phi is None else self._as_readout("phi", phi)
-        residuals = as_residuals(residuals, self.targets)
+        shape, dtype = self.targets.shape, self.targets.dtype
+        residuals = as_number("residuals", 0.0 if residuals is None else residuals, shape, dtype)
 
         core = partial(function_moments, test_features)
-        columns = (as_matrix(column) for column in (self._prior_scale(), phi, residuals))
+        columns = (as_matrix(column) for column in (self._prior_scale(), phi, jnp.broadcast_to(residuals, shape)))
         (mean, deviation), spread = self.exact()._standardised().resolved().for_each_output(core, *columns)
         shape = (test_features.shape[0], *self.targets.shape[1:])
         mean = mean.reshape(shape) + test_features @ self._prior_loc()

@@ -1,6 +1,6 @@
 """Roots of the posterior covariance of a readout."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -92,16 +92,30 @@ class Root(Protocol):
         """Return the root with its factor's inverse."""
 
     def solve_features(self) -> Array:
-        r"""Return $K^{-1} \Psi$, by products."""
+        r"""Return $K^{-1} \Psi$, by products, of an inverted root."""
 
 
-class FeatureRoot(NamedTuple):
-    r"""Cholesky root of $\lambda I + \Psi^\top \Psi$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
-
+class _CholeskyRoot(NamedTuple):
     features: Array
     regulariser: Array
     factor: Array
-    inverse_factor: Array | None = None  # where it is known
+    inverse_factor: Any = None  # where it is known
+
+    def half_log_det(self) -> Array:
+        return jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
+
+    def log_det(self) -> Array:
+        return 2 * self.half_log_det()
+
+    def trace(self) -> Array:
+        return row_sums_of_squares(self.factor).sum()
+
+    def inverted(self) -> Any:
+        return self._replace(inverse_factor=inverse_lower(self.factor))
+
+
+class FeatureRoot(_CholeskyRoot):
+    r"""Cholesky root of $\lambda I + \Psi^\top \Psi$ (Hron 2022, §3.2; :eq:`feature`): O(nd² + d³)."""
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
@@ -114,40 +128,22 @@ class FeatureRoot(NamedTuple):
         step = solve_gram(self.factor, by_column(residual) - self.regulariser * mean, self.inverse_factor)
         return _refined(self.features, self.regulariser, mean, residual, step)
 
-    def log_det(self) -> Array:
-        return 2 * self._half_log_det()
-
-    def trace(self) -> Array:
-        return row_sums_of_squares(self.factor).sum()
-
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         scaled = jnp.sqrt(self.regulariser) * phi
-        return solve_lower(self.factor, self._whitened(targets) + scaled, transpose=True), -self._half_log_det()
+        return solve_lower(self.factor, self._whitened(targets) + scaled, transpose=True), -self.half_log_det()
 
     def inverse(self, targets: Array, readout: Array) -> Array:
         return (self.factor.T @ readout - self._whitened(targets)) / jnp.sqrt(self.regulariser)
 
-    def inverted(self) -> "FeatureRoot":
-        return self._replace(inverse_factor=inverse_lower(self.factor))
-
     def solve_features(self) -> Array:
-        inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
-        return self.features @ square_of_lower(inverse_factor)
+        return self.features @ square_of_lower(self.inverse_factor)
 
     def _whitened(self, targets: Array) -> Array:
         return solve_lower(self.factor, self.features.T @ targets)
 
-    def _half_log_det(self) -> Array:
-        return jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
 
-
-class DataCholeskyRoot(NamedTuple):
+class DataCholeskyRoot(_CholeskyRoot):
     r"""Cholesky root of $\Psi \Psi^\top + \lambda I$ (Andrews 1968; :eq:`data-cholesky`): O(n²d + n³)."""
-
-    features: Array
-    regulariser: Array
-    factor: Array
-    inverse_factor: Array | None = None  # where it is known
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataCholeskyRoot":
@@ -161,12 +157,6 @@ class DataCholeskyRoot(NamedTuple):
         step = by_column(solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor))
         return _refined(self.features, self.regulariser, mean, residual, step)
 
-    def log_det(self) -> Array:
-        return 2 * jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
-
-    def trace(self) -> Array:
-        return row_sums_of_squares(self.factor).sum()
-
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         # The derivative is its own, without the factor's.
         return andrews_map(self.features, self.regulariser, stop_gradient(self.factor), targets, phi)
@@ -177,12 +167,8 @@ class DataCholeskyRoot(NamedTuple):
         correction = solve_lower(add_diagonal(self.factor, scale), self.features @ centred, transpose=True)
         return centred + self.features.T @ correction / scale
 
-    def inverted(self) -> "DataCholeskyRoot":
-        return self._replace(inverse_factor=inverse_lower(self.factor))
-
     def solve_features(self) -> Array:
-        inverse_factor = inverse_lower(self.factor) if self.inverse_factor is None else self.inverse_factor
-        return square_of_lower(inverse_factor) @ self.features
+        return square_of_lower(self.inverse_factor) @ self.features
 
 
 class DataRoot(NamedTuple):

@@ -40,11 +40,7 @@ class RowFeatures:
         block_size = min(block_size, num_rows)
         block = jax.ShapeDtypeStruct((block_size, *inputs.shape[1:]), inputs.dtype)
         traced, out = jax.make_jaxpr(network, return_shape=True)(block)
-        if len(out.shape) != 2 or out.shape[0] != block_size:
-            raise ValueError(
-                f"features must be a matrix (n, d) with a row for each of the {block_size} inputs of a block, but the "
-                f"network gave shape {out.shape}."
-            )
+        check_rows(out.shape, block_size)
 
         def program(constants: tuple[Array, ...], rows: Array) -> Array:
             return eval_jaxpr(traced.jaxpr, constants, rows)[0]
@@ -64,10 +60,6 @@ class RowFeatures:
         """Return a function's value of features (b, d), for all rows."""
         return in_row_blocks(lambda start, _: function(self.rows(start)), self.shape[0], self.block_size)
 
-    def dense(self) -> Array:
-        """Return all features at once, (n, d)."""
-        return self.map(lambda rows: rows)
-
     def astype(self, dtype: Any) -> "RowFeatures":
         """Return the features in another type."""
         if dtype == self.dtype:
@@ -75,19 +67,21 @@ class RowFeatures:
         program = self.program
         return replace(self, program=lambda constants, rows: program(constants, rows).astype(dtype), dtype=dtype)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked of every object
-            raise AttributeError(name)
-        raise AttributeError(
-            f"features that are computed by blocks of rows have no {name!r}; use them as features @ readout alone."
-        )
-
     def __matmul__(self, readout: Array) -> Array:
         readout = jnp.asarray(readout)
         return self.map(lambda rows: rows @ readout)
 
     def __jax_array__(self) -> Array:
-        return self.dense()
+        return self.map(lambda rows: rows)
+
+
+def check_rows(shape: tuple[int, ...], num_rows: int) -> None:
+    """Refuse features other than a matrix with a row for each input."""
+    if len(shape) != 2 or shape[0] != num_rows:
+        raise ValueError(
+            f"features must be a matrix (n, d) with a row for each of the {num_rows} inputs, but the network gave "
+            f"shape {shape}; leave out a module's last layer."
+        )
 
 
 def as_features(features: Any) -> Array | RowFeatures:
@@ -124,57 +118,39 @@ class StandardisedRows(NamedTuple):
         """Indices of the blocks."""
         return jnp.arange(-(-len(self.targets) // self.features.block_size))
 
-    def common(self) -> tuple[tuple[Array, ...], Array]:
-        """Return the blocks' common arrays."""
-        return self.features.constants, self.prior_scale
-
-    def by_row(self) -> tuple[Array, Array, Array | None]:
-        """Return the arrays by row."""
-        return self.features.inputs, self.targets, self.noise_scale
-
-    def place(self, index: Array) -> tuple[Array, Array]:
-        """Return a block's first row, and a mask of rows new in it, (b, 1)."""
+    def block(self, index: Array) -> tuple[Array, Array]:
+        """Return a block's standardised features and targets, zero for rows of the block before."""
         block_size = self.features.block_size
         first = index * block_size
         start = jnp.minimum(first, len(self.targets) - block_size)
-        return start, (start + jnp.arange(block_size) >= first)[:, None]
-
-    def read(self, by_row: Any, start: Array) -> Any:
-        """Return a block of arrays by row."""
-        return jax.tree.map(lambda array: take_rows(array, start, self.features.block_size), by_row)
-
-    def block(self, common: tuple, by_row: tuple) -> tuple[Array, Array]:
-        """Return a block's standardised features and targets."""
-        (constants, prior_scale), (inputs, targets, noise_scale) = common, by_row
-        features = self.features.program(constants, inputs).astype(targets.dtype) * prior_scale[None]
-        return (features, targets) if noise_scale is None else (features / noise_scale, targets / noise_scale)
-
-    def masked_block(self, index: Array) -> tuple[Array, Array]:
-        """Return a block's standardised features and targets, zero for repeated rows."""
-        start, is_new = self.place(index)
-        features, targets = self.block(self.common(), self.read(self.by_row(), start))
+        is_new = (start + jnp.arange(block_size) >= first)[:, None]
+        targets = take_rows(self.targets, start, block_size)
+        features = self.features.rows(start).astype(targets.dtype) * self.prior_scale[None]
+        if self.noise_scale is not None:
+            noise_scale = take_rows(self.noise_scale, start, block_size)
+            features, targets = features / noise_scale, targets / noise_scale
         return jnp.where(is_new, features, 0), jnp.where(is_new, targets, 0)
 
 
 class Sums(NamedTuple):
     """Sums over rows and their solutions; q is 1 for a common factor, else k."""
 
-    gram: Array  # ΨᵀΨ, (d, d)
-    factor: Array  # lower Cholesky factor L of ΨᵀΨ + σ²I, (q, d, d)
-    inverse: Array  # L⁻¹, (q, d, d)
+    log_det: Array  # log det(K/σ²), (q,)
+    inverse: Array  # L⁻¹ of the lower Cholesky factor L of ΨᵀΨ + σ²I, (q, d, d)
     mean: Array  # posterior mean, refined once by the residuals, (d, k)
     quadratic: Array  # tr YᵀK⁻¹Y by output, (k,)
     lost: Array  # estimate of ‖dA A⁻¹‖ by rounding, (q,)
 
-    def log_det(self, variance: Array) -> Array:
-        r"""Return $\log\det(K / \sigma^2)$, (q,)."""
-        return 2 * jax.vmap(lambda factor, v: jnp.log(diagonal(factor) / jnp.sqrt(v)).sum())(self.factor, variance)
+    @property
+    def is_lost(self) -> Array:
+        """Whether small eigenvalues are lost in rounding."""
+        return (self.lost > 1).any()
 
 
 @jax.custom_vjp
 def log_evidence_by_blocks(problem: StandardisedRows) -> Array:
     """Return the log evidence of standardised rows; reverse mode only."""
-    return value_of_sums(problem, sums_by_blocks(problem))
+    return _forward(problem)[0]
 
 
 def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, Sums]]:
@@ -187,31 +163,17 @@ def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[St
     variance = problem.variance
     precision = jnp.einsum("qij,qik->qjk", sums.inverse, sums.inverse)
     shared = problem.num_sharing * precision.sum(axis=0)
-    common, rows = _floats(problem.common()), _floats(problem.by_row())
+    floats = _floats(problem)
 
-    def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
-        totals, by_row = carry
-        start, is_new = problem.place(index)
-        whole = problem.read(problem.by_row(), start)
-
-        def block(common: Any, rows: Any) -> tuple[Array, Array]:
-            return problem.block(_filled(common, problem.common()), _filled(rows, whole))
-
-        (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
+    def step(total: Any, index: Array) -> tuple[Any, None]:
+        (features, targets), pull = jax.vjp(lambda floats: _filled(floats, problem).block(index), floats)
         alpha = (targets - features @ sums.mean) / variance[None]
         of_features = alpha @ sums.mean.T - features @ shared
-        of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
-        by_row = jax.tree.map(lambda all_rows, part: _add_rows(all_rows, part, start), by_row, of_rows)
-        return (jax.tree.map(jnp.add, totals, of_common), by_row), None
+        return jax.tree.map(jnp.add, total, *pull((of_features, -alpha))), None
 
-    zeros = jax.tree.map(jnp.zeros_like, (common, rows))
-    found, _ = jax.lax.scan(step, zeros, problem.indices)
-    (of_constants, of_scale), (of_inputs, of_targets, of_noise) = jax.tree.map(
-        lambda x: (cotangent * x).astype(x.dtype), found
-    )
-    of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
-    of_variance = cotangent * _of_variance(problem, sums, precision)
-    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
+    found, _ = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, floats), problem.indices)
+    found = jax.tree.map(lambda x: (cotangent * x).astype(x.dtype), found)
+    return (found._replace(variance=cotangent * _of_variance(problem, sums, precision)),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
@@ -231,10 +193,9 @@ def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     """Return the log evidence from sums; NaN for noise below rounding."""
     variance = problem.variance
     of_noise = len(problem.targets) * jnp.log(2 * jnp.pi * variance)
-    log_normaliser = problem.num_sharing * (sums.log_det(variance) + of_noise)
+    log_normaliser = problem.num_sharing * (sums.log_det + of_noise)
     found = -0.5 * (sums.quadratic.sum() + log_normaliser.sum())
-    # Beyond this small eigenvalues are lost.
-    return jnp.where((sums.lost > 1).any(), jnp.nan, found)
+    return jnp.where(sums.is_lost, jnp.nan, found)
 
 
 def sums_by_blocks(problem: StandardisedRows) -> Sums:
@@ -242,18 +203,19 @@ def sums_by_blocks(problem: StandardisedRows) -> Sums:
     variance = problem.variance
 
     def products(index: Array) -> tuple[Array, Array]:
-        features, targets = problem.masked_block(index)
+        features, targets = problem.block(index)
         return features.T @ features, features.T @ targets
 
     gram, moment = compensated_sum(products, problem.indices)
     factor = jax.vmap(partial(cholesky, gram))(variance)
+    log_det = 2 * jnp.log(jax.vmap(diagonal)(factor) / jnp.sqrt(variance)[:, None]).sum(axis=1)
     inverse = jax.vmap(inverse_lower)(factor)
     precision = jnp.einsum("qij,qik->qjk", inverse, inverse)
     solve = partial(_solve, inverse)
     mean = solve(moment)
 
     def residuals(index: Array) -> tuple[Array, Array]:
-        features, targets = problem.masked_block(index)
+        features, targets = problem.block(index)
         residual = targets - features @ mean
         return pairwise_sum(residual**2), features.T @ residual
 
@@ -266,7 +228,7 @@ def sums_by_blocks(problem: StandardisedRows) -> Sums:
     quadratic = (squares + variance * jnp.sum(mean**2, axis=0) - length * gain) / variance
     sizes = jnp.diagonal(gram)
     lost = jnp.finfo(gram.dtype).eps * jnp.sqrt(jnp.einsum("i,qij,j->q", sizes, precision**2, sizes))
-    return Sums(gram, factor, inverse, mean + length[None] * step, quadratic, lost)
+    return Sums(log_det, inverse, mean + length[None] * step, quadratic, lost)
 
 
 def _solve(inverse: Array, columns: Array) -> Array:
@@ -278,7 +240,7 @@ def _solve(inverse: Array, columns: Array) -> Array:
 
 def compensated_sum(terms: Callable[[Array], Any], indices: Array) -> Any:
     """Sum over blocks with compensation (Knuth's two-sum)."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(terms, indices[0]))
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(terms, indices[0]))
 
     def add(total: Array, lost: Array, term: Array) -> tuple[Array, Array]:
         new = total + term
@@ -302,11 +264,6 @@ def pairwise_sum(rows: Array) -> Array:
     return rows[0]
 
 
-def _add_rows(array: Array, part: Array, start: Array) -> Array:
-    there = take_rows(array, start, part.shape[0])
-    return jax.lax.dynamic_update_slice_in_dim(array, there + part, start, axis=0)
-
-
 def _floats(tree: Any) -> Any:
     """Return a tree with None for leaves without a derivative."""
     return jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, tree)
@@ -317,16 +274,6 @@ def _filled(floats: Any, tree: Any) -> Any:
     return jax.tree.map(
         lambda leaf, other: other if leaf is None else leaf, floats, tree, is_leaf=lambda leaf: leaf is None
     )
-
-
-def evidence_error_by_blocks(problem: StandardisedRows) -> Array:
-    """Estimate the rounding of :func:`log_evidence_by_blocks` in nats; infinite where that is NaN."""
-    sums, num_rows = sums_by_blocks(problem), len(problem.targets)
-    largest = sums.quadratic.sum()
-    largest += problem.num_sharing * num_rows * jnp.abs(jnp.log(2 * jnp.pi * problem.variance)).sum()
-    eps = jnp.finfo(sums.gram.dtype).eps
-    found = 0.5 * eps * largest + 2 * problem.num_sharing * sums.lost.sum()
-    return jnp.where((sums.lost > 1).any() | ~jnp.isfinite(found), jnp.inf, found)
 
 
 @jax.tree_util.register_dataclass
@@ -397,13 +344,13 @@ class BlockedProblem(ReadoutShapes):
         by_row, by_output = broadcastable_matrix(noise_scale, is_vector).shape
         if by_row > 1 and by_output > 1:
             raise ValueError(
-                f"with features by blocks of rows, noise_scale may vary over rows or over outputs, but has shape "
-                f"{jnp.shape(noise_scale)}; give (n, 1) or (k,)."
+                f"with features by blocks, noise_scale may vary over rows or over outputs, but has shape "
+                f"{noise_scale.shape}; give (n, 1) or (k,)."
             )
         if broadcastable_matrix(prior_scale, is_vector).shape[1] > 1:
             raise ValueError(
-                f"with features by blocks of rows, outputs share the readout's prior scale, but prior_scale has shape "
-                f"{jnp.shape(prior_scale)}; give (d, 1) or a number."
+                f"with features by blocks, outputs share the readout's prior scale, but prior_scale has shape "
+                f"{prior_scale.shape}; give (d, 1) or a number."
             )
         return cls(features.astype(dtype), targets, noise_scale, prior_scale)
 
@@ -418,13 +365,18 @@ class BlockedProblem(ReadoutShapes):
 
     def evidence_error(self) -> Array:
         """Estimate the rounding error of :meth:`log_evidence` in nats; infinite where that is NaN."""
-        return evidence_error_by_blocks(self._standardised())
+        standard = self._standardised()
+        sums, num_sharing = sums_by_blocks(standard), standard.num_sharing
+        of_noise = len(self.targets) * jnp.abs(jnp.log(2 * jnp.pi * standard.variance)).sum()
+        eps = jnp.finfo(sums.mean.dtype).eps
+        found = 0.5 * eps * (sums.quadratic.sum() + num_sharing * of_noise) + 2 * num_sharing * sums.lost.sum()
+        return jnp.where(sums.is_lost | ~jnp.isfinite(found), jnp.inf, found)
 
-    def posterior(self) -> BlockedPosterior:
-        """Return the readout's posterior; NaN for noise below rounding."""
+    def solved(self) -> BlockedPosterior:
+        """Return the readout's posterior, which draws and predicts; NaN for noise below rounding."""
         standard = self._standardised()
         sums, scale, variance = sums_by_blocks(standard), standard.prior_scale, standard.variance
-        mean = jnp.where((sums.lost > 1).any(), jnp.nan, sums.mean)
+        mean = jnp.where(sums.is_lost, jnp.nan, sums.mean)
         return BlockedPosterior(
             (scale[:, None] * mean).reshape(self.readout_shape),
             jnp.sqrt(variance)[:, None, None] * sums.inverse * scale[None, None],
@@ -433,14 +385,10 @@ class BlockedProblem(ReadoutShapes):
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """Return mean and variance of each row's targets given all others; see :class:`ReadoutProblem`."""
-        mean, variance, _ = self.posterior().predict(self.features)
+        mean, variance, _ = self.solved().predict(self.features)
         noise_variance = jnp.broadcast_to(jnp.asarray(self.noise_scale), mean.shape) ** 2
         share = jnp.maximum(1 - variance / noise_variance, jnp.finfo(mean.dtype).eps)
         return self.targets - (self.targets - mean) / share, noise_variance / share
-
-    def solved(self) -> BlockedPosterior:
-        """Return the posterior, which draws and predicts."""
-        return self.posterior()
 
     def _log_units(self, standard: StandardisedRows) -> Array:
         """Return the summed log of the noise by row, over all targets."""

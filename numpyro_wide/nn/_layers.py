@@ -11,7 +11,7 @@ from flax import linen
 from jax import Array
 
 from numpyro_wide._checks import (
-    check_input_scale,
+    check_finite,
     check_not_negative,
     check_one_of,
     is_known,
@@ -56,8 +56,7 @@ def scale_or_unit(given: Any, activation: Activation, b_std: Any) -> Any:
         return given
     if not is_known(b_std):
         raise ValueError(
-            "w_std=None and readout_w_std=None keep the variance at one for biases of a known scale, but theirs is "
-            "traced; give w_std and readout_w_std too."
+            "w_std=None and readout_w_std=None need biases of a known scale, but theirs is traced; give them, too."
         )
     return unit_scale(activation, float(b_std))
 
@@ -71,21 +70,10 @@ def check_scale(name: str, value: Any, *, is_number: bool = False) -> None:
     """Refuse a scale that is a prior, no real number, negative or not finite."""
     if isinstance(value, dist.Distribution):
         raise TypeError(f"{name} is a distribution; give its prior to bnn(..., scales={{{name!r}: ...}}).")
-    check_real(name, value)
+    check_finite(name, value)
     if is_number and np.shape(value) != ():
         raise ValueError(f"{name} must be a number, but has shape {np.shape(value)}.")
     check_not_negative(name, value)
-
-
-def check_real(name: str, value: Any) -> None:
-    """Refuse known values that are not finite real numbers."""
-    if not is_known(value):
-        return
-    numbers = np.asarray(value)
-    if not any(jnp.issubdtype(numbers.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise TypeError(f"{name} must be a real number or an array of them, but got {value!r}.")
-    if not np.isfinite(numbers).all():
-        raise ValueError(f"{name} must be finite, but got {value}.")
 
 
 PADDINGS = ("CIRCULAR", "SAME", "VALID")
@@ -185,14 +173,6 @@ def normalised(units: Array) -> Array:
     """Standardise the units (..., channels) of each pixel."""
     centred = units - jnp.mean(units, axis=-1, keepdims=True)
     return centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
-
-
-def scaled_inputs(x: Array, input_scale: Any) -> Array:
-    """Multiply inputs (n, d) by a number, or one by column; None for 1."""
-    if input_scale is None:
-        return x
-    check_input_scale(input_scale, x.shape[1])
-    return x * jnp.broadcast_to(jnp.asarray(input_scale, x.dtype), x.shape)
 
 
 def check_images(x: Array) -> None:

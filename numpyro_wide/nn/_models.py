@@ -22,14 +22,14 @@ from numpyro_wide._checks import (
     check_positive,
     is_known,
     is_tracing,
-    kind_of,
     listing,
     refuse_frames,
     whole_number,
 )
 from numpyro_wide._traces import unwrap, warn_of_prior_sizes
-from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, first_block
-from numpyro_wide.nn._layers import Activation, activation_function, check_real, check_scale
+from numpyro_wide.linear_gaussian._problem import broadcasts
+from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, check_rows, first_block
+from numpyro_wide.nn._layers import Activation, check_scale
 from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
 from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
 
@@ -47,15 +47,10 @@ def scale_site(name: str, prior: Any) -> Any:
 def check_prior(name: str, prior: dist.Distribution) -> None:
     """Refuse a scale's prior that is not in ``IMAGES``, or reaches below zero."""
     inner = unwrap(prior)
-    kinds = sorted(kind.__name__ for kind in IMAGES)
-    check_one_of(f"the prior of {name}", type(inner).__name__, kinds, also="(their quantiles are known in both tails)")
+    check_one_of(f"the prior of {name}", type(inner).__name__, sorted(kind.__name__ for kind in IMAGES))
     # NumPyro checks other parameters, but allows uniforms on any interval.
     if isinstance(inner, dist.Uniform) and is_known(inner.low) and not np.all(np.asarray(inner.low) >= 0):
         raise ValueError(f"the prior of {name} must be one of positive numbers, but is uniform from {inner.low} on.")
-
-
-def _log_normal(prior: Any, z: Array) -> Array:
-    return jnp.exp(prior.loc + prior.scale * z)
 
 
 def _half_normal(prior: Any, z: Array) -> Array:
@@ -73,10 +68,6 @@ def _exponential(prior: Any, z: Array) -> Array:
     return jnp.where(z < 0, lower, upper) / prior.rate
 
 
-def _uniform(prior: Any, z: Array) -> Array:
-    return prior.low + (prior.high - prior.low) * ndtr(z)
-
-
 def _by_tail(z: Array, of_lower: Callable, of_upper: Callable) -> Array:
     """Return a quantile from the smaller tail probability, for its digits."""
     lower, upper = of_lower(ndtr(jnp.minimum(z, 0.0))), of_upper(ndtr(-jnp.clip(z, 0.0, 12.0)))
@@ -87,8 +78,8 @@ IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
     dist.Exponential: _exponential,
     dist.HalfCauchy: _half_cauchy,
     dist.HalfNormal: _half_normal,
-    dist.LogNormal: _log_normal,
-    dist.Uniform: _uniform,
+    dist.LogNormal: lambda prior, z: jnp.exp(prior.loc + prior.scale * z),
+    dist.Uniform: lambda prior, z: prior.low + (prior.high - prior.low) * ndtr(z),
 }
 
 
@@ -132,9 +123,6 @@ class NoiseNetwork:
             _check_prior_or_positive(f"{name} of the noise", value)
             if shape := value.shape() if isinstance(value, dist.Distribution) else np.shape(value):
                 raise ValueError(f"{name} of the noise must be one number, or its prior, but has shape {shape}.")
-        whole_number("depth of the noise", self.depth, 0)
-        whole_number("width of the noise", self.width)
-        activation_function(self.activation)
 
     def __call__(self, x: Array) -> Array:
         """Return the noise's standard deviation by row, (n,), for inputs (n, ...)."""
@@ -155,7 +143,7 @@ def _check_prior_or_positive(name: str, value: Any) -> None:
     if isinstance(value, dist.Distribution):
         check_prior(name, value)
     else:
-        check_real(name, value)
+        check_finite(name, value)
         check_positive(name, value)
 
 
@@ -176,9 +164,8 @@ def warn_of_prior_size(
     variance = np.mean(np.sum(np.square(np.asarray(rows, float)), axis=1)) * np.square(np.asarray(readout_scale, float))
     if variance > 0 and not LEAST_VARIANCE <= variance <= LARGEST_VARIANCE:  # 0: inputs of 0
         warnings.warn(
-            f"the prior variance of the network's output at these inputs is about {variance:.2g}, far from the one of "
-            "standardised targets: scale every layer by 1/sqrt(inputs), and the features by 1/sqrt(width); "
-            "standardise the inputs.",
+            f"the prior variance of the network's output is about {variance:.2g}, far from the one of standardised "
+            "targets: scale every layer by 1/sqrt(inputs), the features by 1/sqrt(width); standardise the inputs.",
             UserWarning,
             stacklevel=1,
         )
@@ -192,8 +179,8 @@ def warn_of_prior_size(
     expected = max(variance, np.mean(np.square(np.asarray(noise_scale, float))))
     if expected > 0 and size > LARGEST_VARIANCE * expected:
         warnings.warn(
-            f"the mean square of the targets is {size:.2g}, far above the {expected:.2g} that network and noise "
-            "expect a priori. Standardise the targets, or give their size as readout_scale and noise.",
+            f"the mean square of the targets is {size:.2g}, far above the prior's {expected:.2g}. "
+            "Standardise the targets, or give their size as readout_scale and noise.",
             UserWarning,
             stacklevel=1,
         )
@@ -242,11 +229,9 @@ def bnn(
         >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
         (20, 3)
     """
-    if not callable(features_net):
-        raise TypeError(f"features_net must be a flax module or a function, but is {kind_of(features_net)}.")
     if num_outputs is not None:
         whole_number("num_outputs", num_outputs)
-    check_real("readout_scale", readout_scale)
+    check_finite("readout_scale", readout_scale)
     check_positive("readout_scale", readout_scale)
     if not isinstance(noise, NoiseNetwork):
         _check_prior_or_positive("noise", noise)
@@ -281,7 +266,8 @@ def _bnn(
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
     network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
     if block_size is None:
-        features = numpyro.deterministic("features", _matrix(network(x), x))
+        features = numpyro.deterministic("features", network(x))
+        check_rows(jnp.shape(features), jnp.shape(x)[0])
     else:
         features = by_row_blocks(network, block_size, site="features")(x)
     if features.shape[1] == 1 and is_module(features_net):
@@ -302,10 +288,10 @@ def _bnn(
             f"y must have shape {mean.shape} for {features.shape[0]} rows and num_outputs={num_outputs}, but got "
             f"{jnp.shape(y)}."
         )
-    if not _broadcasts(np.shape(noise_scale), mean.shape):
+    if not broadcasts(np.shape(noise_scale), mean.shape):
         raise ValueError(
-            f"noise must broadcast against the outputs {mean.shape}, but has shape {np.shape(noise_scale)}; noise by "
-            "row is (n,) for a vector of outputs and (n, 1) or (n, k) for a matrix."
+            f"noise must broadcast against the outputs {mean.shape}, but has shape {np.shape(noise_scale)}; by row it "
+            "is (n,), or (n, 1) beside several outputs."
         )
     with numpyro.plate("rows", features.shape[0]):
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
@@ -330,7 +316,7 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
     if not scales:
         return scales
     if not _is_scaled(features_net):
-        raise TypeError("scales are those of an FCN, CNN or WideResNet; give others sites in a function of your own.")
+        raise TypeError("scales are those of an FCN, CNN or WideResNet; give others sites in your own function.")
     known = [name for name in SCALES if hasattr(features_net, name)]
     if unknown := [name for name in scales if name not in known]:
         raise ValueError(
@@ -345,24 +331,7 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
         given = scales.get(weights, getattr(features_net, weights))
         if isinstance(scales.get(bias), dist.Distribution) and given is None:
             raise ValueError(
-                f"{weights}=None keeps the variance at one for biases of a known scale, but {bias} has a prior; give "
-                f"{weights} too, a number or its prior."
+                f"{weights}=None needs biases of a known scale, but {bias} has a prior; give {weights} too, a number "
+                "or its prior."
             )
     return scales
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Tell whether a shape broadcasts to another."""
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
-
-
-def _matrix(features: Array, x: Array) -> Array:
-    if jnp.ndim(features) != 2 or features.shape[0] != jnp.shape(x)[0]:
-        raise ValueError(
-            f"features_net must give a matrix (n, d) with a row for each of the {jnp.shape(x)[0]} inputs, but gave "
-            f"shape {jnp.shape(features)}; leave out a module's last layer."
-        )
-    return features

@@ -7,7 +7,14 @@ import numpy as np
 from flax import linen
 from jax import Array
 
-from numpyro_wide._checks import as_floats, check_not_negative, check_one_of, is_known, whole_number
+from numpyro_wide._checks import (
+    as_floats,
+    check_input_scale,
+    check_not_negative,
+    check_one_of,
+    is_known,
+    whole_number,
+)
 from numpyro_wide.nn._layers import (
     Activation,
     NTKConv,
@@ -18,7 +25,6 @@ from numpyro_wide.nn._layers import (
     normalised,
     scale_or_unit,
     scaled_features,
-    scaled_inputs,
 )
 
 SCALES = ("w_std", "b_std", "readout_w_std", "readout_b_std", "input_scale")
@@ -69,7 +75,10 @@ class FCN(linen.Module):
         activate = activation_function(self.activation)
         scales = self.scales()
         (hidden,) = as_floats(x, names=("x",))
-        hidden = scaled_inputs(hidden.reshape(hidden.shape[0], -1), self.input_scale)
+        hidden = hidden.reshape(hidden.shape[0], -1)
+        if self.input_scale is not None:
+            check_input_scale(self.input_scale, hidden.shape[1])
+            hidden = hidden * jnp.broadcast_to(jnp.asarray(self.input_scale, hidden.dtype), hidden.shape)
         by_layer = zip(scales["w_std"], _by_layer("b_std", self.b_std, self.depth), strict=True)
         for layer, (w_std, b_std) in enumerate(by_layer):
             dense = NTKDense(self.width, w_std=_number(w_std), b_std=_number(b_std), name=f"hidden_{layer}")

@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey, keystr
 from numpyro.primitives import apply_stack
 
 from numpyro_wide._blocks import in_row_blocks, take_rows
-from numpyro_wide._checks import kind_of, listing, whole_number
+from numpyro_wide._checks import check_names_known, kind_of, whole_number
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures
 
 
@@ -74,12 +74,7 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
     """
     shapes, _ = _of_module(module, args)
     sites = _sites(name, shapes)
-    missing = [site for site in sites if site not in draws]
-    if missing:
-        raise ValueError(
-            f"draws must hold every parameter of {type(module).__name__}, but {listing(missing)} is missing; it has "
-            f"{listing(draws)}. Pass the name and the module that random_network was given."
-        )
+    check_names_known("name", sites, draws, remedy="Pass the name and the module that random_network was given.")
     return jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(draws[site]) for site in sites])
 
 
@@ -107,8 +102,6 @@ def _sites(name: str, parameters: Any) -> list[str]:
 
 
 def _of_linen(module: linen.Module, args: tuple) -> tuple[Any, Callable]:
-    if not args:
-        raise ValueError(f"the linen module {type(module).__name__} needs example inputs, for its parameters' shapes.")
     variables = jax.eval_shape(module.init, jax.random.key(0), *args)
     _refuse_state(module, [collection for collection in variables if collection != "params"])
 
@@ -121,7 +114,8 @@ def _of_linen(module: linen.Module, args: tuple) -> tuple[Any, Callable]:
 def _of_nnx(module: nnx.Module) -> tuple[Any, Callable]:
     graph, *states = nnx.split(module, nnx.Param, nnx.RngState, ...)
     parameters, keys, rest = states
-    _refuse_state(module, sorted({type(variable).__name__ for variable in jax.tree.leaves(rest, is_leaf=_is_variable)}))
+    others = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    _refuse_state(module, sorted({type(variable).__name__ for variable in others}))
 
     def network(parameters: Any) -> Callable[..., Any]:
         return lambda *inputs, **options: nnx.merge(graph, parameters, keys, rest, copy=True)(*inputs, **options)
@@ -129,15 +123,11 @@ def _of_nnx(module: nnx.Module) -> tuple[Any, Callable]:
     return parameters, network
 
 
-def _is_variable(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
-
-
 def _refuse_state(module: Any, state: list[str]) -> None:
     if state:
         raise ValueError(
             f"the module {type(module).__name__} has state besides its parameters, {', '.join(state)}, which no prior "
-            "describes, such as averages over batches; WideResNet needs none."
+            "describes; WideResNet needs none."
         )
 
 
@@ -192,7 +182,7 @@ def _recorded(site: str, features: RowFeatures) -> RowFeatures:
     # A handler of the function must not compute the numbers; unread numbers are free within jit.
     # No name: the site has it.
     asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
-    numpyro.deterministic(site, features if asked["value"] else features.dense())
+    numpyro.deterministic(site, features if asked["value"] else jnp.asarray(features))
     return features
 
 

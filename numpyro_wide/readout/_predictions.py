@@ -89,7 +89,7 @@ class Integrated(_Way):
 
     def posteriors(self, rng_key: None, data: Data) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
-        return with_finite_draws(self._map(lambda _, fit: fit.problem().posterior(), data))
+        return with_finite_draws(self._map(lambda _, fit: fit.problem().solved(), data))
 
     def log_evidences(self, rng_key: None, data: Data) -> Results:
         """Return the log evidence of the fit's observations, (draws,)."""

