@@ -3,8 +3,11 @@
 import logging
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from numbers import Real
 from typing import Any
 
 import jax
@@ -15,7 +18,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_wide._checks import check_one_of, check_positive, progress, whole_number
+from numpyro_wide._checks import check_one_of, progress, whole_number
 from numpyro_wide.machine import precision
 
 _logger = logging.getLogger("numpyro_wide.estimators")
@@ -150,7 +153,11 @@ class WideBNN(BaseEstimator):
         check_one_of("method", self.method, self._methods)
         whole_number("num_chains", self.num_chains)
         budget = SECONDS if self.time_budget is None else self.time_budget
-        check_positive("time_budget", budget)
+        if not isinstance(budget, Real) or isinstance(budget, bool) or not 0 < float(budget) < np.inf:
+            raise ValueError(
+                f"time_budget must be a positive number of seconds, or None for at most {SECONDS:g}, but is "
+                f"{self.time_budget!r}."
+            )
         random = check_random_state(self.random_state)
         if isinstance(self.hidden, str) and self.hidden == "auto":
             return None, None, float(budget), random
@@ -186,7 +193,8 @@ class WideBNN(BaseEstimator):
     def _rows(self, X: ArrayLike) -> np.ndarray:
         """Check and standardise new inputs."""
         check_is_fitted(self)
-        return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        with words_named(X):
+            return self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _standardised(self, inputs: np.ndarray) -> np.ndarray:
         if not len(self._columns):
@@ -202,3 +210,22 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = values / size  # for values such as 1e200
     loc, scale = shares.mean(axis=0), shares.std(axis=0)
     return size * loc, np.where(scale > 1e-12 * np.abs(loc), size * scale, 0.0)
+
+
+@contextmanager
+def words_named(X: Any) -> Iterator[None]:
+    """Name the columns of words, or the targets, in the error of their conversion to numbers."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("could not convert string to float"):
+            raise
+        import pandas  # heavy
+
+        table = pandas.DataFrame(X)
+        words = [name for name in table if pandas.to_numeric(table[name], errors="coerce").isna().any()]
+        raise ValueError(
+            f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
+            if words
+            else "y holds words, but must hold numbers; WideBNNClassifier learns classes."
+        ) from error

@@ -23,7 +23,6 @@ from numpyro_wide.readout._collapse import collapse_readout
 from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._gp import Conditioned, gp_posterior
 from numpyro_wide.wide_limit._kernels import fcn_kernel
-from numpyro_wide.wide_limit._label_regression import LeftOut
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
@@ -88,10 +87,9 @@ class LimitPosterior:
 
     def left_out(self, gram: np.ndarray) -> Mixture:
         """Return leave-one-out predictions from the kernel (Rasmussen 2006, p. 117)."""
-        noise = self.fit.noise_scale**2 * np.eye(len(gram))
-        found = LeftOut(gram + noise, self.fit.targets.reshape(len(gram), -1))
-        variance = np.broadcast_to(1 / found.precision[:, None], found.mean.shape)
-        return Mixture(found.mean[None], variance[None])
+        found = Conditioned(gram, self.fit.targets.reshape(len(gram), -1), self.fit.noise_scale**2)
+        variance = np.broadcast_to(1 / found.left_out_precision[:, None], found.left_out.shape)
+        return Mixture(found.left_out[None], variance[None])
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Return the covariance between rows of x (m, d), (m, m, k)."""

@@ -133,7 +133,7 @@ def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[s
     import optax  # optional
 
     x, y, x_new, y_new = rows
-    adam = optax.adam(optax.cosine_decay_schedule(_STEP_SIZE, num_steps))
+    adam = optax.flatten(optax.adam(optax.cosine_decay_schedule(_STEP_SIZE, num_steps)))
 
     def step(state: tuple, _: None) -> tuple[tuple, None]:
         weights, adam_state = state

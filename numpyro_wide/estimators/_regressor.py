@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide._checks import check_levels, check_one_of, whole_number
-from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments
+from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
 from numpyro_wide.estimators._targets import TRANSFORMS, TargetScale, refuse_not_positive
@@ -99,8 +99,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
                 'noise="by_row" needs a finite network, but method is "limit"; take method="chains" or "auto".'
             )
         given = {"multi_output": True, "y_numeric": True, "dtype": np.float64, "ensure_min_samples": 2}
-        inputs, targets = validate_data(self, X, y, **given)
-        targets = np.asarray(targets, float)
+        with words_named(X):
+            inputs, targets = validate_data(self, X, y, **given)
+            targets = np.asarray(targets, float)
         report = Report("Bayesian neural network, regression")
         inputs, targets = without_copies(inputs, targets, report)
         scale = moments(targets)[1]
@@ -191,6 +192,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         Returns:
             Lower and upper ends, (m, 2) or (m, k, 2).
         """
+        if np.ndim(level):
+            raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
         check_levels("level", level)
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 

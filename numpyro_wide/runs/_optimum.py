@@ -1,7 +1,6 @@
 """Starting points for chains, by an optimiser."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import init_to_uniform
@@ -135,24 +135,34 @@ def _medians(sites: Sites, hold: str) -> dict[str, Any]:
 
 
 def _descend(
-    potential: Callable, free: Any, rest: tuple[Any, list[Any]], num_steps: int, step_size: float, progress_bar: bool
-) -> Any:
+    potential: Callable,
+    free: dict[str, Array],
+    rest: tuple[Any, list[Any]],
+    num_steps: int,
+    step_size: float,
+    progress_bar: bool,
+) -> dict[str, Array]:
     """Return the best position of each chain."""
     import optax  # optional
 
     adam = optax.adam(optax.cosine_decay_schedule(step_size, num_steps))
+    # Vectors: a program with operations of their own for all sites takes longer to compile.
+    unravel = ravel_pytree({name: np.zeros(values.shape[1:], values.dtype) for name, values in free.items()})[1]
+
+    def begin(free: Any) -> tuple:
+        position = ravel_pytree(free)[0]
+        return position, adam.init(position), position, jnp.array(jnp.inf, position.dtype)
 
     def step(state: tuple, held: Any, data: list[Any]) -> tuple:
         position, adam_state, best, least = state
-        energy, slope = jax.value_and_grad(potential)(position, held, data)
+        energy, slope = jax.value_and_grad(lambda z: potential(unravel(z), held, data))(position)
         is_best = energy < least  # false for NaN
-        best = jax.tree.map(partial(jnp.where, is_best), position, best)
-        usable = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0), slope)
-        update, adam_state = adam.update(usable, adam_state)
+        update, adam_state = adam.update(jnp.where(jnp.isfinite(slope), slope, 0), adam_state)
         # Towards the origin until the energy is finite.
         is_lost = ~(jnp.isfinite(energy) | jnp.isfinite(least))
-        update = jax.tree.map(lambda by_adam, z: jnp.where(is_lost, -0.1 * z, by_adam), update, position)
-        return optax.apply_updates(position, update), adam_state, best, jnp.where(is_best, energy, least)
+        update = jnp.where(is_lost, -0.1 * position, update)
+        best, least = jnp.where(is_best, position, best), jnp.where(is_best, energy, least)
+        return position + update, adam_state, best, least
 
     def stretch(states: tuple, held: Any, data: list[Any], length: Array) -> tuple:
         def one(state: tuple, held: Any) -> tuple:
@@ -160,8 +170,7 @@ def _descend(
 
         return over_chains(one)(states, held)
 
-    num_chains = jax.tree.leaves(free)[0].shape[0]
-    states = (free, jax.vmap(adam.init)(free), free, jnp.full(num_chains, jnp.inf, jnp.result_type(float)))
+    states = run_program(jax.vmap(begin), free, quick=True)
     lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(np.int32))
     run = program_of(stretch, states, *rest, lengths[0])
     with progress(total=num_steps, desc="optimise", shown=progress_bar) as bar:
@@ -175,4 +184,4 @@ def _descend(
             f"the potential energy of chains {lost.tolist()} was not finite at any step; hold values inside of the "
             "sites' supports, and a larger noise (or jax.config.update('jax_enable_x64', True))."
         )
-    return states[2]
+    return run_program(jax.vmap(unravel), states[2], quick=True)

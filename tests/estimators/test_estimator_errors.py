@@ -27,7 +27,7 @@ REFUSED = [
     (WideBNNRegressor(noise="none"), X, Y, "noise must be one of"),
     (WideBNNRegressor(noise="by_row", method="limit"), X, Y, 'noise="by_row" needs a finite network, but method is'),
     (WideBNNRegressor(num_chains=0), X, Y, "num_chains must be a whole number of at least 1, but got 0"),
-    (WideBNNRegressor(time_budget=-1.0), X, Y, "time_budget must be positive"),
+    (WideBNNRegressor(time_budget=-1.0), X, Y, "time_budget must be a positive number of seconds, or None"),
     (WideBNNRegressor(hidden=50), X, Y, r'hidden must be "auto" or the widths of the hidden layers, such as \(50,\)'),
     (WideBNNRegressor(hidden=(50, 20)), X, Y, "the hidden layers must have the same width"),
     (WideBNNRegressor(hidden=(0,)), X, Y, "the width of a hidden layer must be a whole number of at least 1"),
@@ -36,7 +36,13 @@ REFUSED = [
     (WideBNNRegressor(), X, _with(Y, 3, np.nan), "Input y contains NaN"),
     (WideBNNRegressor(), X, _with(Y, 3, np.inf), "Input y contains infinity"),
     (WideBNNRegressor(), X[:1], Y[:1], "1 sample"),
-    (WideBNNRegressor(), X, np.where(LABELS, "red", "blue"), "could not convert string to float: .*red"),
+    (
+        WideBNNRegressor(),
+        X,
+        LABELS.astype(str).astype(object) + "th",
+        "y holds words, but must hold numbers; WideBNNClassifier learns",
+    ),
+    (WideBNNRegressor(), X, np.where(LABELS, "red", "blue"), "y holds words, but must hold numbers"),
     (WideBNNRegressor(), X, np.column_stack([Y, np.full(24, 5.0)]), r"columns \[1\] of y are constant"),
     (WideBNNRegressor(), X, Y[:5], "inconsistent numbers of samples"),
     (WideBNNClassifier(), X, np.zeros(24), "y must hold at least two classes"),
@@ -52,10 +58,12 @@ def test_what_cannot_be_fitted_is_refused(model, x, y, message):
         model.fit(x, y)
 
 
-def test_columns_of_words_are_refused():
+def test_a_column_of_words_is_named(fitted):
     frame = pandas.DataFrame({"width": X[:, 0], "colour": np.where(LABELS, "red", "blue")})
-    with pytest.raises(ValueError, match="could not convert string to float: .*red"):
+    with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words; encode them first"):
         WideBNNRegressor().fit(frame, Y)
+    with pytest.raises(ValueError, match=r"columns \[1\] of X hold words"):
+        fitted.predict(frame.to_numpy())
 
 
 def test_weights_of_rows_are_refused():
@@ -82,6 +90,11 @@ def test_what_cannot_be_predicted_is_refused(fitted):
         fitted.predict(X[:, :1])
     with pytest.raises(ValueError, match="Input X contains NaN"):
         fitted.predict(_with(X, 3, np.nan))
+
+
+def test_levels_are_numbers(fitted):
+    with pytest.raises(ValueError, match="level must be a number, such as 0.9"):
+        fitted.predict_interval(X, (0.5, 0.9))
 
 
 @pytest.mark.parametrize("name", ["predict", "predict_interval", "predict_quantiles", "sample_y"])
