@@ -149,7 +149,7 @@ def test_calibration_of_chains_differs_from_the_limit_as_on_rows_left_out(monkey
     model = WideBNNClassifier(method="chains", random_state=0).fit(X, WORDS)
     assert [dimension for dimension, _ in priors] == [3, 2]  # chains, then the limit
     for _, prior in priors:
-        assert np.exp(prior.log_slope) == pytest.approx(limit.calibration.slopes[8])
+        assert np.exp(prior.mean[0]) == pytest.approx(limit.calibration.slopes[8])
         np.testing.assert_array_equal(prior.shift, limit.calibration.shift)
         assert prior.spread == prior.shift_spread == 0.2
     calibration = model._posterior.calibration
