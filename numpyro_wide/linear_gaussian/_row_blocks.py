@@ -118,17 +118,35 @@ class StandardisedRows(NamedTuple):
         """Indices of the blocks."""
         return jnp.arange(-(-len(self.targets) // self.features.block_size))
 
-    def block(self, index: Array) -> tuple[Array, Array]:
-        """Return a block's standardised features and targets, zero for rows of the block before."""
+    def common(self) -> tuple[tuple[Array, ...], Array]:
+        """Return the blocks' common arrays."""
+        return self.features.constants, self.prior_scale
+
+    def by_row(self) -> tuple[Array, Array, Array | None]:
+        """Return the arrays by row."""
+        return self.features.inputs, self.targets, self.noise_scale
+
+    def place(self, index: Array) -> tuple[Array, Array]:
+        """Return a block's first row, and a mask of rows new in it, (b, 1)."""
         block_size = self.features.block_size
         first = index * block_size
         start = jnp.minimum(first, len(self.targets) - block_size)
-        is_new = (start + jnp.arange(block_size) >= first)[:, None]
-        targets = take_rows(self.targets, start, block_size)
-        features = self.features.rows(start).astype(targets.dtype) * self.prior_scale[None]
-        if self.noise_scale is not None:
-            noise_scale = take_rows(self.noise_scale, start, block_size)
-            features, targets = features / noise_scale, targets / noise_scale
+        return start, (start + jnp.arange(block_size) >= first)[:, None]
+
+    def read(self, by_row: Any, start: Array) -> Any:
+        """Return a block of arrays by row."""
+        return jax.tree.map(lambda array: take_rows(array, start, self.features.block_size), by_row)
+
+    def block(self, common: tuple, by_row: tuple) -> tuple[Array, Array]:
+        """Return a block's standardised features and targets."""
+        (constants, prior_scale), (inputs, targets, noise_scale) = common, by_row
+        features = self.features.program(constants, inputs).astype(targets.dtype) * prior_scale[None]
+        return (features, targets) if noise_scale is None else (features / noise_scale, targets / noise_scale)
+
+    def masked_block(self, index: Array) -> tuple[Array, Array]:
+        """Return a block's standardised features and targets, zero for repeated rows."""
+        start, is_new = self.place(index)
+        features, targets = self.block(self.common(), self.read(self.by_row(), start))
         return jnp.where(is_new, features, 0), jnp.where(is_new, targets, 0)
 
 
@@ -163,17 +181,32 @@ def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[St
     variance = problem.variance
     precision = jnp.einsum("qij,qik->qjk", sums.inverse, sums.inverse)
     shared = problem.num_sharing * precision.sum(axis=0)
-    floats = _floats(problem)
+    common, rows = _floats(problem.common()), _floats(problem.by_row())
 
-    def step(total: Any, index: Array) -> tuple[Any, None]:
-        (features, targets), pull = jax.vjp(lambda floats: _filled(floats, problem).block(index), floats)
+    def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
+        totals, by_row = carry
+        start, is_new = problem.place(index)
+        whole = problem.read(problem.by_row(), start)
+
+        def block(common: Any, rows: Any) -> tuple[Array, Array]:
+            return problem.block(_filled(common, problem.common()), _filled(rows, whole))
+
+        (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
         alpha = (targets - features @ sums.mean) / variance[None]
         of_features = alpha @ sums.mean.T - features @ shared
-        return jax.tree.map(jnp.add, total, *pull((of_features, -alpha))), None
+        of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
+        # In place: the derivative by whole arrays would cost as much for each block as for all.
+        by_row = jax.tree.map(lambda all_rows, part: _add_rows(all_rows, part, start), by_row, of_rows)
+        return (jax.tree.map(jnp.add, totals, of_common), by_row), None
 
-    found, _ = jax.lax.scan(step, jax.tree.map(jnp.zeros_like, floats), problem.indices)
-    found = jax.tree.map(lambda x: (cotangent * x).astype(x.dtype), found)
-    return (found._replace(variance=cotangent * _of_variance(problem, sums, precision)),)
+    zeros = jax.tree.map(jnp.zeros_like, (common, rows))
+    found, _ = jax.lax.scan(step, zeros, problem.indices)
+    (of_constants, of_scale), (of_inputs, of_targets, of_noise) = jax.tree.map(
+        lambda x: (cotangent * x).astype(x.dtype), found
+    )
+    of_features = replace(problem.features, inputs=of_inputs, constants=of_constants)
+    of_variance = cotangent * _of_variance(problem, sums, precision)
+    return (StandardisedRows(of_features, of_targets, of_noise, of_scale, of_variance),)
 
 
 log_evidence_by_blocks.defvjp(_forward, _backward)
@@ -203,7 +236,7 @@ def sums_by_blocks(problem: StandardisedRows) -> Sums:
     variance = problem.variance
 
     def products(index: Array) -> tuple[Array, Array]:
-        features, targets = problem.block(index)
+        features, targets = problem.masked_block(index)
         return features.T @ features, features.T @ targets
 
     gram, moment = compensated_sum(products, problem.indices)
@@ -215,7 +248,7 @@ def sums_by_blocks(problem: StandardisedRows) -> Sums:
     mean = solve(moment)
 
     def residuals(index: Array) -> tuple[Array, Array]:
-        features, targets = problem.block(index)
+        features, targets = problem.masked_block(index)
         residual = targets - features @ mean
         return pairwise_sum(residual**2), features.T @ residual
 
@@ -262,6 +295,11 @@ def pairwise_sum(rows: Array) -> Array:
         rest = rows[2 * half :]
         rows = jnp.concatenate([rows[:half] + rows[half : 2 * half], rest]) if len(rest) else rows[:half] + rows[half:]
     return rows[0]
+
+
+def _add_rows(array: Array, part: Array, start: Array) -> Array:
+    there = take_rows(array, start, part.shape[0])
+    return jax.lax.dynamic_update_slice_in_dim(array, there + part, start, axis=0)
 
 
 def _floats(tree: Any) -> Any:
