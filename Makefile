@@ -42,7 +42,7 @@ test-numerics: $(VENV)/.dev-installed
 	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=250 $(PYTEST) $(LONG) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(LONG) $(PYTEST_ARGS)
 
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)

@@ -149,7 +149,7 @@ def test_what_is_not_a_kernel_or_a_function_is_refused():
 
 
 def test_a_site_function_refuses_a_draw_without_the_weights():
-    with pytest.raises(ValueError, match=r"all sample sites before 'function', but 'w' is missing.*ReadoutPredictive"):
+    with pytest.raises(ValueError, match=r"must hold the latent sites .*, but 'w' is missing.*readout_function"):
         site_function(network, "function", X_TEST)({"hidden": jnp.ones((1, WIDTH)), "scale": 1.0})
     with pytest.raises(ValueError, match="site names the site 'f', which the model does not have; its sites are"):
         site_function(network, "f", X_TEST)({})
@@ -158,7 +158,7 @@ def test_a_site_function_refuses_a_draw_without_the_weights():
 def test_a_readout_function_refuses_arguments_without_the_observations():
     x, y = small_data(10)
     with pytest.raises(
-        TypeError, match=r"model_args must be a tuple .*, but got an ndarray; .*\(model, \(x, y\), x_new\)"
+        TypeError, match=r"model_args must be a tuple .*, but is an ndarray; .*\(model, \(x, y\), x_new\)"
     ):
         readout_function(COLLAPSED, x, y)
     with pytest.raises(ValueError, match="the observed site 'y' is not observed with these model_args"):
