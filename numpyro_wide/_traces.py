@@ -53,9 +53,12 @@ def abstract_sites(
     """Return the sites of a run without numbers."""
     found: Sites = {}
 
+    def first(site: dict) -> Any:
+        # NumPyro finds initial values for priors without draws, and warns of sites that have a value.
+        return init_to_sample(site) if site["value"] is None else None
+
     def run() -> None:
-        # NumPyro finds initial values for priors without draws.
-        startable = substitute(seed(model, jax.random.key(0)), substitute_fn=init_to_sample)
+        startable = substitute(seed(model, jax.random.key(0)), substitute_fn=first)
         found.update(run_model(startable, args, kwargs, values=values))
 
     jax.eval_shape(run)
