@@ -28,7 +28,7 @@ from numpyro.infer import Predictive
 import _common
 import _sbibm_tasks
 from numpyro_wide import AmortizedForwardKL, calibration
-from numpyro_wide.amortized import AmortizedRunResult, importance_sample
+from numpyro_wide.amortized import importance_sample
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 
@@ -120,25 +120,29 @@ def is_decayed(params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(told, params)
 
 
-def optimiser_of(num_steps: int, decay: float) -> optax.GradientTransformation:
-    """Return Adam with weight decay, and a step that falls to zero."""
+def trainer_of(model, guide: AutoAmortized, cell: Cell, decay: float, observed: str = "x") -> AmortizedForwardKL:
+    """Return a trainer by Adam, with weight decay and a step that falls to zero."""
+    _, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     adamw = optax.adamw(optax.cosine_decay_schedule(2e-3, num_steps), weight_decay=decay, mask=is_decayed)
-    return optax.chain(optax.clip_by_global_norm(5.0), adamw)
+    optimiser = optax.chain(optax.clip_by_global_norm(5.0), adamw)
+    return AmortizedForwardKL(model, guide, optimiser, observed=observed, batch_size=batch_size)
+
+
+def trained(trainer: AmortizedForwardKL, cell: Cell, simulations: dict, number: int) -> tuple[float, dict]:
+    """Return the least held-out loss of a training with its own number, and the parameters that have it."""
+    held_out, _, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
+    options = {"simulations": simulations, "held_out": held_out, "progress_bar": False}
+    result = trainer.run(jax.random.key(1000 * cell.seed + number), num_steps, **options)
+    return float(result.state.held_out.best_loss), result.params
 
 
 def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> dict:
     """Put simulations by a network in front: a guide for the data, given the parameters, that is trained on these."""
-    held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     encoder = ResidualEncoder(cell.width)
     guide = AutoAmortized(model, observed="theta", sites=["x"], family="independent", encoder=encoder)
-    options = {"simulations": simulations, "held_out": held_out, "progress_bar": False}
-
-    def trained(decay: float) -> AmortizedRunResult:
-        optimiser = optimiser_of(num_steps, decay)
-        trainer = AmortizedForwardKL(model, guide, optimiser, observed="theta", batch_size=batch_size)
-        return trainer.run(jax.random.key(1000 * cell.seed + 500), num_steps, **options)
-
-    params = min(map(trained, decays), key=lambda result: float(result.state.held_out.best_loss)).params
+    trainers = [trainer_of(model, guide, cell, decay, observed="theta") for decay in decays]
+    found = [trained(trainer, cell, simulations, 500) for trainer in trainers]
+    _, params = min(found, key=lambda entry: entry[0])
 
     def single(key: jax.Array) -> dict[str, jax.Array]:
         prior_key, data_key = jax.random.split(key)
@@ -155,35 +159,27 @@ def train(model, cell: Cell, decays: list[float]) -> Guides:
     """Train guides on a budget, one for each weight decay and more with that of the best, and join them."""
     start = time.perf_counter()
     simulations = _sbibm_tasks.simulations_of(model, cell.budget, cell.seed)
-    held_out, batch_size, num_steps = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
+    held_out, *_ = _sbibm_tasks.lengths_of(cell.budget, cell.num_epochs)
     apart = {name: values[-held_out:] for name, values in simulations.items()}
     if cell.emulated:
         simulations = with_emulated(model, cell, simulations, decays)
     make = partial(AutoAmortized, model, observed="x", family=cell.family, sites=["theta"], factor=cell.factor)
     guide = make(encoder=ResidualEncoder(cell.width))
 
-    def trained(trainer: AmortizedForwardKL, number: int) -> tuple[float, dict]:
-        key = jax.random.key(1000 * cell.seed + number)
-        options = {"simulations": simulations, "held_out": held_out, "progress_bar": False}
-        result = trainer.run(key, num_steps, **options)
-        return float(result.state.held_out.best_loss), result.params
-
     found = []
     for decay in decays:
-        optimiser = optimiser_of(num_steps, decay)
-        trainer = AmortizedForwardKL(model, guide, optimiser, observed="x", batch_size=batch_size)
-        found.append((*trained(trainer, 0), decay, trainer))
+        trainer = trainer_of(model, guide, cell, decay)
+        found.append((*trained(trainer, cell, simulations, 0), decay, trainer))
     loss, params, decay, trainer = min(found, key=lambda entry: entry[0])
-    members = sorted(
-        [(loss, params), *(trained(trainer, i) for i in range(1, cell.num_guides))], key=lambda entry: entry[0]
-    )
+    others = [trained(trainer, cell, simulations, number) for number in range(1, cell.num_guides)]
+    members = sorted([(loss, params), *others], key=lambda entry: entry[0])
     params = [params for _, params in members]
     log_probs = jnp.stack([trainer.guide_log_prob(member, apart) for member in params])
     loss = np.log(cell.num_guides) - float(jnp.mean(logsumexp(log_probs, axis=0)))
     is_averaged = False
     if cell.family in AVERAGED:
         joint = make(encoder=Encoders(len(params), cell.width))
-        trainer = AmortizedForwardKL(model, joint, optimiser, observed="x", batch_size=batch_size)
+        trainer = trainer_of(model, joint, cell, decay)
         mean = averaged(params)
         loss_of_mean = -float(jnp.mean(trainer.guide_log_prob(mean, apart)))
         if is_averaged := loss_of_mean < loss:
