@@ -9,7 +9,7 @@ from numpyro.infer import Predictive
 from numpyro_wide._checks import check_key, kind_of, listing, whole_number
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, run_model
-from numpyro_wide.readout._limit import weights_of
+from numpyro_wide.readout._limit import show_numbers, weights_of
 from numpyro_wide.readout._model import Draws
 
 
@@ -69,8 +69,7 @@ def guide_draws(
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
     _check_params(guide, params, model_args, model_kwargs)
-    # The model's own checks see no numbers inside of a compilation.
-    abstract_sites(model, model_args, model_kwargs, params)
+    show_numbers(model, model_args, model_kwargs, params)
     guide_key, readout_key = random.split(rng_key)
 
     def from_guide(arguments: tuple, rng_key: Array) -> Draws:

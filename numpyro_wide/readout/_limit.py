@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import check_key, is_known, listing, whole_number
-from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._compile import run_with_arguments, split
 from numpyro_wide._traces import Sites, abstract_sites, latent_sites, run_model, sample_sites
 from numpyro_wide.readout._assumptions import depends
 from numpyro_wide.readout._collapse import ReadoutMarginal
@@ -100,8 +100,7 @@ def wide_limit_draws(
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
-    # The model's own checks see no numbers inside of a compilation.
-    abstract_sites(repriorised_model, model_args, model_kwargs)
+    show_numbers(repriorised_model, model_args, model_kwargs)
     if not weighted:
         learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
         others = learns - {"noise"}
@@ -215,6 +214,13 @@ class StandardNormalBase(Messenger):
             key = msg["kwargs"]["rng_key"] if self.rng_key is None else self.rng_key
             standard_normal = random.normal(numpyro.prng_key() if key is None else key, msg["fn"].shape())
             msg["value"] = transform.base_of_posterior_draw(standard_normal) if self.is_exact else standard_normal
+
+
+def show_numbers(model: Callable, args: tuple, kwargs: dict[str, Any], params: Mapping[str, Any] | None = None) -> None:
+    """Let the model's own checks see data that hold NaN: inside of a compilation no number is known."""
+    arrays, _ = split((args, kwargs))
+    if any(is_known(x) and np.issubdtype(x.dtype, np.floating) and np.isnan(np.asarray(x)).any() for x in arrays):
+        abstract_sites(model, args, kwargs, params)
 
 
 def weights_of(
