@@ -223,7 +223,8 @@ def words_named(X: Any) -> Iterator[None]:
         import pandas  # heavy
 
         table = pandas.DataFrame(X)
-        words = [name for name in table if pandas.to_numeric(table[name], errors="coerce").isna().any()]
+        is_word = table.apply(pandas.to_numeric, errors="coerce").isna() & table.notna()
+        words = list(table.columns[is_word.any()])
         raise ValueError(
             f"columns {words} of X hold words; encode them first, for example by sklearn's OneHotEncoder in a pipeline."
             if words

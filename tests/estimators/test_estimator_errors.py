@@ -64,6 +64,8 @@ def test_a_column_of_words_is_named(fitted):
         WideBNNRegressor().fit(frame, Y)
     with pytest.raises(ValueError, match=r"columns \[1\] of X hold words"):
         fitted.predict(frame.to_numpy())
+    with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words"):  # a missing number is no word
+        WideBNNRegressor().fit(frame.assign(width=_with(X[:, 0], 3, np.nan)), Y)
 
 
 def test_weights_of_rows_are_refused():
