@@ -1,14 +1,18 @@
 """Chains within a budget of seconds."""
 
+import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro import validation_enabled
+from numpyro.handlers import seed
 from numpyro.infer import MCMC
+from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_wide import _arviz
 from numpyro_wide._traces import latent_sites, run_model
@@ -30,7 +34,7 @@ GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.9  # of those after it: scores follow
 _SECONDS_A_ROW = 7e-7  # of a gradient of fifty units
-_COMPILING = 5.0  # seconds of Adam's compilation: measured
+_COMPILING = 3.7  # seconds of Adam's compilation: measured
 _NUM_PROGRAMS = 3  # of that cost in warmup and samples: measured
 _GRADIENTS_A_PREDICTION = 10  # cost of a draw's predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
@@ -87,12 +91,14 @@ def run_chains(
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
-    kernel = MicrocanonicalLangevin(model, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
-    form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "jit_model_args": True}
+    target = FlatTarget(model, args, {name: values.shape[1:] for name, values in start.items()})
+    potential, bias_tolerance = target.potential_energy, BIAS_TOLERANCE
+    kernel = MicrocanonicalLangevin(potential_fn=potential, adjusted=False, bias_tolerance=bias_tolerance)
+    form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.sites}
     # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
-    mcmc.warmup(run_key, *args, init_params=start, **fields)
+    mcmc.warmup(run_key, init_params=target.vectors(start), **fields)
     jax.block_until_ready(mcmc.last_state)
 
     def go_on(num_samples: int) -> float:
@@ -100,7 +106,7 @@ def run_chains(
         before = clock.seconds
         mcmc.num_samples, mcmc.thinning = num_samples, num_samples // num_kept
         mcmc.post_warmup_state = mcmc.last_state
-        mcmc.run(mcmc.last_state.rng_key, *args, **fields)
+        mcmc.run(mcmc.last_state.rng_key, **fields)
         jax.block_until_ready(mcmc.last_state)
         return (clock.seconds - before) / num_samples
 
@@ -131,6 +137,33 @@ def run_chains(
     return posterior, mcmc, num_steps
 
 
+class FlatTarget(NamedTuple):
+    """A model whose position is one vector: operations of their own for all sites take longer to compile."""
+
+    model: Any
+    args: tuple
+    shapes: dict[str, tuple[int, ...]]  # of the latent sites
+
+    def vectors(self, values: dict[str, Array]) -> Array:
+        """Return the positions of chains, (chains, size), from unconstrained values with an axis of chains in front."""
+        return jnp.concatenate([jnp.reshape(values[name], (len(values[name]), -1)) for name in self.shapes], axis=1)
+
+    def values(self, z: Array) -> dict[str, Array]:
+        """Return a position's unconstrained values by site."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = jnp.split(z, ends[:-1])
+        return {name: part.reshape(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+    def potential_energy(self, z: Array) -> Array:
+        """Return minus the log density."""
+        with validation_enabled(False):  # the sites are real
+            return potential_energy(seed(self.model, 0), self.args, {}, self.values(z))
+
+    def sites(self, z: Array) -> dict[str, Array]:
+        """Return constrained values and deterministic sites."""
+        return constrain_fn(seed(self.model, 0), self.args, {}, self.values(z), return_deterministic=True)
+
+
 def judge(
     network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
 ) -> tuple[DrawnPosterior, bool, list[str]]:
@@ -152,15 +185,15 @@ def starts_near(
 ) -> dict[str, Array]:
     """Return starts of chains in turn near optima of some sites; all others, normal, are at their medians."""
     sites = jax.eval_shape(lambda args: {n: s["value"] for n, s in latent_sites(run_model(model, args)).items()}, args)
-    taken = [optima[chain % len(optima)] for chain in range(num_chains)]
-    moved = [np.stack([one[name] for one in taken]) if name in optima[0] else None for name in sites]
-    keys = jax.random.split(key, len(sites))
-    return {
-        name: jnp.zeros((num_chains, *site.shape), site.dtype)
-        if near is None
-        else jnp.asarray(near, site.dtype) + _STARTS_APART * jax.random.normal(one, near.shape, site.dtype)
-        for (name, site), near, one in zip(sites.items(), moved, keys, strict=True)
-    }
+    random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    start = {}
+    for name, site in sites.items():
+        values = np.zeros((num_chains, *site.shape))
+        if name in optima[0]:
+            values = np.stack([optima[chain % len(optima)][name] for chain in range(num_chains)])
+            values = values + _STARTS_APART * random.standard_normal(values.shape)
+        start[name] = jnp.asarray(values, site.dtype)
+    return start
 
 
 def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.ndarray, int, list[str]]:

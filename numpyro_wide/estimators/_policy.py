@@ -234,8 +234,8 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
-# Seconds of compiling chains: in all, by hidden layer, and of noise by row.
-_COMPILING, _COMPILING_A_LAYER, _COMPILING_BY_ROW = 16.0, 2.0, 8.0
+# Seconds of compiling chains: in all, and of noise by row besides.
+_COMPILING, _COMPILING_BY_ROW = 11.0, 3.5
 
 
 def affordable(
@@ -258,7 +258,7 @@ def affordable(
     def is_affordable(one: Optimum, units: int, by_row: bool) -> bool:
         gradient = gradient_seconds(num_rows, one.depth, units, by_row)
         gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        compiling = _COMPILING + _COMPILING_A_LAYER * one.depth + _COMPILING_BY_ROW * by_row
+        compiling = _COMPILING + _COMPILING_BY_ROW * by_row
         return compiling + GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
 
     place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)

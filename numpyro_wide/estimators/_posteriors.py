@@ -26,7 +26,9 @@ from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
+_AMPLITUDE = float(np.log(0.6)), 0.6  # prior of the logarithm of a noise network's amplitude
 BLOCK = 4096  # rows predicted at a time
+_FEWEST_ROWS, _MOST_FILLED = 16, 1024  # rows of a program of predictions
 _MOST_KEPT = 1 << 23  # numbers of each moment
 
 # Mean and variance of the function, and the noise's variance, (draws, m, k) each.
@@ -116,7 +118,9 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
     scales: dict[str, Any] = dict(medians)
     if network.is_latent:
         scales = {name: dist.LogNormal(jnp.log(median), SPREAD) for name, median in medians.items()}
-    noise = NoiseNetwork(level=scales.pop("noise")) if network.by_row else scales.pop("noise")
+    noise = scales.pop("noise")
+    if network.by_row:
+        noise = NoiseNetwork(level=noise, amplitude=dist.LogNormal(*_AMPLITUDE))
     if "input_scale" in medians:
         scales["w_std"] = medians["w_std"]  # the first layer's are by column
     with warnings.catch_warnings():
@@ -157,11 +161,13 @@ class DrawnPosterior:
         return self._predictive
 
     def predictions(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Return predictions at x (m, d), (draws, m, ...) each."""
-        # Filled up to a power of two, for few programs.
-        filled = np.concatenate([x, np.repeat(x[:1], max(16, 1 << (len(x) - 1).bit_length()) - len(x), axis=0)])
+        """Return moments of predictions at x (m, d), (draws, m, ...) each."""
+        # Filled up to a power of two, and to the rows of the fit, for few programs.
+        least = max(_FEWEST_ROWS, min(len(self.known[1]), _MOST_FILLED))
+        number = 1 << (max(least, len(x)) - 1).bit_length()
+        filled = np.concatenate([x, np.repeat(x[:1], number - len(x), axis=0)])
         with double_precision():
-            found = self.predictive(jax.random.key(0), *jax.tree.map(jnp.asarray, (self.known[0], filled)))
+            found = self.predictive.moments(*jax.tree.map(jnp.asarray, (self.known[0], filled)))
         return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
 
     def function(self, x: np.ndarray) -> Moments:

@@ -31,7 +31,7 @@ WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
 _FEWEST_TESTED = 100  # rows left out for a test of the noise
 _SHARE = 0.15  # of the budget
-_SECONDS = 7.0  # of the first depth with its compilation: measured
+_SECONDS = 6.0  # of the first depth with its compilation: measured
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
 _B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
@@ -63,7 +63,6 @@ class Optimum(NamedTuple):
 class Entry(NamedTuple):
     """Network that takes part, as data."""
 
-    key: Any
     depth: Any
     activation: Any  # index in ``RACED``
     unit: Any  # scale of units of variance one
@@ -88,18 +87,18 @@ def race(
     """Return optima for rows x (n, d) and y (n,) or (n, k), in order, as many as the budget's share pays for."""
     begin, optima = clock.seconds, list[Optimum | None]()
     largest = depth or max(DEPTHS)
-    descend = partial(_descend, largest, num_steps)
+    descend = partial(_descend, num_steps)
 
-    def optima_of(entries: Entry, *rows: Array) -> dict[str, Any]:
-        return over_chains(lambda entry: descend(entry, *rows))(entries)
+    def optima_of(entries: Entry, starts: dict[str, Array], *rows: Array) -> dict[str, Any]:
+        return over_chains(lambda entry, weights: descend(entry, weights, *rows))(entries, starts)
 
     with precision(False):
         rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
         for one in DEPTHS if depth is None else (depth,):
             if optima and clock.seconds - begin > _SHARE * clock.budget:
                 break
-            entries = _entries(one, jax.random.key(random.randint(2**31 - 1)))
-            found = jax.tree.map(np.asarray, run_program(optima_of, entries, *rows))
+            starts = _starts(random, len(RACED) * len(LEVELS), largest, learnt[0].shape[1])
+            found = jax.tree.map(np.asarray, run_program(optima_of, _entries(one), starts, *rows))
             clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
@@ -119,16 +118,15 @@ def in_order(optima: list[Optimum]) -> list[Optimum]:
     return [first, *(one for one in by_error if one is not first)]
 
 
-def _entries(depth: int, key: Array) -> Entry:
+def _entries(depth: int) -> Entry:
     """Return the entries of a depth: every activation with every noise."""
     activations, noises = (grid.ravel() for grid in np.meshgrid(np.arange(len(RACED)), LEVELS, indexing="ij"))
     units = np.array([unit_scale(activation, _B_STD) for activation in RACED])[activations]
-    keys = jax.random.split(key, len(activations))
     numbers = (jnp.asarray(part, float) for part in (units, noises))
-    return Entry(keys, jnp.full(len(activations), depth), jnp.asarray(activations), *numbers)
+    return Entry(jnp.asarray(np.full(len(activations), depth)), jnp.asarray(activations), *numbers)
 
 
-def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[str, Any]:
+def _descend(num_steps: int, entry: Entry, weights: dict[str, Array], *rows: Array) -> dict[str, Any]:
     """Descend to an optimum by Adam: its scales, residuals at rows left out, and size."""
     import optax  # optional
 
@@ -140,13 +138,14 @@ def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[s
         update, adam_state = adam.update(jax.grad(potential)(weights, entry, x, y), adam_state)
         return (optax.apply_updates(weights, update), adam_state), None
 
-    weights = _start(entry.key, largest, x.shape[1])
     (weights, _), _ = jax.lax.scan(step, (weights, adam.init(weights)), None, length=num_steps)
-    features = features_of(weights, entry, x)
+    hidden = hidden_of(weights, entry, jnp.concatenate([x, x_new]))
+    all_features = scaled_features(hidden, _scales(weights, entry)["readout_w_std"], _READOUT_B_STD)
+    features, features_new = all_features[: len(x)], all_features[len(x) :]
     readout = readout_map(features, y, jnp.zeros((features.shape[1], *y.shape[1:])), entry.noise)[0]
-    residuals = y_new - features_of(weights, entry, x_new) @ readout
+    residuals = y_new - features_new @ readout
     # An optimum has small hidden weights and a large readout, draws have neither: only the prior's readout serves.
-    prior = features_of({**weights, "readout_w_std": jnp.zeros(())}, entry, x)
+    prior = scaled_features(hidden[: len(x)], _READOUT * entry.unit, _READOUT_B_STD)
     return {
         "scales": _scales(weights, entry),
         "weights": {name: weights[name] for name in ("first", "deeper", "biases")},
@@ -155,17 +154,13 @@ def _descend(largest: int, num_steps: int, entry: Entry, *rows: Array) -> dict[s
     }
 
 
-def _start(key: Array, largest: int, num_columns: int) -> dict[str, Array]:
-    """Draw hidden weights; scales are at their medians."""
-    keys = jax.random.split(key, 3)
-    return {
-        "first": jax.random.normal(keys[0], (num_columns, WIDTH)),
-        "deeper": jax.random.normal(keys[1], (largest - 1, WIDTH, WIDTH)),
-        "biases": jax.random.normal(keys[2], (largest, WIDTH)),
-        "input_scale": jnp.zeros(num_columns),
-        "b_std": jnp.zeros(largest),
-        "readout_w_std": jnp.zeros(()),
-    }
+def _starts(random: np.random.RandomState, number: int, largest: int, num_columns: int) -> dict[str, Array]:
+    """Draw hidden weights of some networks; scales are at their medians."""
+    shapes = {"first": (num_columns, WIDTH), "deeper": (largest - 1, WIDTH, WIDTH), "biases": (largest, WIDTH)}
+    drawn = {name: random.standard_normal((number, *shape)) for name, shape in shapes.items()}
+    medians = {"input_scale": (num_columns,), "b_std": (largest,), "readout_w_std": ()}
+    weights = drawn | {name: np.zeros((number, *shape)) for name, shape in medians.items()}
+    return {name: jnp.asarray(values, float) for name, values in weights.items()}
 
 
 def _scales(weights: dict[str, Array], entry: Entry) -> dict[str, Array]:
@@ -178,27 +173,28 @@ def _scales(weights: dict[str, Array], entry: Entry) -> dict[str, Array]:
     }
 
 
-def features_of(weights: dict[str, Array], entry: Entry, x: Array) -> Array:
-    """Return scaled features, (n, width + 1), of a network whose layers above its depth do nothing."""
+def hidden_of(weights: dict[str, Array], entry: Entry, x: Array) -> Array:
+    """Return the last hidden units, (n, width), of a network whose layers above its depth do nothing."""
     scales = _scales(weights, entry)
     activate = partial(jax.lax.switch, entry.activation, [ACTIVATIONS[name] for name in RACED])
     first = (1 - _B_STD**2) ** 0.5 / x.shape[1] ** 0.5 * (x * scales["input_scale"][None]) @ weights["first"]
     biases = scales["b_std"][:, None] * weights["biases"]
 
+    # The first layer is a step of the loop as well, so that the activations are compiled once.
     def layer(hidden: Array, of_layer: tuple[Array, Array, Array]) -> tuple[Array, None]:
         index, kernel, bias = of_layer
-        deeper = activate(entry.unit / WIDTH**0.5 * hidden @ kernel + bias[None])
-        return jnp.where(index < entry.depth, deeper, hidden), None
+        before = jnp.where(index == 0, first, entry.unit / WIDTH**0.5 * hidden @ kernel)
+        return jnp.where(index < entry.depth, activate(before + bias[None]), hidden), None
 
-    indices = jnp.arange(1, len(biases))
-    hidden, _ = jax.lax.scan(layer, activate(first + biases[:1]), (indices, weights["deeper"], biases[1:]))
-    return scaled_features(hidden, scales["readout_w_std"], _READOUT_B_STD)
+    kernels = jnp.concatenate([jnp.zeros((1, WIDTH, WIDTH), first.dtype), weights["deeper"]])
+    return jax.lax.scan(layer, jnp.zeros_like(first), (jnp.arange(len(biases)), kernels, biases))[0]
 
 
 def potential(weights: dict[str, Array], entry: Entry, x: Array, y: Array) -> Array:
     """Return minus the log joint density, up to a constant."""
     squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(weights))
-    return 0.5 * squares - log_evidence(features_of(weights, entry, x), y, entry.noise)
+    features = scaled_features(hidden_of(weights, entry, x), _scales(weights, entry)["readout_w_std"], _READOUT_B_STD)
+    return 0.5 * squares - log_evidence(features, y, entry.noise)
 
 
 def _best(depth: int, activation: int, found: dict[str, Any]) -> Optimum | None:

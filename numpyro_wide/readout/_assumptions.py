@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from jax.core import eval_jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
@@ -33,15 +34,18 @@ from numpyro_wide.readout._model import (
     read_sites,
 )
 
-# By rank and what depends: the largest difference between the two runs, in units of what rounding allows and as it is.
-Findings: TypeAlias = dict[tuple[int, str], tuple[Array, Array]]
+# A part of a model's run, in the order of complaints: one of these four, or the log density of another site, (3, name).
+Part: TypeAlias = tuple[int, str]
+_FEATURES, _NOISE, _OBSERVATIONS, _OTHERS, _MEAN = (0, "features"), (1, "noise"), (2, "observations"), 3, (4, "mean")
+# By part: the largest difference between the two runs, in units of what rounding allows and as it is.
+Findings: TypeAlias = dict[Part, tuple[Array, Array]]
 
 # Share of a quantity by which its rounding may differ between two runs that XLA has not merged.
 _ROUNDING = 1e-4
 
 
-def second_run(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> tuple[ReadoutSites, Findings]:
-    """Run a model again at the values of a first run, its readout displaced, and compare the two runs."""
+def compare_runs(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> Findings:
+    """Run a model again at the values of a first run, its readout displaced, and compare what the readout reaches."""
     is_array = lambda value: isinstance(value, Array)  # noqa: E731
     values = jax.tree.map(
         lambda value: jax.lax.stop_gradient(value) if is_array(value) else value, first.free_values, is_leaf=is_array
@@ -49,22 +53,20 @@ def second_run(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> t
     loc, scale = first.prior  # type: ignore[misc]
     # A draw of the prior less its mean.
     move = scale * jnp.asarray(np.random.default_rng(0).standard_normal(loc.shape), jnp.result_type(float))
-    with warnings.catch_warnings(action="ignore"):  # which the first run has given
-        second = read_sites(first.model, values, args, kwargs, move=move, keys=first.keys)
-    one, two = (jax.lax.stop_gradient(_parts(sites)) for sites in (first, second))
-    observed, found = first.model.observed, {}
+
+    def moved(move: Array) -> dict[Part, Any]:
+        with warnings.catch_warnings(action="ignore"):  # which the first run has given
+            return _parts(read_sites(first.model, values, args, kwargs, move=move, keys=first.keys))
+
+    # The comparison has no gradient.
+    move, one = jax.lax.stop_gradient((move, _parts(first)))
+    two = jax.lax.stop_gradient(dependent(moved, move))
     # Products at the precision of the model's own, so that XLA merges them.
     with jax.numpy_dtype_promotion("standard"):
-        found[1, f"the noise of observed site {observed!r} depends"] = _differ(one["noise"], two["noise"], 0.0)
-        if one["observations"] is not None:
-            differences = _differ(one["observations"], two["observations"], 0.0)
-            found[2, f"the observations of site {observed!r} depend"] = differences
-        for name, log_prob in one["others"].items():
-            differences = _differ(log_prob, two["others"][name], _ROUNDING, least=1.0)
-            found[3, f"the distribution of site {name!r} depends"] = differences
-        if one["loc"].shape[:1] == one["features"].shape[:1]:  # others are refused where their problem is made
-            found[4, "the mean"] = _is_not_linear(one, two, one["features"] @ jax.lax.stop_gradient(move))
-    return second, found
+        found = {part: _difference(part, one[part], moved) for part, moved in two.items()}
+        if one[_MEAN].shape[:1] == one[_FEATURES].shape[:1]:  # others are refused where their problem is made
+            found[_MEAN] = _is_not_linear(one[_MEAN], two.get(_MEAN, one[_MEAN]), one[_FEATURES] @ move)
+    return found
 
 
 def hold(findings: Findings) -> Array:
@@ -74,16 +76,21 @@ def hold(findings: Findings) -> Array:
 
 def _refuse(findings: Findings, model: ReadoutModel) -> None:
     """Refuse a model by the first assumption that does not hold, where numbers are known."""
-    for (_, what), (excess, amount) in sorted(findings.items()):
+    for part, (excess, amount) in sorted(findings.items()):
         if is_known(excess) and float(excess) > 1:
             by = f"by {float(amount):.3g}"
-            if what == "the mean":
+            if part == _MEAN:
                 raise ValueError(
                     f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the "
                     f"readout, but a change of {model.readout!r} does not move it by {model.features!r} @ that change "
                     f"(it differs {by}). Record the features as they are multiplied by the readout, with their scale "
                     "and bias column."
                 )
+            what = {
+                _FEATURES: f"the features {model.features!r} depend",
+                _NOISE: f"the noise of observed site {model.observed!r} depends",
+                _OBSERVATIONS: f"the observations of site {model.observed!r} depend",
+            }.get(part, f"the distribution of site {part[1]!r} depends")
             raise ValueError(
                 f"{what} on the readout {model.readout!r}, which can then not be integrated out (a change of the "
                 f"readout moves them {by}); use repriorise instead."
@@ -98,12 +105,7 @@ def check_at(
     def program(arguments: tuple) -> tuple[Findings, ReadoutRun]:
         values, args, kwargs, keys = arguments
         first = read_sites(model, values, args, kwargs, keys=keys or None)
-        run = first.read_off()
-        second, findings = second_run(first, args, kwargs)
-        # Features that depend on the readout show in the mean, too; here they are told.
-        features = (sites.values[model.features] for sites in (first, second))
-        findings[0, f"the features {model.features!r} depend"] = _features_differ(*features)
-        return findings, run
+        return compare_runs(first, args, kwargs), first.read_off()
 
     findings, run = run_with_arguments(program, (dict(values), args, dict(kwargs), list(keys)), quick=True)
     _refuse(findings, model)
@@ -115,8 +117,7 @@ def read_run(
 ) -> tuple[ReadoutRun, Array]:
     """Run a model at values of its other sites; return the run, and whether the readout can be integrated out of it."""
     first = read_sites(model, values, args, kwargs)
-    run = first.read_off()
-    return run, hold(second_run(first, args, kwargs)[1])
+    return first.read_off(), hold(compare_runs(first, args, kwargs))
 
 
 def conjugate_form(
@@ -167,14 +168,32 @@ def preview(model: ReadoutModel, args: tuple, kwargs: dict) -> tuple[dict[str, b
     return is_observed, frozenset(name for name, moves in moving.items() if moves)
 
 
-def depends(fn: Callable[[Any], dict[str, Any]], argument: Any) -> dict[str, bool]:
+def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
     """Return which entries of a function's result depend on its argument, as the traced program shows."""
+    entries = _entries(*jax.make_jaxpr(fn, return_shape=True)(argument))
+    return {name: moves for name, (_, moves) in entries.items()}
+
+
+def dependent(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, Any]:
+    """Compute those entries of a function's result that depend on its argument."""
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
-    num_arguments, found, start = len(jax.tree.leaves(argument)), {}, 0
+    moving = {name: places for name, (places, moves) in _entries(program, shapes).items() if moves}
+    wanted = [any(place in places for places in moving.values()) for place in range(len(program.jaxpr.outvars))]
+    jaxpr, _ = dce_jaxpr(program.jaxpr, wanted, instantiate=True)
+    found = iter(eval_jaxpr(jaxpr, program.consts, *jax.tree.leaves(argument)))
+    return {
+        name: jax.tree.unflatten(jax.tree.structure(shapes[name]), [next(found) for _ in places])
+        for name, places in moving.items()
+    }
+
+
+def _entries(program: Any, shapes: dict[Any, Any]) -> dict[Any, tuple[range, bool]]:
+    """Return the places of each entry among the results of a traced program, and whether it depends on an argument."""
+    found, start = {}, 0
     for name in sorted(shapes):  # as JAX sorts them
         end = start + len(jax.tree.leaves(shapes[name]))
         wanted = [start <= place < end for place in range(len(program.jaxpr.outvars))]
-        found[name] = any(dce_jaxpr(program.jaxpr, wanted)[1][:num_arguments])
+        found[name] = range(start, end), any(dce_jaxpr(program.jaxpr, wanted)[1])
         start = end
     return found
 
@@ -191,20 +210,25 @@ class _Shifted(Messenger):
             msg["value"] = msg["value"] + self.shift
 
 
-def _parts(sites: ReadoutSites) -> dict[str, Any]:
+def _parts(sites: ReadoutSites) -> dict[Part, Any]:
     """Return what a run shows of the likelihood, and the log densities of the other sites."""
     loc, noise_scale = sites.likelihood  # type: ignore[misc]
-    others = {}
+    features = as_features(sites.values[sites.model.features])
+    found = {_FEATURES: features, _NOISE: jnp.asarray(noise_scale), _MEAN: loc}
+    if sites.observations is not None:
+        found[_OBSERVATIONS] = sites.observations
     for name, (fn, scale) in sites.others.items():
         log_prob = fn.log_prob(sites.values[name])
-        others[name] = log_prob if scale is None else scale * log_prob
-    return {
-        "features": as_features(sites.values[sites.model.features]),
-        "noise": jnp.asarray(noise_scale),
-        "observations": sites.observations,
-        "loc": loc,
-        "others": others,
-    }
+        found[_OTHERS, name] = log_prob if scale is None else scale * log_prob
+    return found
+
+
+def _difference(part: Part, one: Any, two: Any) -> tuple[Array, Array]:
+    if part == _FEATURES:
+        return _features_differ(one, two)
+    if part[0] == _OTHERS:
+        return _differ(one, two, _ROUNDING, least=1.0)
+    return _differ(one, two, 0.0)
 
 
 def _differ(one: Array, two: Array, share: float, *, least: float | None = None) -> tuple[Array, Array]:
@@ -232,12 +256,12 @@ def _features_differ(one: Any, two: Any) -> tuple[Array, Array]:
     return jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
 
 
-def _is_not_linear(one: dict[str, Any], two: dict[str, Any], expected: Array) -> tuple[Array, Array]:
+def _is_not_linear(one: Array, two: Array, expected: Array) -> tuple[Array, Array]:
     """Return by how much the mean moves by something else than the features times the change of the readout."""
-    error = jnp.abs(two["loc"] - one["loc"] - expected)
+    error = jnp.abs(two - one - expected)
     unit = _rounding_unit(error)
     # A product may be near zero by chance, and accelerators multiply with fewer digits.
     share = max(1e-3, 16 * unit)
     floor = 64 * unit if jax.default_backend() == "cpu" else share
-    largest_move, largest_mean = (jnp.max(jnp.abs(part), initial=0.0) for part in (expected, one["loc"]))
+    largest_move, largest_mean = (jnp.max(jnp.abs(part), initial=0.0) for part in (expected, one))
     return _largest(error, share * jnp.abs(expected) + floor * largest_move + 64 * unit * largest_mean)

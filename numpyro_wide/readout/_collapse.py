@@ -16,7 +16,7 @@ from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, are_known, check_names_
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._assumptions import check_at, depends, hold, preview, second_run
+from numpyro_wide.readout._assumptions import check_at, compare_runs, depends, hold, preview
 from numpyro_wide.readout._model import (
     Draws,
     Model,
@@ -127,7 +127,7 @@ class CollapsedModel(ReadoutModel):
         if are_known((args, kwargs, first.values, first.likelihood, first.prior)):
             self._check(first, args, kwargs)
         else:
-            first.marginal.is_right = hold(second_run(first, args, kwargs)[1])
+            first.marginal.is_right = hold(compare_runs(first, args, kwargs))
         return result
 
     def _check(self, first: ReadoutSites, args: tuple, kwargs: dict[str, Any]) -> None:

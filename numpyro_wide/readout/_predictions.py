@@ -119,18 +119,33 @@ class Integrated(_Way):
 
         def single(solved: Any, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
             phi, residuals, noise = normals
-            readout = self._readout(fit, solved)
-            mean, variance, function = readout.predict(new.features, phi, None if is_blocked else residuals)
-            noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
-            return {
-                "mean": new.loc + mean,
-                "variance": variance,
-                "predictive_variance": variance + noise_scale**2,
-                "noise_scale": noise_scale,
-                self.observed: new.loc + function + noise_scale * noise.astype(mean.dtype),
-            }
+            mean, variance, function = self._readout(fit, solved).predict(
+                new.features, phi, None if is_blocked else residuals
+            )
+            found = self._moments(new, mean, variance)
+            drawn = new.loc + function + found["noise_scale"] * noise.astype(mean.dtype)
+            return {**found, self.observed: drawn}
 
         return with_finite_draws(self._map(single, data, normals))
+
+    def moments(self, rng_key: None, data: Data) -> Results:
+        """Return moments at the inputs of the test, (draws, m) or (draws, m, k) each."""
+        self._checked_shapes(data, is_observed=False)
+
+        def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> Draws:
+            mean, variance, _ = self._readout(fit, solved).predict(new.features)
+            return self._moments(new, mean, variance)
+
+        return with_finite_draws(self._map(single, data))
+
+    def _moments(self, new: ReadoutRun, mean: Array, variance: Array) -> Draws:
+        noise_scale = jnp.broadcast_to(jnp.asarray(new.noise_scale, mean.dtype), mean.shape)
+        return {
+            "mean": new.loc + mean,
+            "variance": variance,
+            "predictive_variance": variance + noise_scale**2,
+            "noise_scale": noise_scale,
+        }
 
     def log_densities(self, rng_key: None, data: Data) -> Results:
         """Return the log predictive density of each row's observations, (m,)."""

@@ -230,6 +230,14 @@ class ReadoutPredictive:
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
         return self._run("predictions", rng_key, (args, kwargs))
 
+    def moments(self, *args: Any, **kwargs: Any) -> Draws:
+        """Predict at other inputs without drawing observations: mean, variances and noise of each draw's Gaussian.
+
+        Where the readout is not integrated out, a ``ValueError``.
+        """
+        self._refuse_unless_integrated("call predictive(rng_key, x_new)")
+        return self._run("moments", None, (args, kwargs))
+
     def summary(
         self,
         *args: Any,
@@ -253,7 +261,10 @@ class ReadoutPredictive:
         check_levels("quantiles", levels)
         if any(isinstance(arg, Array) and jnp.issubdtype(arg.dtype, jax.dtypes.prng_key) for arg in args):
             raise TypeError("summary(x_new) takes the rows to predict; a PRNG key goes by name, rng_key=key.")
-        found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
+        if self.is_integrated:
+            found = self.moments(*args, **kwargs)
+        else:
+            found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
         check_known("a summary holds numbers", *found.values())
         return summarise(found, self._way.observed, levels)
 

@@ -5,10 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.util import log_density
 
 from numpyro_wide.estimators import WideBNNRegressor, _chains
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._chains import convergence, finite_draws, gradient_seconds, run_chains, starts_near
+from numpyro_wide.estimators._chains import (
+    FlatTarget,
+    convergence,
+    finite_draws,
+    gradient_seconds,
+    run_chains,
+    starts_near,
+)
 from numpyro_wide.estimators._policy import needs_double
 from numpyro_wide.estimators._posteriors import LimitPosterior, Network, collapsed
 from numpyro_wide.wide_limit import WideLimitFit
@@ -57,6 +65,21 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
     monkeypatch.setattr(_chains, "gradient_seconds", lambda *_: 2e3)
     found, report = run(None)
     assert found is None and "1000000 seconds left, for 38 warmup steps of 50 at least" in report
+
+
+def test_a_vector_has_the_density_and_the_sites_of_its_model():
+    model = collapsed(Network(1, 4, "erf", None, by_row=True))
+    args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
+    optima = [{"hidden.hidden_0.kernel": np.ones((2, 4))}]
+    start = starts_near(optima, jax.random.key(0), model, args, 3)
+    target = FlatTarget(model, args, {name: values.shape[1:] for name, values in start.items()})
+    z, values = target.vectors(start)[1], {name: values[1] for name, values in start.items()}
+    jax.tree.map(np.testing.assert_array_equal, target.values(z), values)
+    expected, sites = log_density(model, args, {}, values)
+    np.testing.assert_allclose(target.potential_energy(z), -expected, rtol=1e-6)
+    for name, found in target.sites(z).items():
+        np.testing.assert_allclose(found, sites[name]["value"], rtol=1e-6)
+    assert {"noise", "b_std", "noise_level"} <= set(target.sites(z))
 
 
 def test_chains_start_near_the_optima_in_turn(monkeypatch):

@@ -50,6 +50,10 @@ def test_predictions_are_those_of_a_gaussian_process():
         mean = mean + test_features.sum(1) * 0.3
         np.testing.assert_allclose(found["mean"][i, :, 0], mean, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(found["variance"][i, :, 0], std**2, rtol=1e-5, atol=1e-9)
+    moments = predictive.moments(x_test)
+    assert set(moments) == {"mean", "variance", "predictive_variance", "noise_scale"}
+    for name, values in moments.items():
+        np.testing.assert_array_equal(values, found[name])
 
 
 @pytest.mark.filterwarnings("ignore:1 of 1 chains do not move")
