@@ -86,6 +86,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "estimators/test_chains.py::test_chains_that_never_settle_end_with_the_budget",
         ),
         (
+            "estimators: seconds after the first look are left",
+            "num_samples >= 2 * _NUM_SAMPLES",
+            "num_samples >= _NUM_SAMPLES",
+            "estimators/test_chains.py::test_the_first_look_is_the_last_where_the_budget_pays_for_no_second",
+        ),
+        (
             "estimators: seconds that pay for a longer look are left",
             "min(affordable, 2 * num_samples)",
             "2 * num_samples",

@@ -113,7 +113,9 @@ def run_chains(
     # A short run without compilation shows the cost of a step.
     step = go_on(num_kept)
     num_steps = num_warmup + num_kept
-    num_samples = min(_affordable(clock, step, judging), _NUM_SAMPLES)
+    num_samples = _affordable(clock, step, judging)
+    if num_samples >= 2 * _NUM_SAMPLES:  # with fewer, no longer run could follow a first look
+        num_samples = _NUM_SAMPLES
     while True:
         num_samples = max(num_samples // num_kept, 1) * num_kept
         clock.begin(f"samples of the chains, {num_samples} steps")

@@ -3,7 +3,8 @@
 Given all other sites, the model's log density must be that of the readout's Normal prior, plus that of one Normal
 likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model
 runs with the readout at its prior mean, and once more, hidden from all handlers and with the same values of all other
-sites, moved by a fixed random δ. XLA merges what the two runs share. A branch that neither readout enters is not seen.
+sites, moved by a fixed random δ. The program of the second run tells what the readout reaches, and that alone is
+compared. A branch that neither readout enters is not seen.
 """
 
 import warnings

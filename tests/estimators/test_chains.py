@@ -134,6 +134,15 @@ def test_chains_go_on_for_what_the_budget_pays_where_it_does_not_pay_for_twice_a
     assert "800 warmup steps and 600 after them" in report
 
 
+@pytest.mark.slow
+def test_the_first_look_is_the_last_where_the_budget_pays_for_no_second(monkeypatch):
+    affordable = iter((700, 100))
+    monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
+    monkeypatch.setattr(_chains, "_NUM_SAMPLES", 400)
+    (_, num_steps), _ = run(lambda *_: (False, []))
+    assert num_steps == 200 + 200 + 600  # as many as there are kept draws, thrice
+
+
 def test_chains_that_never_settle_end_with_the_budget():
     looks = []
 
