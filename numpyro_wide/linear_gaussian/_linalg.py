@@ -1,16 +1,11 @@
 """Factors and solves of Gram matrices, in forms with fast derivatives."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.custom_batching import custom_vmap
 from jax.lax import optimization_barrier
 from jax.lax.linalg import cholesky as lax_cholesky
 from jax.lax.linalg import triangular_solve
-
-_FEW = 4
 
 
 @jax.custom_jvp
@@ -93,38 +88,10 @@ def diagonal(matrix: Array) -> Array:
     return jnp.sum(jnp.where(jnp.eye(matrix.shape[0], dtype=bool), matrix, 0), axis=1)
 
 
-def times_transposed(matrix: Array, num_columns: int) -> Callable[[Array], Array]:
-    r"""Return $V \mapsto M^\top V$ for $V$ with this number of columns."""
-    if num_columns <= _FEW:
-        return lambda columns: jnp.stack([_row_times(column, matrix) for column in columns.T], axis=1)
-    transposed = transpose(matrix)
-    return lambda columns: transposed @ columns
-
-
-@jax.custom_jvp
-def _row_times(row: Array, matrix: Array) -> Array:
-    return _row_times_once(row, matrix)
-
-
-@_row_times.defjvp
-def _row_times_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    (row, matrix), (row_dot, matrix_dot) = primals, tangents
-    return _row_times(row, matrix), row_dot @ matrix + row @ matrix_dot
-
-
-@custom_vmap
-def _row_times_once(row: Array, matrix: Array) -> Array:
-    size, width = matrix.shape
-    if size % 2:
-        return jnp.sum(row[:, None] * matrix, axis=0)
-    # In halves: XLA would fuse a product with one vector, and go along columns.
-    return jnp.einsum("bn,bnd->bd", row.reshape(2, -1), matrix.reshape(2, -1, width)).sum(axis=0)
-
-
-@_row_times_once.def_vmap
-def _row_times_batch(axis_size: int, in_batched: list[bool], row: Array, matrix: Array) -> tuple[Array, bool]:
-    in_axes = [0 if batched else None for batched in in_batched]
-    return jax.vmap(jnp.matmul, in_axes, axis_size=axis_size)(row, matrix), True
+def transposed_times(matrix: Array, columns: Array) -> Array:
+    r"""Return $M^\top V$, by a product along the rows of $M$."""
+    # XLA would fuse a product with one vector, and go along columns.
+    return optimization_barrier(columns.T @ matrix).T
 
 
 def row_sums_of_squares(matrix: Array) -> Array:

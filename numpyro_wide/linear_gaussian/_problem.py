@@ -85,7 +85,7 @@ def as_test_features(test_features: ArrayLike, features: Array) -> Array:
 
 
 class ReadoutShapes:
-    """Shapes of a problem's arrays, and checks against them."""
+    """What dense and blocked problems share."""
 
     features: Any
     targets: Array
@@ -94,6 +94,11 @@ class ReadoutShapes:
     def readout_shape(self) -> tuple[int, ...]:
         """Shape of the readout, (d,) or (d, k)."""
         return (self.features.shape[1], *self.targets.shape[1:])
+
+    def with_targets(self, targets: Array) -> Any:
+        """Return the problem for other targets of the same shape."""
+        problem: Any = self
+        return replace(problem, targets=targets.astype(self.targets.dtype))
 
     def check_readout(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a readout of another shape than :attr:`readout_shape`."""
@@ -173,10 +178,6 @@ class ReadoutProblem(ReadoutShapes):
             as_scale("prior_scale", prior_scale, readout_shape, dtype, hint),
             variant,
         )
-
-    def with_targets(self, targets: Array) -> "ReadoutProblem":
-        """Return the problem for other targets of the same shape."""
-        return replace(self, targets=targets.astype(self.targets.dtype))
 
     def exact(self) -> "ReadoutProblem":
         """Return the problem at λ = σ²."""

@@ -1,6 +1,6 @@
 """Roots of the posterior covariance of a readout."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from numpyro_wide.linear_gaussian._linalg import (
     solve_gram,
     solve_lower,
     square_of_lower,
-    times_transposed,
     transpose,
+    transposed_times,
 )
 
 
@@ -66,51 +66,24 @@ def _evaluate(vectors: Array, a: Array, s: Array) -> tuple[Array, Array, Array, 
     return function(a**-2), function(1 / (a * (s + a))), function(1 / (s * (s + a))), 2 * jnp.log(a / s).sum()
 
 
-class Root(Protocol):
+class _CholeskyRoot(NamedTuple):
     r"""One factorisation's results, for targets (n, k) and readouts (d, k); $K = \Psi \Psi^\top + \lambda I$."""
 
-    @classmethod
-    def of(cls, features: Array, regulariser: Array) -> "Root":
-        r"""Factorise for features (n, d) and a scalar $\lambda$."""
-
-    def fit(self, targets: Array) -> tuple[Array, Array]:
-        r"""Return the mean $\mu = \Psi^\top K^{-1} Y$, (d, k), and $Y - \Psi \mu$, (n, k), refined once."""
-
-    def log_det(self) -> Array:
-        r"""Return $\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
-
-    def trace(self) -> Array:
-        """Return the trace of the factorised matrix."""
-
-    def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
-        r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
-
-    def inverse(self, targets: Array, readout: Array) -> Array:
-        r"""Return the repriorised readout $\phi = A^{-1} (W - \mu)$."""
-
-    def inverted(self) -> "Root":
-        """Return the root with its factor's inverse."""
-
-    def solve_features(self) -> Array:
-        r"""Return $K^{-1} \Psi$, by products, of an inverted root."""
-
-
-class _CholeskyRoot(NamedTuple):
     features: Array
     regulariser: Array
     factor: Array
     inverse_factor: Any = None  # where it is known
 
-    def half_log_det(self) -> Array:
-        return jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
-
     def log_det(self) -> Array:
-        return 2 * self.half_log_det()
+        r"""Return $\log\det(K / \lambda) = -2 \log|\det A|$, of one output."""
+        return 2 * jnp.log(diagonal(self.factor) / jnp.sqrt(self.regulariser)).sum()
 
     def trace(self) -> Array:
+        """Return the trace of the factorised matrix."""
         return row_sums_of_squares(self.factor).sum()
 
     def inverted(self) -> Any:
+        """Return the root with its factor's inverse."""
         return self._replace(inverse_factor=inverse_lower(self.factor))
 
 
@@ -119,23 +92,28 @@ class FeatureRoot(_CholeskyRoot):
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "FeatureRoot":
+        r"""Factorise for features (n, d) and a scalar $\lambda$."""
         return cls(features, regulariser, gram_factor(features.T, regulariser))
 
     def fit(self, targets: Array) -> tuple[Array, Array]:
-        by_column = times_transposed(self.features, targets.shape[1])
-        mean = solve_gram(self.factor, by_column(targets), self.inverse_factor)
+        r"""Return the mean $\mu = \Psi^\top K^{-1} Y$, (d, k), and $Y - \Psi \mu$, (n, k), refined once."""
+        mean = solve_gram(self.factor, transposed_times(self.features, targets), self.inverse_factor)
         residual = targets - self.features @ mean
-        step = solve_gram(self.factor, by_column(residual) - self.regulariser * mean, self.inverse_factor)
+        slope = transposed_times(self.features, residual) - self.regulariser * mean
+        step = solve_gram(self.factor, slope, self.inverse_factor)
         return _refined(self.features, self.regulariser, mean, residual, step)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
+        r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
         scaled = jnp.sqrt(self.regulariser) * phi
-        return solve_lower(self.factor, self._whitened(targets) + scaled, transpose=True), -self.half_log_det()
+        return solve_lower(self.factor, self._whitened(targets) + scaled, transpose=True), -0.5 * self.log_det()
 
     def inverse(self, targets: Array, readout: Array) -> Array:
+        r"""Return the repriorised readout $\phi = A^{-1} (W - \mu)$."""
         return (self.factor.T @ readout - self._whitened(targets)) / jnp.sqrt(self.regulariser)
 
     def solve_features(self) -> Array:
+        r"""Return $K^{-1} \Psi$, by products, of an inverted root."""
         return self.features @ square_of_lower(self.inverse_factor)
 
     def _whitened(self, targets: Array) -> Array:
@@ -150,11 +128,11 @@ class DataCholeskyRoot(_CholeskyRoot):
         return cls(features, regulariser, gram_factor(features, regulariser))
 
     def fit(self, targets: Array) -> tuple[Array, Array]:
-        by_column = times_transposed(self.features, targets.shape[1])
         weights = solve_gram(self.factor, targets, self.inverse_factor)
-        mean = by_column(weights)
+        mean = transposed_times(self.features, weights)
         residual = targets - self.features @ mean
-        step = by_column(solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor))
+        step = solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor)
+        step = transposed_times(self.features, step)
         return _refined(self.features, self.regulariser, mean, residual, step)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
@@ -229,6 +207,7 @@ def _by_output(matrix: Array) -> Array:
     return jnp.sum(matrix, axis=0, keepdims=True)
 
 
+Root = FeatureRoot | DataRoot | DataCholeskyRoot
 ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
 
 

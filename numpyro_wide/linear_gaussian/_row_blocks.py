@@ -392,10 +392,6 @@ class BlockedProblem(ReadoutShapes):
             )
         return cls(features.astype(dtype), targets, noise_scale, prior_scale)
 
-    def with_targets(self, targets: Array) -> "BlockedProblem":
-        """Return the problem for other targets of the same shape."""
-        return replace(self, targets=targets.astype(self.targets.dtype))
-
     def log_evidence(self) -> Array:
         """Return the log evidence of the targets, a scalar."""
         standard = self._standardised()

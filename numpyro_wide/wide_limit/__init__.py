@@ -1,8 +1,7 @@
 """Infinite-width limits of networks, and finite-width kernels to hold against them."""
 
-from importlib import import_module
-from typing import Any
-
+from numpyro_wide._random_features import RandomFeatures as RandomFeatures
+from numpyro_wide._random_features import fit_random_features as fit_random_features
 from numpyro_wide.wide_limit._empirical import empirical_ntk as empirical_ntk
 from numpyro_wide.wide_limit._empirical import linearize as linearize
 from numpyro_wide.wide_limit._fit import fit as fit
@@ -27,16 +26,3 @@ __all__ = [
     "linearize",
     "register_kernel",
 ]
-
-# Names of a later module.
-_ABOVE = ("RandomFeatures", "fit_random_features")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _ABOVE:
-        return getattr(import_module("numpyro_wide._random_features"), name)
-    raise AttributeError(f"module 'numpyro_wide.wide_limit' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_ABOVE})
