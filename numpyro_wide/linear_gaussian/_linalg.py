@@ -99,11 +99,6 @@ def row_sums_of_squares(matrix: Array) -> Array:
     return jnp.matmul(matrix**2, jnp.ones(matrix.shape[-1], matrix.dtype), precision="highest")
 
 
-def transpose(matrix: Array) -> Array:
-    """Return a transposed copy, for faster products with a few columns."""
-    return optimization_barrier(matrix.T)
-
-
 def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array:
     """Solve with a lower triangular matrix or its transpose."""
     return triangular_solve(factor, columns, left_side=True, lower=True, transpose_a=transpose)

@@ -51,13 +51,12 @@ def as_scale(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hi
     """Return positive numbers of a broadcastable shape; others are refused, or NaN under jit."""
     check_positive(name, value)
     array = as_number(name, value, shape, dtype, hint)
-    # Squared, a negative one would pass for its mirror image.
+    # Squared, -σ would pass for σ.
     return array if is_known(value) else jnp.where(array > 0, array, jnp.nan)
 
 
 def as_number(name: str, value: ArrayLike, shape: tuple[int, ...], dtype: Any, hint: str = "") -> Array | np.ndarray:
-    """Return numbers of a broadcastable shape; known ones stay NumPy's."""
-    # Known numbers stay NumPy's: under jit a prior mean of zero must be known.
+    """Return numbers of a broadcastable shape; known ones stay NumPy's, so that a zero is known under jit."""
     is_plain = isinstance(value, int | float | np.ndarray | np.generic)
     array = np.asarray(value, dtype) if is_plain else as_floats(value, dtype=dtype, names=(name,))[0]
     if not broadcasts(array.shape, shape):
@@ -253,10 +252,7 @@ class ReadoutProblem(ReadoutShapes):
         return mean, variance, mean + deviation.reshape(shape)
 
     def leave_one_out(self) -> tuple[Array, Array]:
-        """Return mean and variance of each row's targets given all other rows, noise included, in the targets' shape.
-
-        In closed form, by output (Rasmussen and Williams 2006, eq. 5.12).
-        """
+        """Return mean and variance of each row's targets given all others, noise included, in the targets' shape."""
         standard = self.exact()._standardised().resolved()
         mean, spread = standard.for_each_output(left_out_moments)
         noise_scale = broadcastable_matrix(self.noise_scale, self.targets.ndim == 1)
@@ -343,13 +339,7 @@ def readout_inverse_map(
     prior_loc: ArrayLike = 0.0,
     prior_scale: ArrayLike = 1.0,
 ) -> Array:
-    r"""Map readout weights to the repriorised readout, $\phi = A^{-1} (W - \mu)$: the inverse of :func:`readout_map`.
-
-    ``readout`` is $W$, (d,) or (d, k); other arguments are those of :meth:`ReadoutProblem.of`.
-
-    Returns:
-        $\phi$, of the shape of ``readout``.
-    """
+    r"""Return $\phi$ of a readout $W$, (d,) or (d, k): the inverse of :func:`readout_map`, with its arguments."""
     prior = {"prior_loc": prior_loc, "prior_scale": prior_scale}
     problem = ReadoutProblem.of(features, targets, noise_scale, regulariser, variant, **prior, same_type=(readout,))
     return problem.inverse_map(readout)

@@ -17,7 +17,6 @@ from numpyro_wide.linear_gaussian._linalg import (
     solve_gram,
     solve_lower,
     square_of_lower,
-    transpose,
     transposed_times,
 )
 
@@ -217,7 +216,7 @@ def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Arr
     scale = jnp.sqrt(regulariser)
     inner = solve_lower(factor, targets) - solve_lower(add_diagonal(factor, scale), features @ phi)
     weights = solve_lower(factor, inner, transpose=True)
-    return phi + transpose(features) @ weights, -jnp.log(diagonal(factor) / scale).sum()
+    return phi + transposed_times(features, weights), -jnp.log(diagonal(factor) / scale).sum()
 
 
 @andrews_map.defjvp
@@ -232,11 +231,11 @@ def _andrews_map_jvp(
     inverse, shifted = inverse_lower(factor), add_diagonal(factor, scale)
     mean_part, noise_part = inverse @ targets, solve_lower(shifted, features @ phi)
     inner = mean_part - noise_part
-    weights, features_transposed = inverse.T @ inner, transpose(features)
+    weights = inverse.T @ inner
 
     # dL = L F: other products with F have k columns. Products with features run along rows in reverse mode.
     F = relative_factor_tangent(inverse, features_dot @ features.T, regulariser_dot)
-    signal_dot = features_dot @ phi + (phi_dot.T @ features_transposed).T
+    signal_dot = features_dot @ phi + (phi_dot.T @ features.T).T
     mean_dot = inverse @ targets_dot - F @ mean_part
     noise_dot = solve_lower(shifted, signal_dot - factor @ (F @ noise_part) - scale_dot * noise_part)
     weights_dot = inverse.T @ (mean_dot - noise_dot - F.T @ inner)
@@ -244,4 +243,4 @@ def _andrews_map_jvp(
     log_abs_det_dot = features.shape[0] * scale_dot / scale - diagonal(F).sum()
 
     log_abs_det = -jnp.log(diagonal(factor) / scale).sum()
-    return (phi + features_transposed @ weights, log_abs_det), (readout_dot, log_abs_det_dot)
+    return (phi + transposed_times(features, weights), log_abs_det), (readout_dot, log_abs_det_dot)

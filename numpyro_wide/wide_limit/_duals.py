@@ -102,7 +102,7 @@ def erf(a: Array, b: Array, c: Array, e: Array) -> tuple[Array, Array]:
 
 def relu(a: Array, b: Array, c: Array, _: Array) -> tuple[Array, Array]:
     """Return the dual of the rectifier (Cho and Saul 2009, equations 6 and 7, halved)."""
-    scale = jnp.sqrt(jnp.where(a > 0, a, 1)) * jnp.sqrt(jnp.where(b > 0, b, 1))
+    scale = _root(a) * _root(b)
     cosine = c / scale  # c = 0 wherever a variance is 0
     sine_squared = (1 - cosine) * (1 + cosine)
     # A sine of rounding is 0; root and angle never see it, else their derivatives would be NaN.
@@ -156,16 +156,13 @@ class HermiteSeries:
 
     def __init__(self, function: Callable[[Array], Array]):
         self._function = function
-        # Odd and even functions have every other term.
         self._first, self._stride = _parity(function)
 
     def moments(self, variance: Array) -> Moments:
         """Return the moments at single inputs, of variances (n, ...)."""
         nodes, weights, basis = (jnp.asarray(part, variance.dtype) for part in _rule())
         basis = basis[self._first :: self._stride]
-        alive = variance > 0
-        # The derivative of the root at 0 would be NaN.
-        root = jnp.where(alive, jnp.sqrt(jnp.where(alive, variance, 1)), 0)
+        root = jnp.where(variance > 0, _root(variance), 0)
         values, slopes = self._with_slope(root[..., None] * jnp.expand_dims(nodes, range(root.ndim)))
         at_zero, slope_at_zero = self._with_slope(jnp.zeros((), variance.dtype))
         average = lambda numbers: jnp.matmul(numbers, weights, precision="highest")  # noqa: E731
@@ -178,8 +175,7 @@ class HermiteSeries:
         left_out = product - jnp.sum(coefficients**2, axis=0)
         slope_left_out = variance * slope - jnp.sum(degrees.astype(variance.dtype) * coefficients**2, axis=0)
         error = jnp.maximum(_share(left_out, product), _share(slope_left_out, variance * slope))
-        slopes_at_zero = jnp.broadcast_to(slope_at_zero, root.shape)
-        return Moments(variance, product, slope, jnp.max(error), coefficients, slopes_at_zero)
+        return Moments(variance, product, slope, jnp.max(error), coefficients, slope_at_zero)
 
     def pairs(self, one: Moments, other: Moments, covariance: Array, _: Array) -> tuple[Array, Array]:
         """Return E[φ(u) φ(v)] and E[φ'(u) φ'(v)]."""
@@ -248,6 +244,7 @@ def _parity(function: Callable[[Array], Array]) -> tuple[int, int]:
 
 
 def _root(variance: Array) -> Array:
+    """Return the root, or 1 at 0, where its derivative would be NaN."""
     return jnp.sqrt(jnp.where(variance > 0, variance, 1))
 
 

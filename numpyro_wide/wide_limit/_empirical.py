@@ -27,8 +27,7 @@ def empirical_ntk(
 ) -> Array:
     """Compute the tangent kernel J(x1) J(x2)ᵀ of any network, J its Jacobian (McNamara 2025, equation 4).
 
-    In the NTK parametrisation it converges to the second kernel of :func:`fcn_kernel`, times the identity between
-    outputs (Jacot 2018, Theorem 1).
+    At infinite width it is that of :func:`fcn_kernel` times the identity between outputs (Jacot 2018, Theorem 1).
 
     Args:
         f: network, f(params, x) -> (n,) or (n, k), row by row; of a flax linen module its ``apply``.
@@ -60,7 +59,7 @@ def empirical_ntk(
     jacobian = jax.jacrev(lambda p, row: jnp.atleast_1d(f(p, row[None])[0]))
 
     def jacobians(x: Array) -> list[Array]:
-        """Return (rows, k, size of the leaf) for each leaf of the parameters."""
+        """Return (rows, k, size) by leaf of the parameters."""
         leaves = jax.tree.leaves(jax.vmap(jacobian, in_axes=(None, 0))(params, x))
         return [leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves]
 
@@ -83,7 +82,7 @@ def empirical_ntk(
 
 
 def linearize(f: Network, params0: Any) -> Network:
-    """Expand a network in its parameters to first order (Taylor): its linearised twin.
+    """Linearise a network in its parameters.
 
     f_lin(params, x) = f(params0, x) + J(x) (params − params0) (McNamara 2025, Section 5; Lee 2019, eq. 5).
 
@@ -102,7 +101,6 @@ def linearize(f: Network, params0: Any) -> Network:
     """
 
     def f_lin(params: Any, x: Any) -> Any:
-        """Evaluate the expansion at ``params`` for the inputs ``x``."""
         step = jax.tree.map(lambda new, old: jnp.subtract(new, old).astype(jnp.result_type(old)), params, params0)
         value, change = jax.jvp(lambda p: f(p, x), (params0,), (step,))
         return jax.tree.map(jnp.add, value, change)

@@ -84,8 +84,6 @@ def fit_scales(
     return fields, row, logarithms
 
 
-# The readout of classes.
-
 _NUM_FOLDS, _MANY_FOLDS = 3, 10  # of each of several scales, and of the one chosen
 _STEP = 0.5 * np.log(10)  # between the readout's scales
 _MOST = 5  # of them above the bound's own
@@ -116,11 +114,9 @@ def left_out(gram: np.ndarray, observations: Observations, num_folds: int) -> np
     return found
 
 
-# The fit.
-
 _MOST_COMPARED = 1000  # rows whose labels are left out, one by one
 _MOST_COLUMNS = 50  # of inputs whose scales are compared by default
-_ONE_THREAD = 3000  # rows, up to which one BLAS thread is the quickest
+_ONE_THREAD = 3000  # rows, up to which several BLAS threads mostly wait for each other
 
 
 def fit(
@@ -147,17 +143,16 @@ def fit(
     r"""Fit a network's scales and its noise by the evidence of the infinitely wide network.
 
     The mode of the log evidence $\log N(y; 0, K + \sigma^2 I)$ of the NNGP kernel (Mathematics, :eq:`kernels`) plus
-    log-normal priors, within four prior standard deviations; of counts and heavy tails, the variational bound on it
+    log-normal priors, within four prior standard deviations; of counts and heavy tails, of the variational bound on it
     (Mathematics, :eq:`bound-slope`).
 
     Classes are regression on their one-hot codes: scales, noise and architecture are those of the largest log
-    probability of each label given all others, in closed form, and so is the softmax that turns predictions of the
-    codes into probabilities (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). Up to 80
-    rows the softmax is that of predictions by scales which a fifth of the rows had no part in. With
-    ``labels="logits"`` they are logits of the network, by the variational bound; the readout's scale is then chosen by
-    the log probability of labels left out in three folds, and has no standard error. ``labels="auto"`` fits both, and
-    takes that under which labels left out are more probable. This favours codes a little: of logits a tenth of the
-    labels is left out at a time.
+    probability of each label given all others, and so is the softmax from predictions of codes to probabilities
+    (Mathematics, :eq:`left-out`; Rifkin and Klautau 2004). Up to 80 rows the softmax is that of predictions by scales
+    which a fifth of the rows had no part in. With ``labels="logits"`` classes have logits, by the variational bound;
+    the readout's scale is then chosen by labels left out in three folds, and has no standard error.
+    ``labels="auto"`` fits both, and takes that under which labels left out are more probable, which favours codes a
+    little: of logits a tenth of the labels is left out at a time.
 
     Standardise inputs and targets. The scales go into
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
@@ -166,23 +161,23 @@ def fit(
     Args:
         x: inputs, (n, d_in), or images for a network that takes them.
         y: targets, (n,), or (n, k) for outputs that share all scales; labels of classes, (n,), from 0.
-        likelihood: "normal", with a fitted noise; "bernoulli", "categorical", "binomial", "poisson",
-            "negative_binomial" or "student_t", as in :func:`~numpyro_wide.fitted_surrogate`.
+        likelihood: "normal", with a fitted noise, or a name of :func:`~numpyro_wide.fitted_surrogate`, whose
+            parameters are the following, and broadcast against the targets.
         num_classes: number of classes of a categorical; None for one more than the largest label.
-        total_count: number of trials of a binomial; broadcasts against the targets, like those below.
+        total_count: number of trials of a binomial.
         concentration: concentration of a negative binomial.
         df: degrees of freedom of Student's t.
         scale: scale of Student's t.
         offset: added to function values, such as a log exposure; not of a normal likelihood, or of codes.
         labels: "codes", the default, "logits", or "auto", of a Bernoulli or categorical likelihood.
-        network: a :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`, :class:`~numpyro_wide.nn.FCN`
+        network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
-        activation: "erf", "gelu", "identity", "relu", "tanh" or a function of arrays, or several to compare; "erf" by
-            default, of codes ``("erf", "relu")``.
+        activation: an activation of :func:`fcn_kernel`, or several to compare; "erf" by default, of codes
+            ``("erf", "relu")``.
         depth: number of hidden layers, at least 1, or several to compare; 1 by default, of codes ``(1, 3)``.
         input_scale: whether each column of the inputs has a scale of its own (automatic relevance determination), or
-            ``(False, True)`` to compare, as by default of codes with at most 50 columns; False by default otherwise.
+            ``(False, True)`` to compare, the default of codes with 2 to 50 columns; else False by default.
         num_restarts: number of starts; 4 by default, of codes 1.
         num_rows: number of rows of the starts, and of the folds of classes.
         seed: seed of starts and rows.
@@ -208,7 +203,7 @@ def fit(
     """
     arguments = dict(locals())
     if labels == "auto":
-        # Two classes, so that both have probabilities of the same shape.
+        # Of two classes, for probabilities of one shape.
         as_classes = {"likelihood": "categorical", "num_classes": 2} if likelihood == "bernoulli" else {}
         both = [fit(**arguments | {"labels": "codes"}), fit(**arguments | as_classes | {"labels": "logits"})]
         return max(both, key=lambda one: float(np.mean(np.asarray(one.held_out))))
@@ -248,7 +243,6 @@ def fit(
     num_rows = min(whole_number("num_rows", num_rows), len(inputs))
     random = np.random.default_rng(seed)
     rows = np.sort(random.choice(len(inputs), num_rows, replace=False))
-    # Several threads mostly wait for each other on few rows.
     with double_precision(), set_blas_threads(1) if len(inputs) <= _ONE_THREAD else nullcontext():
         observations = None if is_normal else Observations.of(targets, likelihood, parameters, offset)
         if is_of_codes:
@@ -328,8 +322,6 @@ def _several(given: Any) -> Sequence[Any]:
     """Return one or several choices as several."""
     return [given] if callable(given) or np.ndim(given) == 0 else list(given)
 
-
-# Warnings.
 
 _SMALL_NOISE = 0.1  # of the targets' root mean square
 _MANY_COPIES = 0.05  # of the rows of classes

@@ -27,12 +27,14 @@ from numpyro_wide.wide_limit._duals import Activation, activation_dual, warn_of_
 from numpyro_wide.wide_limit._layer_kernels import (
     AllPairsNeededError,
     Inputs,
+    LayerKernels,
     check_inputs,
     fully_connected,
     rule_of,
 )
 
 Kernel = Callable[..., tuple[Array, Array]]
+Rule = Callable[[Inputs], LayerKernels]  # of one network
 Tile = tuple[tuple[Array, ...], Array]  # nngp and, if asked for, ntk, (rows, columns), and the share left out
 
 
@@ -50,9 +52,8 @@ def fcn_kernel(
     """Give the kernels of a fully connected network as its hidden layers become infinitely wide.
 
     The NNGP kernel (Lee 2018, eq. 5; Matthews 2018) and the tangent kernel (Jacot 2018, Theorem 1) of one output, in
-    the NTK parametrisation with N(0, 1) weights and biases (Mathematics, :eq:`layer`, :eq:`kernels`). Differentiable by
-    inputs and scales. Standardise the inputs: with erf and GELU the tangent kernel of parallel inputs loses digits in
-    float32.
+    the NTK parametrisation (Mathematics, :eq:`layer`, :eq:`kernels`). Differentiable by inputs and scales. Standardise
+    the inputs: with erf and GELU the tangent kernel of parallel inputs loses digits in float32.
 
     Args:
         depth: number of hidden layers; 0 is a linear model with the readout's scales.
@@ -93,7 +94,7 @@ def fcn_kernel(
         check_not_negative("input_scale", input_scale)
 
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None) -> tuple[Array, Array]:
-        """Return both kernels of ``x1`` (n1, d_in) and ``x2`` (n2, d_in)."""
+        """Return both kernels, (n1, n2)."""
         inputs = _checked(x1, x2)
         # The inputs set the dtype.
         scales = [as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in given.items()]
@@ -113,27 +114,17 @@ def _fcn_kernels(
     input_scale: ArrayLike | None,
     scales: list[Array],
 ) -> tuple[Array, Array, Array]:
-    """Return both kernels of (x1,) or (x1, x2), and by row the share that a series leaves out."""
-    x1, x2 = inputs[0], inputs[-1]
-
-    def rows(start: Array | int, size: int) -> tuple[Array, Array, Array]:
-        same = None
-        if len(inputs) == 1:
-            same = (start + jnp.arange(size))[:, None] == jnp.arange(x2.shape[0])[None, :]
-        units = Inputs(take_rows(x1, start, size), x2, same).vectors(input_scale)
-        found = fully_connected(units, activation, scales)
-        return found.product, found.product + found.tangent, jnp.broadcast_to(found.error, (size,))
-
-    return in_row_blocks(rows, x1.shape[0], block_size)
+    """Return both kernels of (x1,) or (x1, x2), and the share that a series leaves out."""
+    rule = lambda inputs: fully_connected(inputs.vectors(input_scale), activation, scales)  # noqa: E731
+    (nngp, ntk), error = _in_blocks(rule, inputs, 2, block_size, None)
+    return nngp, ntk, error
 
 
 def kernel(network: Any, *, block_size: int | None = None) -> "NetworkKernel":
     """Give the kernels of a network as its layers become infinitely wide.
 
-    The NNGP kernel is the covariance of an output with N(0, 1) readout weights; the tangent kernel adds the hidden
-    layers' (Mathematics, :eq:`kernels`, :eq:`convolution`). Differentiable by scales and inputs. Activations without a
-    closed form go by a series, as of :func:`fcn_kernel`. The pooling "mean" costs height · width times as much as
-    "flatten".
+    The kernels of :func:`fcn_kernel`, with its activations (Mathematics, :eq:`kernels`, :eq:`convolution`).
+    Differentiable by scales and inputs. The pooling "mean" costs height · width times as much as "flatten".
 
     Args:
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`,
@@ -170,7 +161,7 @@ class NetworkKernel:
         return nngp, ntk
 
     def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> Array:
-        """Return the NNGP kernel alone, (n1, n2), which takes about two thirds of the time of both."""
+        """Return the NNGP kernel alone, (n1, n2)."""
         (nngp,), error = self._compute(x1, x2, 1)
         warn_of_truncation(error)
         return nngp
@@ -181,14 +172,16 @@ class NetworkKernel:
 
     def _compute(self, x1: ArrayLike, x2: ArrayLike | None, num_kernels: int) -> Tile:
         """Return the first kernel, or both, and the error."""
-        inputs = _checked(x1, x2)
+        inputs, size = _checked(x1, x2), self.block_size
+        rule = partial(rule_of(self.network), self.network)
+        by_loop = jax.jit(lambda: _in_blocks(rule, inputs, num_kernels, size, size))
         if is_tracing() or not all(map(is_known, inputs)):
-            return self._traced(inputs, num_kernels)
-        rows, columns = (_blocks(len(x), self.block_size) for x in (inputs[0], inputs[-1]))
+            return by_loop()
+        rows, columns = (_blocks(len(x), size) for x in (inputs[0], inputs[-1]))
         first = _arguments(inputs, rows[0], columns[0])
-        traced = jax.make_jaxpr(self._tile(len(inputs) == 1, num_kernels))(*first)
+        traced = jax.make_jaxpr(_tile(rule, len(inputs) == 1, num_kernels))(*first)
         if not all(map(is_known, traced.consts)):  # differentiated scales
-            return self._traced(inputs, num_kernels)
+            return by_loop()
 
         def tile(scales: list[Array], *args: Array) -> Tile:
             *kernels, error = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, scales))(*args)
@@ -209,37 +202,39 @@ class NetworkKernel:
                 error = max(error, float(share))
         return tuple(map(jnp.asarray, kernels)), jnp.asarray(error, inputs[0].dtype)
 
-    def _tile(self, is_one_set: bool, num_kernels: int) -> Callable[[Array, Array, Array, Array], Tile]:
-        """Return the function from rows of both inputs, and their places, to a tile."""
-        rule, network = rule_of(self.network), self.network
 
-        def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
-            same = places1[:, None] == places2[None, :] if is_one_set else None
-            try:
-                found = rule(network, Inputs(x1, x2, same))
-            except AllPairsNeededError:
-                found = rule(network, Inputs(x1, x2, same, all_pairs=True))
-            return (found.product, found.product + found.tangent)[:num_kernels], found.error
+def _tile(rule: Rule, is_one_set: bool, num_kernels: int) -> Callable[[Array, Array, Array, Array], Tile]:
+    """Return the function from rows of both inputs, and their places, to a tile."""
 
-        return tile
+    def tile(x1: Array, x2: Array, places1: Array, places2: Array) -> Tile:
+        same = places1[:, None] == places2[None, :] if is_one_set else None
+        try:
+            found = rule(Inputs(x1, x2, same))
+        except AllPairsNeededError:
+            found = rule(Inputs(x1, x2, same, all_pairs=True))
+        return (found.product, found.product + found.tangent)[:num_kernels], found.error
 
-    def _traced(self, inputs: tuple[Array, ...], num_kernels: int) -> Tile:
-        """Compute the kernels of traced inputs or scales, by blocks in a loop."""
-        tile, x1, x2 = self._tile(len(inputs) == 1, num_kernels), inputs[0], inputs[-1]
-        places = jnp.arange(max(len(x1), len(x2)))
+    return tile
 
-        def rows(start: Array | int, num_rows: int) -> Tile:
-            def columns(first: Array | int, num_columns: int) -> Tile:
-                some = take_rows(x1, start, num_rows), take_rows(x2, first, num_columns)
-                at = take_rows(places, start, num_rows), take_rows(places, first, num_columns)
-                kernels, error = tile(*some, *at)
-                return tuple(part.T for part in kernels), jnp.broadcast_to(error, (num_columns,))
 
-            kernels, error = in_row_blocks(columns, len(x2), self.block_size)
-            return tuple(part.T for part in kernels), jnp.broadcast_to(jnp.max(error), (num_rows,))
+def _in_blocks(
+    rule: Rule, inputs: tuple[Array, ...], num_kernels: int, num_rows: int | None, num_columns: int | None
+) -> Tile:
+    """Compute the kernels of (x1,) or (x1, x2), which may be traced, by blocks in a loop."""
+    tile, x1, x2 = _tile(rule, len(inputs) == 1, num_kernels), inputs[0], inputs[-1]
+    places = jnp.arange(max(len(x1), len(x2)))
 
-        kernels, error = jax.jit(lambda: in_row_blocks(rows, len(x1), self.block_size))()
-        return kernels, jnp.max(error)
+    def rows(start: Array | int, size: int) -> Tile:
+        def columns(first: Array | int, width: int) -> Tile:
+            some = take_rows(x1, start, size), take_rows(x2, first, width)
+            kernels, error = tile(*some, take_rows(places, start, size), take_rows(places, first, width))
+            return tuple(part.T for part in kernels), jnp.broadcast_to(error, (width,))
+
+        kernels, error = in_row_blocks(columns, len(x2), num_columns)
+        return tuple(part.T for part in kernels), jnp.broadcast_to(jnp.max(error), (size,))
+
+    kernels, error = in_row_blocks(rows, len(x1), num_rows)
+    return kernels, jnp.max(error)
 
 
 def _blocks(num: int, size: int | None) -> list[slice]:

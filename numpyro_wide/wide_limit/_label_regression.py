@@ -133,9 +133,7 @@ class LabelScore(Objective):
         return value, by_prediction
 
 
-# The choice of an architecture, of its scales and of the calibration.
-
-_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # rows, up to which calibration is by labels that the scales have not seen
+_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # so few fit the scales chosen by them: calibrate by others in folds
 _SLOPE_OF_FEW = 1.5  # prior standard deviation of the logarithm of their slope
 RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
@@ -150,7 +148,6 @@ def fit_labels(
     random: np.random.Generator,
 ) -> dict[str, Any]:
     """Choose among problems by leave-one-out probabilities of labels on some rows; calibrate on all rows."""
-    # All rows in their order, where they are few.
     some = np.sort(of_every_class(labels, random.permutation(len(labels)), most))
     rows = np.sort(of_every_class(labels[some], np.arange(len(some)), num_rows))
     scores = (LabelScore(problem, labels, num_classes) for problem in problems)
@@ -161,7 +158,7 @@ def fit_labels(
     if len(some) < len(labels):
         logarithms = _with_best_noise(score, logarithms, gram)
     process = Conditioned(gram, score.codes, problem.noise_variance(logarithms))
-    # Function and noise in the size that the residuals have: probabilities do not depend on it.
+    # In the size of the residuals, on which probabilities do not depend.
     size = float(np.sqrt(np.mean(process.weights**2 / process.left_out_precision[:, None])))
     scales = problem.scales(logarithms)
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
@@ -195,10 +192,7 @@ def _tried(
 
 
 def _cross_fitted(scores: list[LabelScore], random: np.random.Generator) -> np.ndarray:
-    """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone.
-
-    Scales that are chosen by the leave-one-out probabilities of few labels fit these labels.
-    """
+    """Predict the codes of each fifth of the rows, (n, k), by what is chosen on the other rows alone."""
     labels, values = scores[0].labels, np.empty_like(scores[0].codes)
     for kept, out in folds_of(labels, random.random(len(labels)), _NUM_LABEL_FOLDS):
         _, score, logarithms = _tried(scores, kept, np.arange(len(kept)), 1, random)[0]

@@ -34,9 +34,10 @@ def check_shape(name: str, array: Array | np.ndarray, expected: tuple[int, ...],
 
 
 def check_symmetric(name: str, kernel: Array | np.ndarray) -> int:
-    """Return the number of rows of a symmetric matrix."""
+    """Return the number of rows of a symmetric matrix without NaN."""
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
         raise ValueError(f"{name} must be a square matrix, but got shape {kernel.shape}.")
+    check_no_nan(name, kernel)
     if is_known(kernel) and kernel.size:
         values = np.asarray(kernel)
         asymmetry = np.abs(values - values.T).max()
@@ -120,8 +121,7 @@ class AllPairsNeededError(Exception):
 class LayerKernels:
     """Kernels of a layer's units for two sets of inputs, as the layers before it become infinitely wide.
 
-    A rule of :func:`~numpyro_wide.wide_limit.register_kernel` makes them from :class:`Inputs`. Covariances of images
-    are those of each pixel with itself, (n1, n2, h, w), or of all pairs of pixels, (n1, n2, h, w, h, w).
+    Covariances of images are those of each pixel with itself, (n1, n2, h, w), or of all pairs, (n1, n2, h, w, h, w).
 
     Attributes:
         square1: mean squares at single inputs of the first set, (n1,) or (n1, h, w).
@@ -182,7 +182,7 @@ class LayerKernels:
         )
         product, slope = dual.pairs(left, right, w_var * self.product + b_var, determinant)
         if self.same is not None:
-            # Variances and covariance must be one number here: an angle near 0 is off by √ε.
+            # An angle near 0 is off by √ε.
             same = self._same_unit(self.same)
             product, slope = jnp.where(same, left.product, product), jnp.where(same, left.slope, slope)
         error = jnp.maximum(self.error, jnp.maximum(one.error, other.error))
@@ -220,7 +220,12 @@ class LayerKernels:
         units = self.settled()
         if not units.num_pixels:
             return units
-        return units._mapped(lambda values: jnp.mean(units.each_pixel(values), axis=(-2, -1)))
+
+        def mean(values: Array) -> Array:
+            each_pixel = jnp.einsum("...hwhw->...hw", values) if values.ndim == 6 else values
+            return jnp.mean(each_pixel, axis=(-2, -1))
+
+        return units._mapped(mean)
 
     def features(self, pooling: str, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
         """Return the kernels of the features, with which a rule ends.
@@ -253,12 +258,6 @@ class LayerKernels:
             self, square1=square1, square2=square2, product=function(self.product), tangent=function(self.tangent)
         )
 
-    def each_pixel(self, covariances: Array) -> Array:
-        """Return the covariances of each pixel with itself, (n1, n2, h, w)."""
-        if covariances.ndim < 6:
-            return covariances
-        return jnp.einsum("...hwhw->...hw", covariances)
-
     def _number(self, name: str, value: ArrayLike) -> Array:
         """Return a scale in the dtype of the inputs."""
         return as_not_negative(name, value, dtype=self.product.dtype)
@@ -289,7 +288,7 @@ class Inputs:
 
     Attributes:
         x1: inputs, (n1, ...).
-        x2: inputs, (n2, ...).
+        x2: others, (n2, ...).
         same: which pairs are one and the same input, (n1, n2), or None.
         all_pairs: whether images begin with covariances of all pairs of pixels.
     """
@@ -335,14 +334,12 @@ _RULES: dict[type, Rule] = {}
 def register_kernel(module_type: type, rule: Rule) -> None:
     """Register the rule by which :func:`kernel` handles a network of your own, and subclasses without a rule.
 
-    A rule follows the forward pass: from ``inputs.vectors()`` or ``inputs.images()``, through ``dense``,
-    ``convolution``, ``activate``, ``normalise``, ``plus`` or ``flatten``, to ``features(pooling, w_std, b_std)``, the
-    readout's scales.
+    A rule follows the forward pass, from ``inputs.vectors()`` or ``inputs.images()`` through the methods of
+    :class:`~numpyro_wide.wide_limit.LayerKernels` to ``features(pooling, w_std, b_std)``, the readout's scales.
 
     Args:
         module_type: the class of the network.
-        rule: function of the network and its :class:`~numpyro_wide.wide_limit.Inputs` that returns
-            :class:`~numpyro_wide.wide_limit.LayerKernels`.
+        rule: function of the network and its :class:`~numpyro_wide.wide_limit.Inputs`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -387,7 +384,7 @@ def fully_connected(
     scales: Sequence[Any],
     layer_norm: bool = False,
 ) -> LayerKernels:
-    """Return the kernels of an FCN's features, from w_std and b_std (depth,) and the readout's."""
+    """Return the kernels of an FCN's features, from w_std and b_std, (depth,) each, and the readout's."""
     w_std, b_std, readout_w_std, readout_b_std = scales
 
     def layer(units: LayerKernels, scales: tuple[Array, Array]) -> LayerKernels:

@@ -199,7 +199,7 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
 
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return −log F and the derivative of log F, (n, k, places)."""
-    values, slopes = (_by_row(table, shapes) for table in _tables())
+    values, slopes = (table(shapes) for table in _tables())
     cells = below / _SPACING
     first = cells.astype(int)
     t = (cells - first)[..., None]  # the same in all cells
@@ -216,23 +216,9 @@ def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return height, -slope * height
 
 
-def _by_row(table: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Interpolate a table between its shapes, by cubics, (n, places)."""
-    cells = np.clip(shapes * (_NUM_SHAPES - 1) * np.sqrt(_VARIANCE), 0, _NUM_SHAPES - 1)
-    first = np.clip(cells.astype(int) - 1, 0, _NUM_SHAPES - 4)
-    t = (cells - first)[:, None]
-    weights = (
-        -(t - 1) * (t - 2) * (t - 3) / 6,
-        t * (t - 2) * (t - 3) / 2,
-        -t * (t - 1) * (t - 3) / 2,
-        t * (t - 1) * (t - 2) / 6,
-    )
-    return sum(weight * table[first + i] for i, weight in enumerate(weights))
-
-
 @lru_cache(1)
-def _tables() -> tuple[np.ndarray, np.ndarray]:
-    """Return log(−log F) and its derivative, (shapes, places)."""
+def _tables() -> tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]:
+    """Return log(−log F) and its derivative at all places, as splines of the shape."""
     from scipy.interpolate import CubicSpline  # which NumPyro has not loaded
 
     places = np.arange(round((_HIGHEST - _LOWEST) / _SPACING) + 1) * _SPACING + _LOWEST
@@ -242,7 +228,8 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     slopes = CubicSpline(places[curved], values, axis=1)(places[curved], 1)
     beyond = places[~curved] - places[curved][-1]
     straight = values[:, -1:] + slopes[:, -1:] * beyond
-    return np.hstack([values, straight]), np.hstack([slopes, np.broadcast_to(slopes[:, -1:], straight.shape)])
+    slopes_beyond = np.broadcast_to(slopes[:, -1:], straight.shape)
+    return CubicSpline(shapes, np.hstack([values, straight])), CubicSpline(shapes, np.hstack([slopes, slopes_beyond]))
 
 
 def _log_height(places: np.ndarray, shape: float) -> np.ndarray:
@@ -269,9 +256,9 @@ class Logistic(OneValue):
     """A likelihood of the density e^(y f) / (1 + e^(f − shift))^total."""
 
     @property
-    @abstractmethod
     def total(self) -> np.ndarray:
         """Exponent of the denominator, (n,)."""
+        return np.ones_like(self.observed)
 
     @property
     def shift(self) -> np.ndarray:
@@ -304,10 +291,6 @@ class Bernoulli(Logistic):
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
         return logistic_averages(mean, variance).prob
-
-    @property
-    def total(self) -> np.ndarray:
-        return np.ones_like(self.observed)
 
 
 @dataclass(frozen=True)

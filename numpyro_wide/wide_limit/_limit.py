@@ -29,7 +29,7 @@ class WideLimitFit:
     Attributes:
         activation: the best network's activation, by name or as a function.
         depth: number of its hidden layers; 0 of a network without that attribute.
-        log_evidence: log evidence, of classes that of their codes, or its variational bound, at the fitted scales.
+        log_evidence: log evidence of the targets or codes, or its variational bound, at the fitted scales.
         noise_scale: standard deviation of the noise, in the units of the targets or of the codes; None of others.
         scales: other fitted scales, keywords of :func:`fcn_kernel` and ``scales`` of :func:`~numpyro_wide.nn.bnn`.
         standard_errors: standard errors of the logarithms of the fitted numbers, by name (Laplace); NaN at a bound.
@@ -37,10 +37,10 @@ class WideLimitFit:
             "log_marginal" (scales integrated out by Laplace), and "noise_scale" of a normal likelihood; of classes
             "held_out", the mean log probability of labels left out, and of codes its standard error, "held_out_se",
             of the rows of the comparison, instead of evidence and marginal.
-        inputs: inputs of the fit, (n, d_in) or (n, ...), a copy.
-        targets: targets of the fit, (n,) or (n, k), a copy.
-        network: network of the fit with the fitted scales, where one was given.
-        likelihood: name of the likelihood.
+        inputs: copy of the inputs of the fit, (n, d_in) or (n, ...).
+        targets: copy of its targets, (n,) or (n, k).
+        network: its network with the fitted scales, where one was given.
+        likelihood: name of its likelihood.
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
         calibration: function from predictions of codes, (..., classes), to probabilities; None without codes.
@@ -94,8 +94,8 @@ class WideLimitFit:
 
         Returns:
             Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of classes probabilities,
-            (m, classes); of a Bernoulli with ``labels="logits"`` that of 1, in the shape of the targets. Of others mean
-            and variance of an observation, each in the shape of the targets.
+            (m, classes); of a Bernoulli with ``labels="logits"`` that of 1, (m,) or (m, k). Of others mean and variance
+            of an observation, (m,) or (m, k).
         """
         x_new, is_normal = self.checked_rows(x_new), self.likelihood == "normal"
         by_row = {} if is_normal or self.calibration is not None else {**self.parameters, "offset": self.offset}
@@ -120,11 +120,7 @@ class WideLimitFit:
         return new.predicted(self._moments(x_new))
 
     def surrogate(self) -> Surrogate:
-        """Give the Gaussian likelihood that stands for the fit's own, for ``repriorise(..., surrogate=...)``.
-
-        Returns:
-            ``(targets, noise_scale)``, as of :func:`~numpyro_wide.fitted_surrogate`.
-        """
+        """Give the likelihood's Gaussian surrogate, as :func:`~numpyro_wide.fitted_surrogate` at the fitted kernel."""
         if self.likelihood == "normal" or self.calibration is not None:
             raise ValueError(
                 "a normal likelihood needs no surrogate; give repriorise the noise_scale. Of logits of classes, fit "

@@ -17,8 +17,11 @@ from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, Categorical, Likel
 from numpyro_wide.wide_limit._variational import VariationalFit
 
 _LOGIT_SIZES = {"bernoulli": 10.0, "binomial": 3.0, "categorical": 10.0}  # expected standard deviations
-# Of the sum of w K_ii, in double precision.
-_MOST_WEIGHT = 0.25 / np.finfo(float).eps
+
+
+def _most_weight(dtype: Any) -> float:
+    """Return the largest sum of w K_ii that the map resolves."""
+    return 0.25 / float(jnp.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
@@ -105,19 +108,17 @@ class Observations:
     def processes(self, kernel: np.ndarray) -> list[Conditioned]:
         """Return the process of each column given its fitted Gaussian likelihood, from a kernel (n, n) in float64."""
         fits = [VariationalFit(column, kernel) for column in self.columns()]
-        return [Conditioned(kernel, *fit.sites(fit.climb(), _MOST_WEIGHT)) for fit in fits]
+        return [Conditioned(kernel, *fit.sites(fit.climb(), _most_weight(float))) for fit in fits]
 
     def surrogate(self, kernel: np.ndarray, progress_bar: bool = True) -> Surrogate:
         """Fit the Gaussian likelihood of all columns, for JAX's float type."""
-        # The largest sum of w K_ii that the map resolves.
-        most = 0.25 / float(jnp.finfo(jnp.result_type(float)).eps)
-        sites = []
+        sites, dtype = [], jnp.result_type(float)
         with double_precision():
             for column in self.columns():
                 exact = replace(column, is_bound=False) if isinstance(column, StudentT) else column
                 fit = VariationalFit(exact, kernel)
                 state = fit.climb(progress_bar=progress_bar)
-                sites.append(fit.sites(state, most))
+                sites.append(fit.sites(state, _most_weight(dtype)))
                 if not state.moved < 1e-2:
                     warnings.warn(
                         f"the surrogate's means and weights still move by {state.moved:.2g} after all steps; the "
@@ -129,7 +130,7 @@ class Observations:
         scales = np.stack([variance for _, variance in sites], axis=1) ** 0.5
         if "num_classes" not in self.parameters:
             targets, scales = (array.reshape(self.values.shape) for array in (targets, scales))
-        return Surrogate(*(jnp.asarray(array, jnp.result_type(float)) for array in (targets, scales)))
+        return Surrogate(jnp.asarray(targets, dtype), jnp.asarray(scales, dtype))
 
     def predicted(self, moments: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         """Average expected observations, given each column's mean (n, c) and variance (n,)."""

@@ -44,7 +44,7 @@ class ScaleProblem:
         has_noise: bool,
         relevance: float = 1.0,
     ) -> "ScaleProblem":
-        """Set up a fully connected network, for function values of the standard deviation ``size``."""
+        """Set up a fully connected network, for functions of the standard deviation ``size``."""
         behind = float(_unit_scale(activation))
         medians = {
             "w_std": np.array([1.0] + [behind] * (depth - 1)),
@@ -66,7 +66,7 @@ class ScaleProblem:
         bare = network.clone(w_std=None, b_std=0.0, readout_w_std=None)
         dense = cls.of(network.activation, 2, inputs.reshape(len(inputs), -1), size, **options)
         medians = dense.medians | {"w_std": dense.medians["w_std"][-1]}
-        # A mean over pixels lowers the variance, as measured on some rows.
+        # A mean over pixels lowers the variance.
         some = kernel(bare.clone(w_std=float(medians["w_std"]), b_std=_B_STD, readout_w_std=1.0)).nngp(inputs[:20])
         medians["readout_w_std"] = np.array(size / np.sqrt(np.mean(np.diagonal(some))))
         depth = getattr(network, "depth", 0)
@@ -197,7 +197,7 @@ _Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
 
 
 def _tiles(products: np.ndarray) -> Iterator[tuple[slice, slice, _Units]]:
-    """Yield rows and columns of tiles on and below the diagonal, and their units."""
+    """Yield rows, columns and units of tiles on and below the diagonal."""
     squares = np.diagonal(products)
     slices = [slice(start, start + _TILE) for start in range(0, len(products), _TILE)]
     for i, rows in enumerate(slices):
@@ -205,10 +205,9 @@ def _tiles(products: np.ndarray) -> Iterator[tuple[slice, slice, _Units]]:
             yield rows, columns, (squares[rows], squares[columns], products[rows, columns])
 
 
-# Compiled once for all depths and data.
 @partial(jax.jit, static_argnums=0)
 def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
-    """Return the units after a layer."""
+    """Return the units after a layer; compiled once for all depths and data."""
     square1, square2, product = map(jnp.asarray, units)
     same = is_on_diagonal & jnp.eye(_TILE, dtype=bool)
     zero = jnp.zeros((), product.dtype)
@@ -239,9 +238,6 @@ def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: A
 def _unit_scale(activation: Activation) -> Array:
     """Return the scale of weights that keeps the variance at one."""
     return 1 / jnp.sqrt(activation_dual(activation).moments(jnp.ones(1)).product[0])
-
-
-# The search for the mode.
 
 
 BOUND = 4.0  # of the logarithms, in prior standard deviations

@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known
+from numpyro_wide._traces import unwrap
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric
 from numpyro_wide.wide_limit._likelihoods import Averages, Derivatives, Likelihood, Nodes
@@ -39,15 +40,14 @@ def fitted_surrogate(
     r"""Fit a Gaussian surrogate likelihood, targets and noise, at the wide limit, for ``repriorise``.
 
     The Gaussian likelihood of the best Gaussian posterior of the function values $f$ under their prior $N(0, K)$
-    (Mathematics, :eq:`sites`), fitted once, in double precision. The posterior of the repriorised model stays exact.
-
-    The function values are the logit ("bernoulli", "binomial"), the log rate ("poisson"), the log mean
+    (Mathematics, :eq:`sites`), in double precision. The posterior of the repriorised model stays exact. Function
+    values are the logit ("bernoulli", "binomial"), the log rate ("poisson"), the log mean
     ("negative_binomial"), the location ("student_t") or $k$ logits with one weight a row ("categorical"). A function to
     a NumPyro distribution, such as ``lambda f: dist.Bernoulli(logits=f)``, gets them in the shape of the observations,
     or (n, k) with ``num_classes``; it must be twice differentiable, and negative curvature counts as zero.
 
     Args:
-        observations: class labels (n,), from 0; otherwise (n,), or (n, k) for independent outputs.
+        observations: (n,), or (n, k) for independent outputs; class labels from 0, (n,).
         likelihood: a name above, or a function to a distribution.
         kernel: prior covariance $K$ (n, n) of an output's function values, by :func:`~numpyro_wide.mean_kernel` or
             ``wide_limit.fcn_kernel(...)(x)[0]``.
@@ -57,8 +57,8 @@ def fitted_surrogate(
         concentration: concentration $r$ of a negative binomial, of variance $\mu + \mu^2 / r$.
         df: degrees of freedom $\nu$ of Student's t.
         scale: scale $s$ of Student's t.
-        offset: part of the function values besides ``features @ readout``, such as a log exposure; broadcasts against
-            the observations, or the (n, k) logits.
+        offset: part of the function values besides ``features @ readout``, such as a log exposure; of classes it
+            broadcasts against the (n, k) logits.
         progress_bar: whether to show a bar from the fifth second on.
 
     Returns:
@@ -118,8 +118,7 @@ def _checked_kernel(kernel: ArrayLike, num_rows: int) -> np.ndarray:
 class FunctionLikelihood(Likelihood):
     """A likelihood known by a function alone, in double precision."""
 
-    # (n, c) to (n,), row by row
-    log_density: Callable[[Array], Array]
+    log_density: Callable[[Array], Array]  # (n, c) to (n,), row by row
     shape: tuple[int, int]  # (n, c)
 
     def __post_init__(self) -> None:
@@ -194,21 +193,14 @@ class FunctionObservations(Observations):
         values = _checked_values(self.likelihood(shift), self.values, shape)
 
         def log_density(f: Array) -> Array:
-            return _elementwise(self.likelihood(argument(f) + shift)).log_prob(values)[:, *place]
+            return unwrap(self.likelihood(argument(f) + shift)).log_prob(values)[:, *place]
 
         return FunctionLikelihood(log_density, (len(self.values), num_columns))
 
 
-def _elementwise(distribution: Any) -> dist.Distribution:
-    """Return the distribution without ``to_event``."""
-    while isinstance(distribution, dist.Independent):
-        distribution = distribution.base_dist
-    return distribution
-
-
 def _checked_values(distribution: Any, observed: np.ndarray, shape: tuple[int, ...]) -> Array:
     """Return the observations in the distribution's dtype, after checks."""
-    each = _elementwise(distribution)
+    each = unwrap(distribution)
     support: Any = each.support
     values = jnp.asarray(np.round(observed).astype(int) if support.is_discrete else observed)
     found = jax.eval_shape(each.log_prob, values).shape

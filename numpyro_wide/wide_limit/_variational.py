@@ -16,10 +16,8 @@ _ROW_STEPS = 20
 _SHARE, _MAX_SOLVE = 0.1, 30  # of conjugate gradients: error as a share, and steps
 _SMALLEST_STEP = 2.0**-30
 _TOLERANCE = 3e-4  # of means in standard deviations, and of log weights
-# Largest fall of the bound in a step, as a share: averages over drawn nodes are inexact.
-_ALLOWANCE = 1e-3
-# Smallest weight as a share of the prior precision, for those that underflow or are negative.
-_LEAST_WEIGHT = 1e-3
+_ALLOWANCE = 1e-3  # largest fall of the bound in a step, as a share: averages over drawn nodes are inexact
+_LEAST_WEIGHT = 1e-3  # as a share of the prior precision
 
 
 class State(NamedTuple):
@@ -46,7 +44,7 @@ class VariationalFit(NamedTuple):
     def climb(self, start: State | None = None, tolerance: float = _TOLERANCE, progress_bar: bool = False) -> State:
         """Maximise the bound by natural-gradient steps, from the Gaussian likelihood of another state if given."""
         steps = late_progress(range(_MAX_STEPS), shown=progress_bar, desc="surrogate")
-        # Threads of several BLAS libraries hinder each other.
+        # BLAS libraries hinder each other.
         with set_blas_threads(1), steps:
             warm = None if start is None else self._from(start)
             state, step = self._start() if warm is None else warm, 1.0
