@@ -341,8 +341,7 @@ class BlockedPosterior:
             return mean, jnp.broadcast_to(spread.T, mean.shape), mean + rows @ deviation
 
         shape = (test_features.shape[0], *self.mean.shape[1:])
-        mean, spread, draw = (part.reshape(shape) for part in map_rows(moments, test_features))
-        return mean, spread, draw
+        return jax.tree.map(lambda part: part.reshape(shape), map_rows(moments, test_features))
 
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
         """Return the mean at new rows, (m, k), and covariance, (1 or k, m, m)."""

@@ -54,8 +54,8 @@ class Calibration:
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """Return probabilities of the classes, in the shape of predictions (..., k)."""
-        by_node = (softmax(slope * values + self.shift, axis=-1) for slope in self.slopes)
-        return sum(weight * probs for weight, probs in zip(self.weights, by_node, strict=True))
+        nodes = zip(self.slopes, self.weights, strict=True)
+        return sum(weight * softmax(slope * values + self.shift, axis=-1) for slope, weight in nodes)
 
     @property
     def slope(self) -> float:

@@ -22,8 +22,8 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide.wide_limit._duals import Activation, activation_dual, reduced_determinant
 
-# Largest asymmetry over the largest entry, beyond rounding in single precision.
-_SYMMETRY = 1e-4
+_SYMMETRY = 1e-4  # largest asymmetry over the largest entry, beyond rounding in single precision
+_PARTS = ("square1", "square2", "product", "tangent")  # of a layer's kernels
 
 
 def check_shape(name: str, array: Array | np.ndarray, expected: tuple[int, ...], meaning: str) -> None:
@@ -66,20 +66,6 @@ def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
             f"targets must have shape (n_train,) or (n_train, k), n_train = {num_train}, but got {targets.shape}."
         )
     check_no_nan("targets", targets)
-
-
-def mean_over_filter(
-    covariances: Array, *, kernel_size: tuple[int, int], strides: tuple[int, int], padding: str
-) -> Array:
-    """Return the mean of squares or covariances over a filter's offsets, of one pixel or of pairs."""
-    from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
-
-    check_one_of("padding", padding, PADDINGS)
-    for direction in (0, 1):
-        # Of (n1, n2, h, w, h, w): -4 and -2 for the height.
-        axes = [direction - 4, direction - 2] if covariances.ndim == 6 else [direction - 2]
-        covariances = _mean_along(covariances, axes, kernel_size[direction], strides[direction], padding)
-    return covariances
 
 
 def _mean_along(covariances: Array, axes: Sequence[int], size: int, stride: int, padding: str) -> Array:
@@ -166,9 +152,19 @@ class LayerKernels:
 
         ``w_std`` is that of all weights of a filter together; the padding is "CIRCULAR", "SAME" or "VALID".
         """
+        from numpyro_wide.nn._layers import PADDINGS  # with flax, loaded late
+
         if not self.num_pixels:
             raise ValueError("a convolution needs images.")
-        mean = partial(mean_over_filter, kernel_size=kernel_size, strides=strides, padding=padding)
+        check_one_of("padding", padding, PADDINGS)
+
+        def mean(values: Array) -> Array:
+            for direction in (0, 1):
+                # Of (n1, n2, h, w, h, w): -4 and -2 for the height.
+                axes = [direction - 4, direction - 2] if values.ndim == 6 else [direction - 2]
+                values = _mean_along(values, axes, kernel_size[direction], strides[direction], padding)
+            return values
+
         return self.settled()._mapped(mean).dense(w_std, b_std)
 
     def activate(self, activation: Activation) -> "LayerKernels":
@@ -211,8 +207,7 @@ class LayerKernels:
                 f"a sum needs units at the same pixels, but got shapes {one.product.shape} and {two.product.shape}."
             )
         a, b = self._number("weight", weight) ** 2, self._number("other_weight", other_weight) ** 2
-        names = ("square1", "square2", "product", "tangent")
-        sums = {name: a * getattr(one, name) + b * getattr(two, name) for name in names}
+        sums = {name: a * getattr(one, name) + b * getattr(two, name) for name in _PARTS}
         return replace(one, **sums, error=jnp.maximum(one.error, two.error))
 
     def flatten(self) -> "LayerKernels":
@@ -253,10 +248,8 @@ class LayerKernels:
 
     def _mapped(self, function: Callable[[Array], Array]) -> "LayerKernels":
         """Return the kernels with a function of mean squares and covariances."""
-        square1, square2 = function(self.square1), function(self.square2)
-        return replace(
-            self, square1=square1, square2=square2, product=function(self.product), tangent=function(self.tangent)
-        )
+        parts: dict[str, Any] = {name: function(getattr(self, name)) for name in _PARTS}
+        return replace(self, **parts)
 
     def _number(self, name: str, value: ArrayLike) -> Array:
         """Return a scale in the dtype of the inputs."""
@@ -325,8 +318,7 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Any, Inputs], LayerKernels]
 
-# Layers that are unrolled, for speed.
-_MAX_UNROLLED = 3
+_MAX_UNROLLED = 3  # layers, for speed
 
 _RULES: dict[type, Rule] = {}
 

@@ -72,8 +72,8 @@ class WideLimitFit:
         table["input scale"] = np.where(table["input scale"], "by column", "none")
         scales = []
         for name, value in self.scales.items():
-            least, most = np.min(value), np.max(value)
-            scales.append(f"{name} {least:.3g}" + (f" to {most:.3g}" if np.size(value) > 1 else ""))
+            to = f" to {np.max(value):.3g}" if np.size(value) > 1 else ""
+            scales.append(f"{name} {np.min(value):.3g}{to}")
         shown = table.to_string(index=False, float_format="{:.6g}".format)
         return f"{shown}\nscales of the first: {', '.join(scales)}"
 
@@ -158,9 +158,8 @@ class WideLimitFit:
     def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
         """Return new inputs in float64; refuse other columns, no rows, NaN and infinities."""
         check_finite("x_new", x_new)
-        x_new = np.asarray(x_new, float)
-        if x_new.shape[1:] != self.inputs.shape[1:]:
-            expected = self.inputs.shape[1:]
+        x_new, expected = np.asarray(x_new, float), self.inputs.shape[1:]
+        if x_new.shape[1:] != expected:
             raise ValueError(f"x_new must have rows of shape {expected}, as in the fit, but has shape {x_new.shape}.")
         if not len(x_new):
             raise ValueError("there are no rows to predict for: x_new is empty.")

@@ -47,7 +47,7 @@ class VariationalFit(NamedTuple):
         # BLAS libraries hinder each other.
         with set_blas_threads(1), steps:
             warm = None if start is None else self._from(start)
-            state, step = self._start() if warm is None else warm, 1.0
+            state, step = warm or self._start(), 1.0
             for _ in steps:
                 new = self._towards(state, step)
                 if not new.bound >= state.bound - _ALLOWANCE * (1 + abs(state.bound)):
@@ -86,12 +86,10 @@ class VariationalFit(NamedTuple):
         start, slope, weight = self._row_by_row()
         weights = self._kept_up(weight)
         alpha = self._alpha(_factor(self.kernel, weights), weights, weights[:, None] * start + slope)
-        state = self._at(alpha, weights)
-        if np.isfinite(state.bound):
-            return state
-        state = self._at(np.zeros_like(start), weights)
-        if np.isfinite(state.bound):
-            return state
+        for begun in (alpha, np.zeros_like(start)):
+            state = self._at(begun, weights)
+            if np.isfinite(state.bound):
+                return state
         raise ValueError(
             "the mean log likelihood is not finite under the kernel's prior; check its diagonal, up to "
             f"{np.max(np.diagonal(self.kernel)):.3g}, or pass an offset."
