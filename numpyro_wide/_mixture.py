@@ -1,7 +1,7 @@
 """Mixtures of Gaussians over a leading axis of draws, in NumPy and float64: moments, density, quantiles, CRPS.
 
-``mean`` and ``variance`` have shape (draws, ...), ``y`` the same without draws, ``weights`` (draws,) with sum one; None
-for equal weights. Every entry is a mixture of its own.
+``mean`` and ``variance`` have shape (draws, ...), ``y`` the same without draws; every entry is a mixture of its own.
+``weights`` are (draws,), with sum one; None for equal ones.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,6 @@ def in_blocks(fn: Callable, y: np.ndarray, mean: np.ndarray, variance: np.ndarra
 
 
 def moments(mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and variance of the mixture."""
     center = _average(mean, weights)
     return center, _average(variance + (mean - center) ** 2, weights)
 
@@ -44,59 +43,53 @@ def log_average(log_values: np.ndarray, weights: Weights = None) -> np.ndarray:
     return logsumexp(log_values, axis=0, b=weights.reshape(-1, *[1] * (log_values.ndim - 1)))
 
 
-def log_density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
-    """Return the mixture's log density."""
+def log_density(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     # A y that is 1e160 deviations away has the log density −∞.
     with np.errstate(over="ignore"):
-        return log_average(component_log_density(y, mean, variance), weights)
+        return log_average(component_log_density(y, mean, variance))
 
 
-def cdf(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
-    """Return the mixture's distribution function."""
+def cdf(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     # The average of numbers that are 1 may be rounded to a little more.
-    return np.minimum(_average(ndtr((y - mean) / np.sqrt(variance)), weights), 1.0)
+    return np.minimum(ndtr((y - mean) / np.sqrt(variance)).mean(axis=0), 1.0)
 
 
-def quantile(level: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+def quantile(level: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Return the mixture's quantiles by bisection, 40 steps, to 1e-12 of the range; levels broadcast over entries."""
     far = 10 * np.sqrt(variance)
     low, high = (mean - far).min(axis=0), (mean + far).max(axis=0)
     for _ in range(40):
         middle = 0.5 * (low + high)
-        is_below = cdf(middle, mean, variance, weights) < level
+        is_below = cdf(middle, mean, variance) < level
         low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
     return 0.5 * (low + high)
 
 
-def crps(y: np.ndarray, mean: np.ndarray, variance: np.ndarray, weights: Weights = None) -> np.ndarray:
+def crps(y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Return E|X − y| − ½ E|X − X'| for X, X' from the mixtures of entries (m,) (Gneiting & Raftery 2007)."""
     scale = np.sqrt(variance)
     num_points = _num_points(mean, scale)
     by_integral = num_points < len(mean) / 2  # which then needs fewer evaluations
     spread = np.empty(mean.shape[1])
     for part, half_mean_difference in ((~by_integral, spread_by_pairs), (by_integral, spread_by_integral)):
-        spread[part] = half_mean_difference(mean[:, part], scale[:, part], weights)
-    return _average(_mean_modulus(y - mean, scale), weights) - spread
+        spread[part] = half_mean_difference(mean[:, part], scale[:, part])
+    return _mean_modulus(y - mean, scale).mean(axis=0) - spread
 
 
-def spread_by_pairs(mean: np.ndarray, scale: np.ndarray, weights: Weights = None) -> np.ndarray:
+def spread_by_pairs(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Return ½ E|X − X'|, (m,), in closed form, summed over all pairs of draws (Grimit 2006)."""
-    weights = np.full(len(mean), 1 / len(mean)) if weights is None else weights
     variance = scale**2
-    total = weights**2 @ _mean_modulus(np.zeros_like(mean), np.sqrt(2) * scale)
+    total = _mean_modulus(np.zeros_like(mean), np.sqrt(2) * scale).sum(axis=0)
     for i in range(len(mean) - 1):
         pairs = _mean_modulus(mean[i + 1 :] - mean[i], np.sqrt(variance[i + 1 :] + variance[i]))
-        total += 2 * weights[i] * (weights[i + 1 :] @ pairs)
-    return total / 2
+        total += 2 * pairs.sum(axis=0)
+    return total / (2 * len(mean) ** 2)
 
 
-def spread_by_integral(mean: np.ndarray, scale: np.ndarray, weights: Weights = None) -> np.ndarray:
-    """Return ½ E|X − X'| = ∫ F (1 − F), (m,), by the trapezoidal rule, at the cost of draws times points, not draws².
-
-    Its error falls exponentially in 1/step, as the integrand is analytic (Trefethen & Weideman 2014): the Fourier
-    transform of F (1 − F) falls as exp(−s² ω² / 4), s the smallest of the draws' standard deviations, and is 1e-17 at
-    the first frequency 2π/step that the rule cannot tell from 0.
-    """
+def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Return ½ E|X − X'| = ∫ F (1 − F), (m,), by the trapezoidal rule: it costs draws times points, not draws²."""
+    # Its error is of the size of the integrand's Fourier transform at 2π/step, exp(−(π s/step)²) = 1e-17 for steps of
+    # half the smallest standard deviation s (Trefethen & Weideman 2014).
     mean = mean - mean[0]  # far from zero the points would be rounded
     low, high = _ends(mean, scale)
     num_points = _num_points(mean, scale)
@@ -105,7 +98,7 @@ def spread_by_integral(mean: np.ndarray, scale: np.ndarray, weights: Weights = N
         points = np.linspace(low[i], high[i], num_points[i])
         total = 0.0
         for part in np.array_split(points, 1 + len(points) * len(mean) // BLOCK):
-            below = _average(ndtr((part - mean[:, i, None]) / scale[:, i, None]), weights)
+            below = ndtr((part - mean[:, i, None]) / scale[:, i, None]).mean(axis=0)
             total += float(np.sum(below * (1 - below)))
         found[i] = total * (points[1] - points[0])
     return found

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians over draws: weights are repeated draws, and quantiles invert SciPy's distribution function."""
+"""Mixtures of Gaussians over draws: moments by sampling, and quantiles invert SciPy's distribution function."""
 
 import numpy as np
 import pytest
@@ -11,18 +11,6 @@ from numpyro_wide import _mixture
 RNG = np.random.default_rng(0)
 MEAN, VARIANCE, Y = 3 + RNG.normal(size=(3, 5)), np.exp(RNG.normal(size=(3, 5))), 3 + RNG.normal(size=5)
 WEIGHTS = np.array([1, 3, 2]) / 6
-REPEATED = tuple(np.repeat(values, [1, 3, 2], axis=0) for values in (MEAN, VARIANCE))
-
-
-@pytest.mark.parametrize("fn", [_mixture.log_density, _mixture.cdf, _mixture.crps])
-def test_weights_are_repeated_draws(fn):
-    np.testing.assert_allclose(fn(Y, MEAN, VARIANCE, WEIGHTS), fn(Y, *REPEATED), rtol=1e-12)
-
-
-def test_weighted_spread_by_integral():
-    scale = np.sqrt(VARIANCE)
-    by_pairs = _mixture.spread_by_pairs(MEAN, scale, WEIGHTS)
-    np.testing.assert_allclose(_mixture.spread_by_integral(MEAN, scale, WEIGHTS), by_pairs, rtol=1e-12)
 
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
@@ -34,15 +22,13 @@ def test_moments_are_those_of_samples(weights):
     np.testing.assert_allclose(variance, samples.var(axis=0), rtol=0.02)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_quantiles_by_root_finding(weights):
+def test_quantiles_by_root_finding():
     levels = np.array([0.01, 0.3, 0.5, 0.9, 0.999])
-    shares = np.full(3, 1 / 3) if weights is None else weights
-    found = _mixture.quantile(levels, MEAN, VARIANCE, weights)
+    found = _mixture.quantile(levels, MEAN, VARIANCE)
     for i, level in enumerate(levels):
 
         def below(at, i=i):
-            return shares @ stats.norm.cdf(at, MEAN[:, i], np.sqrt(VARIANCE[:, i])) - levels[i]
+            return stats.norm.cdf(at, MEAN[:, i], np.sqrt(VARIANCE[:, i])).mean() - levels[i]
 
         np.testing.assert_allclose(found[i], brentq(below, -50, 50, xtol=1e-12), atol=1e-9, err_msg=str(level))
 
