@@ -61,10 +61,6 @@ class ImproperLogUniform(dist.Distribution):
         >>> from numpyro_wide.distributions import ImproperLogUniform
         >>> ImproperLogUniform().expand([3]).to_event(1).event_shape
         (3,)
-        >>> ImproperLogUniform().log_prob(1.0)
-        Traceback (most recent call last):
-            ...
-        ValueError: ImproperLogUniform, p(w) = C/|w|, has infinite mass at 0, ...
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
@@ -94,13 +90,9 @@ def log_uniform_kl(loc: Any, scale: Any) -> Array:
         scale: standard deviation of the guide, positive, broadcast against ``loc``.
 
     Example:
-        >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.distributions import log_uniform_kl
         >>> round(float(log_uniform_kl(0.0, 1.0)), 4)
         -0.6352
-        >>> slope = jax.grad(log_uniform_kl)(jnp.array(2.0), 1.0)  # D₊(√2) √2
-        >>> round(float(slope), 4)
-        0.64
     """
     check_positive("scale", scale)
     loc, scale = as_floats(loc, scale, names=("loc", "scale"))

@@ -24,38 +24,32 @@ def coordinates(basis: Array, offset: Array) -> Array:
 
 
 def is_close(x: Array, target: Array, size: ArrayLike = 0.0) -> Array:
-    """Tell whether vectors (..., D) agree, up to the square root of rounding in them or in a vector of squared size."""
+    """Tell whether vectors (..., D) agree, up to the square root of rounding in them or in one of squared size."""
     size = size + jnp.sum(jnp.square(x), -1) + jnp.sum(jnp.square(target), -1)
     return jnp.sum(jnp.square(x - target), -1) <= jnp.finfo(jnp.result_type(x, target, float)).eps * size
 
 
 class _ArrayConstraint(constraints.Constraint):
-    """Constraint on vectors, described by arrays."""
+    """Constraint on vectors, whose attributes are arrays."""
 
     event_dim = 1
-    _fields: tuple[str, ...] = ()
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, dict[str, Any]]]:
-        """Return the arrays as leaves."""
-        return tuple(getattr(self, name) for name in self._fields), (self._fields, {})
+        return tuple(vars(self).values()), (tuple(vars(self)), {})
 
     def eq(self, other: object, static: bool = False) -> Any:
-        """Compare type and arrays."""
         if type(other) is not type(self):
             return False
-        pairs = [(getattr(self, name), getattr(other, name)) for name in self._fields]
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         equal = [array_equiv(*pair, static=static) for pair in pairs]
         return all(equal) if static else jnp.array(equal).all()
 
 
-class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints are lower case
+class _LinearManifold(_ArrayConstraint):
     """Manifold ``loc`` (..., D) + span of ``basis`` (..., D, K)."""
 
-    _fields = ("loc", "basis")
-
     def __init__(self, loc: Array, basis: Array):
-        self.loc = loc
-        self.basis = basis
+        self.loc, self.basis = loc, basis
 
     def __call__(self, x: Array) -> Array:
         """Tell whether vectors (..., D) lie on the manifold up to rounding."""
@@ -64,14 +58,11 @@ class linear_manifold(_ArrayConstraint):  # noqa: N801  # NumPyro's constraints 
         return is_close(offset, inside, jnp.sum(jnp.square(x), -1))
 
     def feasible_like(self, prototype: Array) -> Array:
-        """Return a point of the manifold for each vector."""
         return jnp.broadcast_to(self.loc, jnp.shape(prototype))
 
 
-class zero_or_row(_ArrayConstraint):  # noqa: N801
+class _ZeroOrRow(_ArrayConstraint):
     """Pair of atoms 0 and ``rows`` (..., D)."""
-
-    _fields = ("rows",)
 
     def __init__(self, rows: Array):
         self.rows = rows
@@ -81,7 +72,6 @@ class zero_or_row(_ArrayConstraint):  # noqa: N801
         return jnp.all(x == 0, -1) | is_close(x, self.rows)
 
     def feasible_like(self, prototype: Array) -> Array:
-        """Return the kept row for each vector."""
         return jnp.broadcast_to(self.rows, jnp.shape(prototype))
 
 
@@ -96,6 +86,12 @@ class SingularDistribution(dist.Distribution):
         """Return the entropy by the support's measure, of shape ``batch_shape``."""
         raise NotImplementedError
 
+    @property
+    def variance(self) -> Array:
+        """Variance by coordinate, of shape ``batch_shape + (D,)``."""
+        factor, weights = self.covariance_factor()
+        return jnp.sum(weights[..., None, :] * jnp.square(factor), -1)
+
 
 class DegenerateNormal(SingularDistribution):
     r"""Normal distribution on a linear manifold: $b + A\,\mathrm{diag}(s)\,\epsilon$, ε ~ N(0, I_K).
@@ -109,13 +105,11 @@ class DegenerateNormal(SingularDistribution):
         validate_args: as in NumPyro.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> from numpyro_wide.distributions import DegenerateNormal
         >>> line = DegenerateNormal(jnp.zeros(2), jnp.array([[0.6], [0.8]]), jnp.array([2.0]))
-        >>> round(float(line.log_prob(jnp.array([0.6, 0.8]))), 3)
-        -1.737
-        >>> float(line.log_prob(jnp.array([1.0, 0.0])))  # off the line
-        -inf
+        >>> line.log_prob(jnp.array([[0.6, 0.8], [1.0, 0.0]])).round(3).tolist()  # the second is off the line
+        [-1.737, -inf]
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {
@@ -142,7 +136,7 @@ class DegenerateNormal(SingularDistribution):
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
         """Manifold b + span(A)."""
-        return linear_manifold(self.loc, self.basis)
+        return _LinearManifold(self.loc, self.basis)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw vectors ``sample_shape + batch_shape + (D,)``."""
@@ -176,11 +170,6 @@ class DegenerateNormal(SingularDistribution):
         """Mean, of shape ``batch_shape + (D,)``."""
         return self.loc
 
-    @property
-    def variance(self) -> Array:
-        """Variance by coordinate, of shape ``batch_shape + (D,)``."""
-        return jnp.sum(jnp.square(self.basis * self.scale[..., None, :]), -1)
-
 
 def _by_row(rows: Any, parameter: Any) -> tuple[Array, Array]:
     """Broadcast rows (..., D) against one number by row."""
@@ -204,16 +193,11 @@ class BernoulliDropout(SingularDistribution):
         >>> import jax.numpy as jnp
         >>> from numpyro_wide.distributions import BernoulliDropout
         >>> rows = BernoulliDropout(jnp.array([[1.0, 2.0], [3.0, 4.0]]), rate=0.25)
-        >>> rows.batch_shape, rows.event_shape
-        ((2,), (2,))
         >>> jnp.exp(rows.log_prob(jnp.array([[0.0, 0.0], [3.0, 4.0]]))).round(2).tolist()
         [0.25, 0.75]
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "rows": constraints.real_vector,
-        "rate": constraints.unit_interval,
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"rows": constraints.real_vector, "rate": constraints.unit_interval}
     pytree_data_fields = ("rows", "rate", "temperature")
     # The derivative in the rate is a relaxation's.
     reparametrized_params: ClassVar[list[str]] = ["rows"]
@@ -228,7 +212,7 @@ class BernoulliDropout(SingularDistribution):
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
         """Pair of atoms, 0 and the row."""
-        return zero_or_row(self.rows)
+        return _ZeroOrRow(self.rows)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw rows or zeros, ``sample_shape + batch_shape + (D,)``."""
@@ -265,11 +249,6 @@ class BernoulliDropout(SingularDistribution):
         """Mean, (1 - rate) rows."""
         return (1.0 - self.rate)[..., None] * self.rows
 
-    @property
-    def variance(self) -> Array:
-        """Variance of each entry."""
-        return (self.rate * (1.0 - self.rate))[..., None] * jnp.square(self.rows)
-
 
 class GaussianDropout(DegenerateNormal):
     r"""Gaussian dropout of a row: $s\,\theta$ with one $s \sim N(1, \alpha)$ by row.
@@ -284,15 +263,12 @@ class GaussianDropout(DegenerateNormal):
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_wide.distributions import GaussianDropout
-        >>> row = GaussianDropout(jnp.array([3.0, 4.0]), alpha=1.0)
-        >>> round(float(row.log_prob(jnp.array([3.0, 4.0]))), 4)  # -½ log 2π - log 5
+        >>> row = jnp.array([3.0, 4.0])
+        >>> round(float(GaussianDropout(row, alpha=1.0).log_prob(row)), 4)  # -½ log 2π - log 5
         -2.5284
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "rows": constraints.real_vector,
-        "alpha": constraints.positive,
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"rows": constraints.real_vector, "alpha": constraints.positive}
     reparametrized_params: ClassVar[list[str]] = ["rows", "alpha"]
 
     def __init__(self, rows: Any, alpha: Any, *, validate_args: bool | None = None):
