@@ -36,14 +36,12 @@ def plot_prediction(
     ax: "Axes | None" = None,
     **kwargs: Any,
 ) -> "Axes":
-    """Draw the mean prediction over one input, a band of the function, and a wider one of observations with noise.
-
-    Both bands are central intervals of the mixture over draws.
+    """Draw the mean prediction over one input, and central intervals of the function and of observations with noise.
 
     Args:
         x: one input, in any order, (m,) or (m, 1).
-        predictions: result of :class:`~numpyro_wide.ReadoutPredictive` at these inputs: ``"mean"``, ``"variance"`` and
-            ``"predictive_variance"``, each (draws, m); without ``"variance"`` only observations have a band.
+        predictions: result of :class:`~numpyro_wide.ReadoutPredictive` at these inputs: ``"mean"``, and ``"variance"``
+            or ``"predictive_variance"`` or both, each (draws, m).
         data: inputs and targets to draw as points, (n,) or (n, 1), and (n,).
         level: probability of each interval.
         ax: matplotlib axes, or None for a new figure.
@@ -52,10 +50,10 @@ def plot_prediction(
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.plots import plot_prediction
-        >>> x, draws = np.linspace(-1, 1, 5), np.zeros((10, 5))
-        >>> ax = plot_prediction(x, {"mean": draws, "variance": draws + 0.1, "predictive_variance": draws + 0.2})
+        >>> draws = np.zeros((10, 5))
+        >>> ax = plot_prediction(np.linspace(-1, 1, 5), {"mean": draws, "variance": draws + 0.1})
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['observations, 90 %', 'function, 90 %', 'mean']
+        ['function, 90 %', 'mean']
     """
     check_levels("level", level)
     mean = np.asarray(predictions["mean"], float)
@@ -69,11 +67,11 @@ def plot_prediction(
     order = np.argsort(inputs)
     ax = _axes_or_new(ax)
     style = {"color": "C0", "label": "mean"} | kwargs
-    tails = (1 - level) / 2, (1 + level) / 2
+    tails = np.array([(1 - level) / 2, (1 + level) / 2])
     for name, what, alpha in (("predictive_variance", "observations", 0.15), ("variance", "function", 0.35)):
         if name in predictions:
             variance = np.asarray(predictions[name], float)
-            low, high = (_mixture.quantile(np.asarray(tail), mean, variance)[order] for tail in tails)
+            low, high = (_mixture.quantile(tail, mean, variance)[order] for tail in tails)
             label = f"{what}, {100 * level:g} %"
             ax.fill_between(inputs[order], low, high, label=label, alpha=alpha, linewidth=0, color=style["color"])
     ax.plot(inputs[order], mean.mean(axis=0)[order], **style)
@@ -101,7 +99,8 @@ def plot_rank_ecdf(
         **kwargs: keyword arguments of ``Axes.step``.
     """
     num_draws = whole_number("num_draws", num_draws)
-    curves = _by_name(ranks if isinstance(ranks, Mapping) else {"": ranks})
+    named = ranks if isinstance(ranks, Mapping) else {"": ranks}
+    curves = entries_by_name({name: np.asarray(values) for name, values in named.items()}, 1)
     for label, values in curves.items():
         _check_ranks(label, values, num_draws)
     ax = _axes_or_new(ax)
@@ -130,7 +129,7 @@ def plot_coverage(
     """
     ax = _axes_or_new(ax)
     named = coverage if isinstance(coverage, Mapping) else {"": coverage}
-    curves = _by_name({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()})
+    curves = entries_by_name({name: np.moveaxis(found.empirical, -1, 0) for name, found in named.items()}, 1)
     some = next(iter(named.values()))
     nominal = np.concatenate([[0], some.nominal, [1]])
     for label, empirical in curves.items():
@@ -156,8 +155,7 @@ def plot_ess_by_width(
 
     Example:
         >>> from numpyro_wide.plots import plot_ess_by_width
-        >>> ess = {"plain": {32: [0.01, 0.02], 64: [0.01, 0.03]}, "repriorised": {32: [0.1, 0.2], 64: [0.2, 0.3]}}
-        >>> ax = plot_ess_by_width(ess)
+        >>> ax = plot_ess_by_width({"plain": {32: [0.01, 0.02], 64: [0.01, 0.03]}, "repriorised": {32: [0.1, 0.2]}})
         >>> ax.get_xlabel(), ax.get_yscale()
         ('width', 'log')
     """
@@ -185,10 +183,9 @@ def plot_reliability(
     ax: "Axes | None" = None,
     **kwargs: Any,
 ) -> "Axes":
-    """Draw accuracy against confidence, over a histogram of the confidences.
+    """Draw accuracy against confidence by bin, over a histogram of the confidences.
 
-    Each point is a bin's mean confidence and accuracy with its exact binomial interval (Clopper and Pearson 1934); bars
-    are shares of rows.
+    The intervals are exact binomial ones (Clopper and Pearson 1934).
 
     Args:
         labels: true classes, whole numbers from 0, (n,).
@@ -230,8 +227,8 @@ def plot_reliability(
 def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **kwargs: Any) -> "Axes":
     """Draw the loss of a training run and, where simulations were held out, theirs with the step that was best.
 
-    A held-out loss that rises while the loss falls tells of too few simulations for the number of steps, or of too
-    little weight decay. The line is an average over a hundredth of the steps.
+    A held-out loss that rises while the loss falls tells of too few simulations for the number of steps, or too little
+    weight decay. The line is an average over a hundredth of the steps.
 
     Args:
         result: result of :meth:`AmortizedForwardKL.run <numpyro_wide.AmortizedForwardKL.run>`.
@@ -247,9 +244,7 @@ def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **k
         >>> def guide(observed):
         ...     numpyro.sample("mu", dist.Normal(numpyro.param("slope", 0.0) * observed["y"], 1))
         >>> trainer = AmortizedForwardKL(model, guide, numpyro.optim.Adam(0.02), observed="y")
-        >>> result = trainer.run(jax.random.key(0), 400, held_out=100, progress_bar=False)
-        >>> [line.get_label() for line in plot_training(result).lines]
-        ['loss', 'held out', 'best']
+        >>> ax = plot_training(trainer.run(jax.random.key(0), 400, held_out=100, progress_bar=False))
     """
     losses, last = np.asarray(result.losses), int(result.state.step)
     ax = _axes_or_new(ax)
@@ -283,14 +278,6 @@ def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
             f"ranks{f' of {label!r}' if label else ''} must be whole numbers from 0 to num_draws = {num_draws}, but "
             f"{int((~is_rank).sum())} of {ranks.size} are not, such as {ranks[~is_rank][0]}."
         )
-
-
-def _by_name(groups: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
-    """Return the scalar components of arrays (m, ...), (m,) each."""
-    found: dict[str, np.ndarray] = {}
-    for name, values in groups.items():
-        found |= entries_by_name(name, np.asarray(values), 1)
-    return found
 
 
 def _draw_band(ax: "Axes", x: np.ndarray, band: tuple[np.ndarray, np.ndarray], level: float, labels: list[str]) -> None:

@@ -36,11 +36,8 @@ def effective_sample_size(draws: ArrayLike, *, per_step: bool = False, num_grad:
     Example:
         >>> import jax
         >>> from numpyro_wide.diagnostics import effective_sample_size
-        >>> independent = jax.random.normal(jax.random.key(0), (2, 500, 3))
-        >>> effective_sample_size(independent).shape
+        >>> effective_sample_size(jax.random.normal(jax.random.key(0), (2, 500, 3))).shape
         (3,)
-        >>> bool(effective_sample_size(independent, num_grad=4000).max() < 0.3)
-        True
     """
     if per_step and num_grad is not None:
         raise ValueError("effective_sample_size is given per_step or per gradient, not both.")
@@ -92,10 +89,9 @@ def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections
         The projections, (chain, draw, num_projections).
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.diagnostics import project
-        >>> samples = {"w": jax.random.normal(jax.random.key(0), (2, 50, 8, 3))}
-        >>> project(samples, jax.random.key(1), num_projections=5).shape
+        >>> project({"w": jnp.ones((2, 50, 8, 3))}, jax.random.key(1), num_projections=5).shape
         (2, 50, 5)
     """
     check_key("rng_key", rng_key, "project(samples, rng_key)")
@@ -126,7 +122,6 @@ def random_projections(
     names = sorted({sites} if isinstance(sites, str) else set(sites))
     if not names:
         raise ValueError("sites must name the sites to project, but is empty.")
-    whole_number("num_projections", num_projections)
     return partial(_project, rng_key=rng_key, names=names, num_projections=num_projections)
 
 
@@ -136,7 +131,7 @@ def projected_ess(
     """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
 
     Args:
-        samples: draws by site, (chain, draw, ...).
+        samples: as of :func:`project`.
         rng_key: a PRNG key.
         num_projections: number of directions.
         method: "autocorrelation" for :func:`effective_sample_size`, or a method of ArviZ's ``ess``.
@@ -171,10 +166,10 @@ def function_ess(
 
     Args:
         function: function from one draw, a dictionary of sites, to an array.
-        samples: draws by site, (chain, draw, ...).
+        samples: as of :func:`project`.
         rng_key: a PRNG key.
         num_projections: number of directions.
-        method: as for :func:`projected_ess`.
+        method: as of :func:`projected_ess`.
         batch_size: number of draws evaluated at once.
 
     Returns:
@@ -184,8 +179,7 @@ def function_ess(
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_wide.diagnostics import function_ess
         >>> samples = {"w": jax.random.normal(jax.random.key(0), (2, 500, 3))}
-        >>> x_test = jnp.linspace(-1, 1, 30).reshape(10, 3)
-        >>> sorted(function_ess(lambda draw: jnp.tanh(x_test @ draw["w"]), samples, jax.random.key(1)))
+        >>> sorted(function_ess(lambda draw: jnp.tanh(draw["w"]), samples, jax.random.key(1)))
         ['max', 'mean', 'min']
     """
     check_key("rng_key", rng_key, "function_ess(function, samples, rng_key)")
@@ -201,8 +195,7 @@ def _project(
 ) -> Array:
     """Project sites, flattened after their leading axes."""
     whole_number("num_projections", num_projections)
-    missing = [name for name in names if name not in samples]
-    if missing:
+    if missing := [name for name in names if name not in samples]:
         raise ValueError(
             f"the sites to project must be in the draw, but {listing(missing)} is missing; it has {listing(samples)}."
         )

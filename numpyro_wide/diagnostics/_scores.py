@@ -18,7 +18,7 @@ def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> fl
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.diagnostics import rmse
-        >>> round(rmse(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [3.0, 5.0]])), 6)
+        >>> rmse(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [3.0, 5.0]]))
         1.0
     """
     y, mean, _ = _checked(y, mean, np.ones(np.shape(mean)) if variance is None else variance)
@@ -39,8 +39,7 @@ def log_predictive_density(
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.diagnostics import log_predictive_density
-        >>> y = np.array([0.0, 1.0])
-        >>> round(log_predictive_density(y, np.zeros((3, 2)), np.ones((3, 2))), 4)
+        >>> round(log_predictive_density(np.array([0.0, 1.0]), np.zeros((3, 2)), np.ones((3, 2))), 4)
         -1.1689
     """
     found = _mixture.in_blocks(_mixture.log_density, *_checked(y, mean, variance))
@@ -71,9 +70,8 @@ def probability_integral_transform(y: ArrayLike, mean: ArrayLike, variance: Arra
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.diagnostics import probability_integral_transform
-        >>> mean, variance = np.array([[0.0, 0.0], [0.0, 4.0]]), np.ones((2, 2))
-        >>> probability_integral_transform(np.array([0.0, 2.0]), mean, variance).round(3).tolist()
-        [0.5, 0.5]
+        >>> probability_integral_transform(np.array([0.0, 1.645]), np.zeros(2), np.ones(2)).round(3).tolist()
+        [0.5, 0.95]
     """
     return _mixture.in_blocks(_mixture.cdf, *_checked(y, mean, variance))
 
@@ -96,9 +94,9 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
 def regression_scores(
     y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, scale: ArrayLike = 1.0
 ) -> dict[str, float]:
-    """Compute all scores with standard errors, in the units of y times ``scale``.
+    """Compute all scores with standard errors, in the units of y times ``scale``, a number or (k,).
 
-    Arguments as for :func:`log_predictive_density`; ``scale``, a number or (k,), is that of the targets.
+    Other arguments as for :func:`log_predictive_density`.
 
     Returns:
         ``"rmse"``, ``"log_predictive_density"``, ``"crps"`` and ``"coverage_90"``, means over entries, each with
@@ -107,10 +105,9 @@ def regression_scores(
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.diagnostics import regression_scores
-        >>> y = np.random.default_rng(0).normal(size=1000)
-        >>> scores = regression_scores(y, np.zeros(1000), np.ones(1000), scale=10.0)
-        >>> print({name: round(score, 2) for name, score in scores.items() if "rmse" in name})
-        {'rmse': 9.78, 'rmse_se': 0.23}
+        >>> scores = regression_scores(np.array([0.1, -0.1, 0.3]), np.zeros(3), np.ones(3), scale=10.0)
+        >>> round(scores["rmse"], 2), round(scores["rmse_se"], 2)
+        (1.91, 0.7)
     """
     arrays = y, mean, variance = _checked(y, mean, variance)
     units = np.asarray(scale, float)
@@ -187,9 +184,8 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_wide.diagnostics import expected_calibration_error
-        >>> probs = jnp.array([[0.8, 0.2], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-        >>> expected_calibration_error(probs, jnp.array([0, 1, 1, 1]), num_bins=10).round(3)
-        Array(0.325, dtype=float32)
+        >>> expected_calibration_error(jnp.array([[0.8, 0.2], [0.3, 0.7]]), jnp.array([0, 1])).round(3)
+        Array(0.25, dtype=float32)
     """
     if _is_whole(probs) and not _is_whole(labels):
         probs, labels = labels, probs
@@ -253,16 +249,14 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         num_bins: number of bins of the calibration error.
 
     Returns:
-        ``"accuracy"``, ``"negative_log_likelihood"`` in nats and ``"expected_calibration_error"``, each with ``_se``,
-        the standard error over independent rows; NaN for a single row.
+        ``"accuracy"``, ``"negative_log_likelihood"`` and ``"expected_calibration_error"``, each with ``_se``, the
+        standard error over independent rows; NaN for a single row.
 
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.diagnostics import classification_scores
-        >>> probs = np.array([[0.8, 0.2], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
-        >>> scores = classification_scores(np.array([0, 1, 1, 1]), probs)
-        >>> scores["accuracy"], round(scores["accuracy_se"], 3)
-        (0.75, 0.217)
+        >>> classification_scores(np.array([0, 1]), np.array([[0.8, 0.2], [0.3, 0.7]]))["accuracy"]
+        1.0
     """
     labels, probs = averaged("classification_scores(labels, probs)", labels, probs)
     members, is_right, confidence = binned(labels, probs, num_bins)
@@ -287,7 +281,7 @@ def averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Ar
 
 
 def _is_whole(values: ArrayLike) -> bool:
-    return bool(jnp.issubdtype(jnp.asarray(values).dtype, jnp.integer))
+    return jnp.issubdtype(jnp.asarray(values).dtype, jnp.integer)
 
 
 def _is_class(labels: Array, probs: Array) -> Array:
@@ -323,7 +317,7 @@ def binned(labels: Array, probs: Array, num_bins: int) -> tuple[np.ndarray, ...]
 def _checked_classes(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:
     """Return both as arrays (..., n) and (..., n, classes)."""
     labels = jnp.asarray(labels)
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
+    if not _is_whole(labels):
         raise ValueError(
             f"labels must be integers, got {labels.dtype}; use labels.argmax(-1) for one-hot codes. "
             f"The order is {order}."

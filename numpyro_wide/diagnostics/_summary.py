@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from numpyro.handlers import substitute
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, check_key, check_levels, warn_if_stuck
-from numpyro_wide._traces import latent_sites, refuse_unobserved, run_model
-from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun, map_over_draws
+from numpyro_wide._traces import latent_sites, refuse_unobserved
+from numpyro_wide.diagnostics._to_arviz import Draws, FinishedRun
 from numpyro_wide.readout._model import base_name
 from numpyro_wide.readout._predictions import moments_of
 
@@ -34,9 +34,9 @@ class FunctionSummary:
     """Convergence of the function at the inputs of the fit.
 
     Attributes:
-        is_integrated: whether it is the mean given the hidden weights, else the observed distribution's.
-        rhat: R-hat of each entry, (entries,); NaN for constant draws.
-        ess: effective sample size of each entry, (entries,); NaN for constant draws.
+        is_integrated: whether it is the mean given the hidden weights.
+        rhat: R-hat by entry, (entries,); NaN for constant draws.
+        ess: effective sample size by entry, (entries,); NaN for constant draws.
         num_distinct: number of distinct draws, (chains,).
     """
 
@@ -129,9 +129,7 @@ class RunSummary:
         return pandas.DataFrame(rows)
 
     def _notes(self) -> list[str]:
-        lines = ["function at the inputs: unknown, since not all latent sites are stored"]
-        if self.function is not None:
-            lines = self._function_notes(self.function)
+        lines = self._function_notes()
         drift = self._largest_drift()
         if drift > _LARGEST_DRIFT:
             lines.append(
@@ -152,7 +150,10 @@ class RunSummary:
         told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
         return [*lines, *([told] if told else []), self.verdict]
 
-    def _function_notes(self, function: FunctionSummary) -> list[str]:
+    def _function_notes(self) -> list[str]:
+        function = self.function
+        if function is None:
+            return ["function at the inputs: unknown, since not all latent sites are stored"]
         start = f"function at the inputs ({'readout integrated out' if function.is_integrated else 'at all weights'})"
         if np.isnan(function.ess).all():
             return [f"{start}: no draw moves it"]
@@ -185,8 +186,8 @@ def summary(
 ) -> RunSummary:
     """Summarise a run on one screen.
 
-    Shown are sites of up to eight numbers, and R-hat and effective sample sizes of the *function* at the inputs of the
-    fit, at up to 500 entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
+    Shown are sites of up to eight numbers, and the convergence of the *function* at the inputs of the fit, at up to 500
+    evenly spaced entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
     observed distribution's mean or class probabilities.
 
     Args:
@@ -201,23 +202,16 @@ def summary(
         A :class:`RunSummary`, to print.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_wide import collapse_readout
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro.infer import MCMC, NUTS
         >>> from numpyro_wide.diagnostics import summary
-        >>> from numpyro_wide.mcmc import UnderdampedLangevin
         >>> from numpyro_wide.nn import FCN, bnn
-        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=dist.LogNormal(-2.0, 1.0))
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> y = jnp.sin(x[:, 0])
-        >>> mcmc = MCMC(UnderdampedLangevin(wrapped), num_warmup=10, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), x, y)
-        >>> found = summary(mcmc, wrapped, x, y)
-        >>> print(str(found).splitlines()[0])
-        1 chain of 20 draws; 101 parameters, 50 features
-        >>> sorted(found.sites), found.function.rhat.shape
-        (['noise'], (5,))
+        >>> model, x = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1), jnp.linspace(-1, 1, 5)[:, None]
+        >>> mcmc = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
+        >>> found = summary(mcmc, model, x, jnp.sin(x[:, 0]))
+        >>> str(found).splitlines()[0], found.function.rhat.shape
+        ('1 chain of 20 draws; 100 parameters', (5,))
     """
     check_levels("quantiles", tuple(quantiles))
     rng_key = random.key(0) if rng_key is None else rng_key
@@ -227,7 +221,8 @@ def summary(
     warn_if_stuck(run.stored, by_chain=True)
     num_chains, num_draws = np.shape(next(iter(run.stored.values())))[:2]
     fields = mcmc.get_extra_fields(group_by_chain=True)
-    energy, function, error = fields.get("potential_energy"), None, None
+    energy = fields.get("potential_energy")
+    function = error = None
     if not run.missing:
         values, log_likelihood = _function_and_log_likelihood(run, rng_key)
         rhat, ess = _rhat_and_ess(values.astype(float))
@@ -235,12 +230,13 @@ def summary(
         function = FunctionSummary(run.conjugate is not None, rhat, ess, num_distinct)
         error = _evidence_error(run)
         energy = -log_likelihood if energy is None else energy
+    energy = None if energy is None else np.asarray(energy)
     return RunSummary(
         sites=_sites(run, quantiles),
         function=function,
         evidence_error=error,
-        energy_drift=None if energy is None else _drift(np.asarray(energy)),
-        energy_error=None if energy is None else _rounding_unit(np.asarray(energy)),
+        energy_drift=None if energy is None else _drift(energy),
+        energy_error=None if energy is None else float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype))),
         num_chains=num_chains,
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
@@ -250,31 +246,29 @@ def summary(
 
 
 def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
+    hidden = {*run.internal, *map(base_name, run.stored), *map(base_name, run.sites)}
+    small = {name: values for name, values in run.stored.items() if np.prod(np.shape(values)[2:]) <= _LARGEST_SITE}
+    shown = {name: np.asarray(values, float) for name, values in small.items() if name not in hidden}
     found = {}
-    for name, values in run.stored.items():
-        size = int(np.prod(np.shape(values)[2:]))
-        is_coordinate = any(base_name(other) == name for other in (*run.stored, *run.sites))
-        if size > _LARGEST_SITE or is_coordinate or name in run.internal:
-            continue
-        for entry, draws in entries_by_name(name, np.asarray(values, float), 2).items():
-            rhat, ess = _rhat_and_ess(draws[..., None])
-            found[entry] = SiteSummary(
-                mean=float(draws.mean()),
-                standard_deviation=float(draws.std(ddof=1)),
-                quantiles={level: float(np.quantile(draws, level)) for level in levels},
-                rhat=float(rhat[0]),
-                ess=float(ess[0]),
-            )
+    for name, draws in entries_by_name(shown, 2).items():
+        rhat, ess = _rhat_and_ess(draws[..., None])
+        found[name] = SiteSummary(
+            mean=float(draws.mean()),
+            standard_deviation=float(draws.std(ddof=1)),
+            quantiles={level: float(np.quantile(draws, level)) for level in levels},
+            rhat=float(rhat[0]),
+            ess=float(ess[0]),
+        )
     return found
 
 
-def entries_by_name(name: str, values: np.ndarray, num_leading: int) -> dict[str, np.ndarray]:
-    """Return the entries after the leading axes, such as "w[0, 1]"."""
-    found = {}
-    for index in np.ndindex(values.shape[num_leading:]):
-        place = f"[{', '.join(map(str, index))}]" if index else ""
-        found[name + place] = values[(..., *index)]
-    return found
+def entries_by_name(groups: Mapping[str, np.ndarray], num_leading: int) -> dict[str, np.ndarray]:
+    """Return the entries of arrays after their leading axes, such as "w[0, 1]"."""
+    return {
+        f"{name}[{', '.join(map(str, index))}]" if index else name: values[(..., *index)]
+        for name, values in groups.items()
+        for index in np.ndindex(values.shape[num_leading:])
+    }
 
 
 def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -294,47 +288,36 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the function, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
-    observed = list(run.observed)
 
-    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
+    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Array]:
         fit, problem = run.read(draw, args, kwargs)
         mean, *_ = problem.predict(fit.features)
-        return {"function": _some(jnp.ravel(fit.loc + mean)), "log_likelihood": problem.log_evidence()}
+        return _some(jnp.ravel(fit.loc + mean)), problem.log_evidence()
 
-    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        # Inside, to override a repriorised readout as well.
-        sites = run_model(run.plain, args, kwargs, inside=(substitute(data=draw),))
-        moments = [moments_of(sites[name]["fn"]) for name in observed]
+    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Any]:
+        sites = run.sites_at(draw, args, kwargs)
+        observed = [sites[name] for name in run.observed]
+        moments = [moments_of(site["fn"]) for site in observed]
         values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]
-        log_likelihood = sum(jnp.sum(sites[name]["fn"].log_prob(sites[name]["value"])) for name in observed)
-        return {"function": _some(jnp.concatenate(values)), "log_likelihood": log_likelihood}
+        return _some(jnp.concatenate(values)), sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in observed)
 
     if run.conjugate is not None:
-        found = map_over_draws(integrated, run.latent(run.stored), run.arguments)
-    else:
-        found = map_over_draws(at_weights, run.latent(run.with_readout(rng_key)), run.arguments)
-    return np.asarray(found["function"]), np.asarray(found["log_likelihood"])
+        return jax.tree.map(np.asarray, run.map(integrated, run.stored))
+    return jax.tree.map(np.asarray, run.map(at_weights, run.with_readout(rng_key)))
 
 
 def _some(values: Array) -> Array:
-    """Return at most 500 values, evenly spaced."""
     return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
 
 
 def _evidence_error(run: FinishedRun) -> float | None:
-    """Return ``evidence_error``."""
     if run.conjugate is None:
         return None
     last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
-
-    def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-        return {"error": run.read(draw, args, kwargs)[1].evidence_error()}
-
-    return float(np.max(map_over_draws(single, last, run.arguments)["error"]))
+    return float(np.max(run.map(lambda *at: run.read(*at)[1].evidence_error(), last)))
 
 
 def _drift(energy: np.ndarray) -> np.ndarray | None:
-    """Return ``energy_drift``."""
     quarter = energy.shape[1] // 4
     if quarter < 4:
         return None
@@ -342,14 +325,7 @@ def _drift(energy: np.ndarray) -> np.ndarray | None:
     return (first.mean(axis=1) - last.mean(axis=1)) / np.maximum(last.std(axis=1), 1.0)
 
 
-def _rounding_unit(energy: np.ndarray) -> float:
-    """Return ``energy_error``."""
-    return float(np.spacing(np.abs(np.nanmedian(energy)).astype(energy.dtype)))
-
-
 def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    """Return numbers of the sampler."""
-
     def last(name: str, default: Any = None) -> Any:
         return np.asarray(fields[name])[:, -1] if name in fields else getattr(state, name, default)
 

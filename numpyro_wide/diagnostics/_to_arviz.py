@@ -20,6 +20,7 @@ from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import (
+    Sites,
     abstract_sites,
     independent_factors,
     latent_sites,
@@ -44,15 +45,6 @@ def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
 
 
-def map_over_draws(single: Callable[..., Draws], draws: Draws, arguments: Arguments) -> Draws:
-    """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
-
-    def program(arguments: Arguments, block: Draws) -> Draws:
-        return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *arguments)), block)
-
-    return by_blocks(lambda block, _: run_with_arguments(program, arguments, block), draws)
-
-
 class FinishedRun:
     """A finished MCMC, the sampled model, and the unwrapped model."""
 
@@ -72,15 +64,13 @@ class FinishedRun:
         self._latent = sampled | latent_sites(self.sites)
         self._bases = set(base_transforms(sampled)) | {form.base for form in self.wrapped} - self.sites.keys()
         self.internal = self._bases | {form.features for form in self.wrapped}
+        self.observed = observed_sites(self.sites)
+        images = {base_name(name) for name in self.stored} & self._bases
+        present = {*self.stored, *images, *(form.readout for form in self.wrapped)}
+        # Latent sites whose draws are neither stored nor computed.
+        self.missing = [name for name in self._latent if name not in present]
 
-    @property
-    def observed(self) -> dict[str, dict]:
-        """The observed sites."""
-        return observed_sites(self.sites)
-
-    @property
     def observations(self) -> Draws:
-        """The values of the observed sites."""
         found = {name: site["value"] for name, site in self.observed.items()}
         if all(map(is_known, found.values())):
             return found
@@ -102,32 +92,36 @@ class FinishedRun:
         return conjugate_form(self.wrapped[0], first, *self.arguments)
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return likelihood and prior of the readout, and its problem."""
+        """Return a run of the conjugate model, and the readout's problem."""
         run, is_right = read_run(self.conjugate, draw, args, kwargs)  # type: ignore[arg-type]
         run = replace(run, loc=jnp.where(is_right, run.loc, jnp.nan))
         return run, run.problem()
 
-    @property
-    def missing(self) -> list[str]:
-        """Names of the latent sites whose draws are neither stored nor computed."""
-        images = {base_name(name) for name in self.stored} & self._bases
-        present = {*self.stored, *images, *(form.readout for form in self.wrapped)}
-        return [name for name in self._latent if name not in present]
+    def sites_at(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Sites:
+        # Inside, to override a repriorised readout as well.
+        return run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
+
+    def map(self, single: Callable, draws: Draws) -> Any:
+        """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
+
+        def program(arguments: Arguments, block: Draws) -> Any:
+            return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *arguments)), block)
+
+        return by_blocks(lambda block, _: run_with_arguments(program, self.arguments, block), self.latent(draws))
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
         """Return the stored draws, and draws of an integrated readout."""
         to_restore = [form for form in self.wrapped if form.readout not in self.stored]
-        missing = self.missing
-        if missing and (is_needed or (to_restore and not self.observed)):
+        if self.missing and (is_needed or (to_restore and not self.observed)):
             raise ValueError(
-                f"{listing(missing)} is neither stored by the run nor observed with these arguments; the stored sites "
-                f"are {listing(self.stored)}. Pass what mcmc.run got, to_arviz(mcmc, model, x, y), or "
+                f"{listing(self.missing)} is neither stored by the run nor observed with these arguments; the stored "
+                f"sites are {listing(self.stored)}. Pass what mcmc.run got, to_arviz(mcmc, model, x, y), or "
                 "log_likelihood=False without predictions."
             )
-        if missing:
+        if self.missing:
             return self.stored
         draws = dict(self.stored)
-        for form, key in zip(to_restore, random.split(rng_key, max(1, len(to_restore))), strict=False):
+        for form, key in zip(to_restore, random.split(rng_key, len(to_restore)), strict=True):
             shape = np.shape(next(iter(draws.values())))[:2]
             flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in self.latent(draws).items()}
             readout = weights_of(form, key, flat, *self.arguments)[form.readout]
@@ -148,19 +142,16 @@ class FinishedRun:
                     UserWarning,
                     stacklevel=3,
                 )
-        names = list(self.observed)
 
         def single(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> Draws:
-            # Inside, to override a repriorised readout as well.
-            sites = run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
-            return {name: log_prob_by_observation(sites[name]) for name in names}
+            sites = self.sites_at(draw, args, kwargs)
+            return {name: log_prob_by_observation(sites[name]) for name in self.observed}
 
-        return map_over_draws(single, self.latent(draws), self.arguments)
+        return self.map(single, draws)
 
     def predict(
         self, rng_key: Array, draws: Draws, sites: list[str] | None, arguments: Arguments, *, is_observed: bool = True
     ) -> Draws:
-        """Draw the observed or named sites."""
         sites = list(self.observed) if sites is None else sites
         check_names_known("return_sites", sites, self.sites)
         model = self.plain if is_observed else uncondition(self.plain)
@@ -188,8 +179,7 @@ def _unwrapped(model: Any) -> tuple[list[ReadoutModel], Any]:
 def _is_joint(site: dict) -> bool:
     """Tell whether a site is one event of several dependent entries."""
     fn, _ = independent_factors(site["fn"])
-    is_one_event = not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"])
-    return is_one_event and np.size(site["value"]) > 1
+    return not fn.batch_shape and 0 < fn.event_dim == np.ndim(site["value"]) and np.size(site["value"]) > 1
 
 
 def _plate_names(site: dict) -> list[str | None]:
@@ -240,25 +230,19 @@ def to_arviz(
         coords: coordinates by dimension, for all groups but the predictions.
         dims: names of all dimensions after chain and draw, by site.
 
-    Returns:
-        An ``arviz.InferenceData`` or ``xarray.DataTree``.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_wide import repriorise
+        >>> from numpyro_wide import collapse_readout
         >>> from numpyro_wide.diagnostics import to_arviz
         >>> from numpyro_wide.mcmc import PreconditionedCrankNicolson
         >>> from numpyro_wide.nn import FCN, bnn
-        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> y = jnp.sin(x[:, 0])
+        >>> model, x = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1), jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> mcmc = MCMC(PreconditionedCrankNicolson(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), x, y)
-        >>> idata = to_arviz(mcmc, wrapped, x, y, predictions=(jnp.zeros((3, 1)),))
-        >>> sorted(idata["posterior"].data_vars), idata["log_likelihood"]["y"].dims
-        (['hidden.hidden_0.kernel', 'readout'], ('chain', 'draw', 'rows'))
+        >>> mcmc.run(jax.random.key(0), x, x[:, 0])
+        >>> to_arviz(mcmc, wrapped, x, x[:, 0], predictions=(jnp.zeros((3, 1)),))["log_likelihood"]["y"].dims
+        ('chain', 'draw', 'rows')
     """
     if not isinstance(predictions, tuple | list | Mapping | None):
         raise TypeError(
@@ -302,14 +286,13 @@ def to_arviz(
         if values
     }
     if run.observed:
-        datasets["observed_data"] = _dataset(run.observations, plates, coords, ())
+        datasets["observed_data"] = _dataset(run.observations(), plates, coords, ())
     known = {str(dim) for dataset in datasets.values() for dim in dataset.dims}
     check_names_known("coords", coords, sorted(known), kind="dimension")
     return from_datasets(datasets)
 
 
 def _dataset(values: Draws, dims: Mapping[str, Sequence], coords: Mapping[str, Sequence], leading: tuple) -> Any:
-    """Make an ``xarray.Dataset``."""
     import xarray as xr  # heavy
 
     variables: dict[str, xr.Variable] = {}

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, whole_number
 from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._mixture import log_average
 from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
 from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
@@ -30,7 +31,7 @@ class WidthRow(NamedTuple):
         pareto_k: $\hat k$ of the importance weights of N(0, I) draws (Vehtari et al. 2024), reliable below 0.7; −inf
             for equal weights.
         gap: $\log E[w] - E[\log w]$ = KL(N(0, I) ‖ posterior) of $\phi$, in nats; 0 in the limit.
-        log_evidence: $\log E[w]$; above a Pareto shape of 0.7 take :func:`~numpyro_wide.model_evidence` instead.
+        log_evidence: $\log E[w]$; for a ``pareto_k`` above 0.7 take :func:`~numpyro_wide.model_evidence` instead.
         sample_size: effective share of the weighted draws.
         prior_pareto_k: ``pareto_k`` of prior draws of weights and hyperparameters; NaN without hyperparameters.
         limit_log_evidence: log evidence of the limit's Gaussian process; NaN where it is not one process.
@@ -99,8 +100,7 @@ class WidthReport(NamedTuple):
         for key, row in self.rows.items():
             if not np.isnan(row.prior_pareto_k):
                 lines.append(f"{key}: Pareto k of weights and hyperparameters together: {row.prior_pareto_k:.2f}")
-        known = [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]
-        if known:
+        if known := [row.limit_log_evidence for row in self.rows.values() if not np.isnan(row.limit_log_evidence)]:
             source = "" if self.has_kernel else ", by the last one's mean kernel"
             lines.append(f"log evidence of the infinitely wide network{source}: {known[-1]:.2f}")
         if not np.isnan(self.slope):
@@ -147,13 +147,10 @@ def wide_enough(
         >>> from numpyro_wide import collapse_readout
         >>> from numpyro_wide.diagnostics import wide_enough
         >>> from numpyro_wide.nn import FCN, bnn
-        >>> def collapsed(width):
-        ...     model = bnn(FCN(depth=1, width=width), num_outputs=None, noise=0.5)
-        ...     return collapse_readout(model, readout="readout", features="features", observed="y")
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> report = wide_enough(jax.random.key(0), {8: collapsed(8), 128: collapsed(128)}, x, x[:, 0])
-        >>> report.rows[128].gap < report.rows[8].gap
-        True
+        >>> model, x = bnn(FCN(depth=1, width=512), num_outputs=None, noise=0.5), jnp.linspace(-1, 1, 5)[:, None]
+        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> wide_enough(jax.random.key(0), {512: wrapped}, x, x[:, 0]).rows[512].advice
+        'at the limit: wide_limit_draws is enough'
     """
     check_key("rng_key", rng_key, "wide_enough(rng_key, model, x, y)")
     num_draws, batch_size = whole_number("num_draws", num_draws, _MIN_DRAWS), whole_number("batch_size", batch_size)
@@ -230,22 +227,20 @@ def _learnt_row(weigh: _Weights, rng_key: Array, keys: Array) -> WidthRow:
 def _row(log_weights: np.ndarray) -> WidthRow:
     if not (len(log_weights) and np.isfinite(log_weights.max())):
         raise ValueError(f"no draw has a finite weight: {NOISE_TOO_SMALL}. Run {IN_FLOAT64}.")
-    num_draws = len(log_weights)
-    weights = np.exp(log_weights - log_weights.max())
-    mean = weights.mean()
-    log_evidence = float(np.log(mean) + log_weights.max())
+    num_draws, log_evidence = len(log_weights), float(log_average(log_weights))
+    weights = np.exp(log_weights - log_evidence)  # of mean 1
     # E min(w, w') over all pairs, by ranks.
     smaller = np.sort(weights) @ np.arange(num_draws - 1, -1, -1) / (num_draws * (num_draws - 1) / 2)
     has_tail = np.ptp(log_weights) >= 1e-3  # against rounding
     return WidthRow(
-        accept_prob=float(smaller / mean),
+        accept_prob=float(smaller),
         pareto_k=pareto_smoothed(log_weights)[1] if has_tail else -np.inf,
         gap=log_evidence - float(log_weights.mean()),
         # Delta method for the difference of means of the same draws.
-        gap_error=float(np.std(weights / mean - log_weights) / np.sqrt(num_draws)),
+        gap_error=float(np.std(weights - log_weights) / np.sqrt(num_draws)),
         log_evidence=log_evidence,
-        log_evidence_error=float(np.std(weights / mean) / np.sqrt(num_draws)),
-        sample_size=float(mean**2 / np.mean(weights**2)),
+        log_evidence_error=float(np.std(weights) / np.sqrt(num_draws)),
+        sample_size=float(1 / np.mean(weights**2)),
         num_draws=num_draws,
     )
 
@@ -257,7 +252,6 @@ _FEWEST, _MOST = 20, 500  # its draws
 def _limit_log_evidence(
     rng_key: Array, model: ReadoutModel, args: tuple, kwargs: dict[str, Any], kernel: ArrayLike | None
 ) -> float:
-    """Return ``limit_log_evidence``."""
     if "noise" in learnt_at_any_width(model, args, kwargs):
         return np.nan
     kernel_key, *draw_keys = random.split(rng_key, 3)
