@@ -6,7 +6,7 @@ The paper takes ``shift=1e-4`` for networks with outputs near zero; ``biject_to(
 
 import math
 from collections.abc import Callable
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any, ClassVar
 
 import jax
@@ -18,7 +18,7 @@ from jax.scipy.special import gammaln, i0e, log_ndtr
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
-from numpyro.distributions.util import validate_sample
+from numpyro.distributions.util import promote_shapes, validate_sample
 
 from numpyro_wide._checks import as_floats, is_known
 from numpyro_wide.distributions._log_uniform import DOUBLE_FACTORIALS, polynomial
@@ -130,16 +130,12 @@ def _stack(*components: Array) -> Array:
     return jnp.stack(jnp.broadcast_arrays(*components), axis=-1)
 
 
+@partial(jnp.vectorize, signature="(d),(d,d)->(k)")
 def pack_normal(vector: Array, precision: Array) -> Array:
     """Pack Λμ (..., D) and Λ (..., D, D) into natural parameters (..., D(D + 3)/2)."""
-    rows, columns = np.tril_indices(precision.shape[-1])
-    lower = precision[..., rows, columns]
-    weights = jnp.broadcast_to(np.where(rows == columns, -0.5, -1.0).astype(precision.dtype), lower.shape)
-    vector = jnp.broadcast_to(
-        vector, (*jnp.broadcast_shapes(vector.shape[:-1], precision.shape[:-2]), vector.shape[-1])
-    )
-    entries = jnp.broadcast_to(weights * lower, (*vector.shape[:-1], len(rows)))
-    return jnp.concatenate([vector, entries], axis=-1)
+    rows, columns = np.tril_indices(len(vector))
+    weights = np.where(rows == columns, -0.5, -1.0).astype(precision.dtype)
+    return jnp.concatenate([vector, weights * precision[rows, columns]])
 
 
 def unpack_normal(natural: Array) -> tuple[Array, Array]:
@@ -164,11 +160,9 @@ class _MultivariateNormalSpace(constraints._SingletonConstraint):
     event_dim = 1
 
     def __call__(self, x: Array) -> Array:
-        """Tell which vectors have a positive definite precision."""
         return jnp.all(jnp.linalg.eigvalsh(unpack_normal(jnp.asarray(x))[1]) > 0, axis=-1)
 
     def feasible_like(self, prototype: Array) -> Array:
-        """Return the parameters of N(0, I)."""
         vector, _ = unpack_normal(jnp.asarray(prototype))
         return pack_normal(jnp.zeros_like(vector), jnp.eye(vector.shape[-1], dtype=vector.dtype))
 
@@ -180,7 +174,6 @@ class _MultivariateNormalMap(ParameterFreeTransform):
     codomain = _MultivariateNormalSpace()
 
     def __call__(self, x: Array) -> Array:
-        """Map to natural parameters."""
         dim = unpack_normal(x)[0].shape[-1]
         return pack_normal(x[..., :dim], biject_to(constraints.positive_definite)(x[..., dim:]))
 
@@ -250,19 +243,13 @@ class NaturalVonMises(dist.VonMises):
         """Evaluate the log density at any real angles."""
         natural, value = as_floats(self.natural, value)
         point = jnp.stack([jnp.cos(value), jnp.sin(value)], axis=-1)
-        natural, point = _of_equal_rank(natural, point)
+        natural, point = promote_shapes(natural, point)
         squared_norm = jnp.sum(natural**2, axis=-1)
         is_small = squared_norm < _SMALL**2
         near_zero = jnp.sum(natural * point, axis=-1) - _log_bessel_series(squared_norm)
         eta = jnp.where(is_small[..., None], jnp.array([1, 0], natural.dtype), natural)
         beyond = _alignment(eta, point) - _log_scaled_bessel(jnp.sqrt(jnp.sum(eta**2, axis=-1)))
         return jnp.where(is_small, near_zero, beyond) - math.log(2 * math.pi)
-
-
-def _of_equal_rank(*arrays: Array) -> list[Array]:
-    """Give all arrays the same number of axes, by leading axes."""
-    rank = max(array.ndim for array in arrays)
-    return [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
 
 
 @jax.custom_jvp
@@ -285,7 +272,7 @@ def _alignment_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 def _log_bessel_series(squared: Array) -> Array:
-    """Compute log I₀(κ) from κ² < ¼, by the power series I₀ = Σ (κ²/4)^k / k!²."""
+    """Compute log I₀(κ) from κ² < ¼, by I₀ = Σ (κ²/4)^k / k!²."""
     quarter = jnp.where(squared < _SMALL**2, squared, 0) / 4
     return jnp.log1p(polynomial((0.0, *(math.factorial(k) ** -2.0 for k in range(1, 10))), quarter))
 
