@@ -39,8 +39,8 @@ def surrogate_targets(
 ) -> Surrogate:
     r"""Make a quick Gaussian surrogate, targets and noise, of classes or counts, for ``repriorise``.
 
-    The posterior stays exact for any targets and noise (Hron 2022, App. F). The Gaussian $N(t; f, s^2)$ has the first
-    and second derivative of the likelihood at one function value $f$:
+    The posterior stays exact for any (Hron 2022, App. F). The Gaussian $N(t; f, s^2)$ has the first and second
+    derivative of the likelihood at one function value $f$:
 
     - "categorical", $k$ logits, at $f = 0$: $s^2 = k$ and $t = k\,(\text{one-hot} - 1/k)$;
     - "bernoulli", one logit, at $f = 0$: $s^2 = 4$ and $t = 4\,(y - \tfrac12)$;
@@ -57,21 +57,15 @@ def surrogate_targets(
         noise_scale: standard deviation $s$ instead of the above; broadcasts against the targets.
 
     Returns:
-        ``(targets, noise_scale)``: targets (n, k) for a categorical, or (n, k - 1) with contrasts, else of the shape of
-        the observations; a number for the noise scale, and for counts one each.
+        Targets (n, k) for a categorical, (n, k - 1) with contrasts, else of the observations' shape; and a number for
+        the noise scale, for counts one each.
 
     Example:
         >>> from functools import partial
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide import repriorise, surrogate_targets
-        >>> def model(x, labels=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([50, 3]).to_event(2))
-        ...     numpyro.sample("label", dist.Categorical(logits=features @ w).to_event(1), obs=labels)
-        >>> surrogate = partial(surrogate_targets, likelihood="categorical", num_classes=3)
-        >>> wrapped = repriorise(model, readout="w", features="features", targets="labels", surrogate=surrogate)
-        >>> targets, noise_scale = surrogate_targets(jnp.array([2, 0]), "categorical", num_classes=3)
+        >>> import jax.numpy as jnp
+        >>> from numpyro_wide import surrogate_targets
+        >>> surrogate = partial(surrogate_targets, likelihood="categorical", num_classes=3)  # as repriorise takes it
+        >>> targets, noise_scale = surrogate(jnp.array([2, 0]))
         >>> targets.tolist(), round(float(noise_scale) ** 2)
         ([[-1.0, -1.0, 2.0], [2.0, -1.0, -1.0]], 3)
     """
@@ -85,8 +79,7 @@ def surrogate_targets(
     parameters: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
-    # Slope and scale by the curvature, at f = 0, of counts at log(y + 1/2).
-    own_scale: Any
+    own_scale: Any  # by the curvature
     if num_classes is not None:
         slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
         slope = slope @ class_contrasts(num_classes) if contrasts else slope
@@ -112,7 +105,7 @@ def class_contrasts(num_classes: int) -> Array:
         num_classes: number of classes $k$, at least 2.
 
     Returns:
-        matrix (k, k - 1) of orthonormal columns.
+        Matrix (k, k - 1) of orthonormal columns.
 
     Example:
         >>> from numpyro_wide.surrogates import class_contrasts
@@ -148,21 +141,16 @@ def mean_kernel(
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        kernel (n, n), in double precision, NumPy's.
+        Kernel (n, n), in double precision, NumPy's.
 
     Raises:
         ValueError: for infinite features, another prior than Normal, or a subsampled plate.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide import mean_kernel
-        >>> def model(x, labels=None):
-        ...     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 50]).to_event(2))
-        ...     features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 50**0.5)
-        ...     w = numpyro.sample("w", dist.Normal(0, 2).expand([50]).to_event(1))
-        ...     numpyro.sample("label", dist.Bernoulli(logits=features @ w).to_event(1), obs=labels)
-        >>> x = jnp.array([[-1.0], [0.5], [1.0]])
-        >>> mean_kernel(jax.random.key(0), model, "features", x, readout="w").shape
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_wide import mean_kernel, nn
+        >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+        >>> mean_kernel(jax.random.key(0), model, "features", jnp.ones((3, 1)), readout="readout").shape
         (3, 3)
     """
     order = "mean_kernel(rng_key, model, features, x)"
@@ -191,7 +179,6 @@ def mean_kernel(
 
 
 def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
-    """Return up to ``count`` draws, evenly spaced."""
     draws = {name: np.asarray(value) for name, value in samples.items()}
     lengths = {name: value.shape[:1] for name, value in draws.items()}
     if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():

@@ -39,19 +39,19 @@ def mean_field_bound(
         test_inputs: test inputs, (n*, D).
         num_neurons: width K; an array adds leading axes to the result.
         noise_scale: standard deviation σ of the noise, in units of the targets.
-        weight_scale: prior standard deviation of the input weights.
-        bias_scale: prior standard deviation of the hidden biases.
-        readout_scale: prior standard deviation of a readout weight times √K.
+        weight_scale: $s_w$.
+        bias_scale: $s_b$.
+        readout_scale: $s_v$, the prior standard deviation of a readout weight times √K.
 
     Returns:
         Bound at each test input, (..., n*).
 
     Example:
         >>> import jax.numpy as jnp
-        >>> x, y = jnp.array([[-1.0], [1.0]]), jnp.array([-1.0, 1.0])
-        >>> bounds = mean_field_bound(x, y, jnp.array([[1.0]]), jnp.array([1e2, 1e4, 1e6]))
-        >>> [round(float(b), 3) for b in bounds[:, 0]]
-        [0.69, 0.072, 0.007]
+        >>> from numpyro_wide.elbo import mean_field_bound
+        >>> x = jnp.array([[-1.0], [1.0]])
+        >>> mean_field_bound(x, x[:, 0], x[1:], jnp.array([1e2, 1e4])).round(2).tolist()
+        [[0.69], [0.07]]
     """
     x, y, x_test = as_floats(inputs, targets, test_inputs, names=("inputs", "targets", "test_inputs"))
     if x.ndim != 2 or x_test.ndim != 2 or x.shape[1] != x_test.shape[1] or y.shape[:1] != x.shape[:1] or y.ndim > 2:

@@ -35,7 +35,7 @@ Eta = float | Array | Mapping[str, Any] | Callable[[str], Any]
 
 
 class _Temper(Messenger):
-    """Handler that scales by η, a number or by site, the log density of latent sites and of the guide's."""
+    """Handler that scales by η the log density of latent sites and of the guide's."""
 
     def __init__(self, fn: Callable, eta: Any, *, is_guide: bool):
         super().__init__(fn)
@@ -65,25 +65,19 @@ class TemperedTraceMeanFieldELBO(TraceMeanField_ELBO):
         num_observations: number p of observations; by default the full size of the plates around the observed sites.
         num_neurons: width N.
         eta: η instead of τ p/N: a positive number, a mapping by site (1 for others), or a function of the site name.
-        num_particles: number of guide draws for each evaluation.
-        vectorize_particles: whether draws are mapped by ``jax.vmap``, or a map.
-        sum_sites: whether sites are summed, or returned by name.
+        num_particles: as of NumPyro's ``TraceMeanField_ELBO``.
+        vectorize_particles: as there.
+        sum_sites: as there.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> import jax.numpy as jnp
+        >>> import numpyro
         >>> from numpyro.infer import SVI
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_wide.elbo import TemperedTraceMeanFieldELBO
-        >>> def model(x, y=None):
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([64]).to_event(1))
-        ...     with numpyro.plate("data", len(x)):
-        ...         numpyro.sample("y", dist.Normal(jnp.tanh(x[:, None] * w).mean(-1), 0.1), obs=y)
-        >>> loss = TemperedTraceMeanFieldELBO(num_neurons=64)  # p = 20 from the plate
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> model = bnn(FCN(depth=1, width=64), num_outputs=None, noise=0.1)  # with its rows in a plate
+        >>> loss = TemperedTraceMeanFieldELBO(num_neurons=64)
         >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), loss)
-        >>> x = jnp.linspace(-1.0, 1.0, 20)
-        >>> svi.run(jax.random.key(0), 10, x, jnp.sin(x), progress_bar=False).losses.shape
-        (10,)
     """
 
     def __init__(

@@ -67,16 +67,15 @@ def elbo_terms(svi: SVI, svi_state: Any, *args: Any, **kwargs: Any) -> ELBOTerms
         **kwargs: their keyword arguments.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro
         >>> from numpyro.infer import SVI, TraceMeanField_ELBO
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_wide.elbo import elbo_terms
-        >>> def model(y):
-        ...     numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal(0, 1)), 1.0), obs=y)
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> model, x = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1), jnp.ones((5, 1))
         >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), TraceMeanField_ELBO())
-        >>> terms = elbo_terms(svi, svi.init(jax.random.key(0), 1.0), 1.0)
-        >>> sorted(terms.kl), sorted(terms.log_likelihood), terms.num_weights
-        (['w'], ['y'], {'w': 1})
+        >>> elbo_terms(svi, svi.init(jax.random.key(0), x, x[:, 0]), x, x[:, 0]).num_weights["readout"]
+        50
     """
     loss = svi.loss
     if not hasattr(loss, "sum_sites"):
@@ -160,8 +159,7 @@ def warn_if_on_prior(terms: ELBOTerms, *, tolerance: float = 0.01) -> dict[str, 
     In repriorised coordinates a guide on its prior is the posterior's wide limit, and no fault.
 
     Args:
-        terms: terms by :func:`~numpyro_wide.elbo.elbo_terms` or :func:`~numpyro_wide.elbo.run_monitored`; the last of
-            them.
+        terms: result of :func:`~numpyro_wide.elbo.elbo_terms`, or the last of :func:`~numpyro_wide.elbo.run_monitored`.
         tolerance: nats per weight below which a site is on its prior.
 
     Example:

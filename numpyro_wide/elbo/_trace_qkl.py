@@ -24,8 +24,8 @@ class TraceQKL(ELBO):
 
     .. math:: -E_Q \log L(y|w) + \sum_s \mathrm{QKL}(Q_s\|P_s)
 
-    For guides on points, lines or planes, such as ``AutoDropout`` (Mathematics, :eq:`qkl`). Sites use closed forms of
-    :func:`~numpyro_wide.quasi_kl`, else draws, with gradients by the draws.
+    For guides on points, lines or planes, such as ``AutoDropout`` (Mathematics, :eq:`qkl`). Sites have the closed forms
+    of :func:`~numpyro_wide.quasi_kl`, else draws, with gradients by the draws.
 
     Args:
         num_particles: number of guide draws for each evaluation.
@@ -33,13 +33,12 @@ class TraceQKL(ELBO):
         sum_sites: whether sites are summed, or returned by name.
 
     Example:
-        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro
         >>> from numpyro.infer import SVI
         >>> from numpyro_wide.autoguide import AutoDropout
         >>> from numpyro_wide.elbo import TraceQKL
-        >>> def model(x, y=None):
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 2]).to_event(2))
-        ...     numpyro.sample("y", dist.Normal(x @ w, 1.0).to_event(2), obs=y)
+        >>> from numpyro_wide.nn import FCN, bnn
+        >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> svi = SVI(model, AutoDropout(model, rate=0.1), numpyro.optim.Adam(0.01), TraceQKL())
     """
 
@@ -58,9 +57,8 @@ class TraceQKL(ELBO):
             guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
             check_model_guide_match(model_trace, guide_trace)
             terms = self._terms(model_trace, guide_trace)
-            mutable = {
-                name: site["value"] for name, site in (guide_trace | model_trace).items() if site["type"] == "mutable"
-            }
+            both = guide_trace | model_trace
+            mutable = {name: site["value"] for name, site in both.items() if site["type"] == "mutable"}
             return sum(terms.values(), start=jnp.array(0.0)) if self.sum_sites else terms, mutable or None
 
         if self.num_particles == 1:
@@ -72,7 +70,6 @@ class TraceQKL(ELBO):
         return {"loss": jax.tree.map(lambda x: jnp.mean(x, 0), losses), "mutable_state": None}
 
     def _terms(self, model_trace: dict, guide_trace: dict) -> dict[str, Array]:
-        """Return the loss by site."""
         terms = {}
         for name, site in model_trace.items():
             if site["type"] == "sample":
@@ -104,13 +101,13 @@ class PenalizedMaximumLikelihood(TraceQKL):
     uncertainty. Other priors enter as in :class:`TraceQKL`.
 
     Args:
-        num_particles: number of guide draws for each evaluation.
+        num_particles: as of :class:`TraceQKL`.
         penalty_weight: weight c > 0 of sites with an ``ImproperLogUniform`` prior.
         vectorize_particles: as of :class:`TraceQKL`.
         sum_sites: as of :class:`TraceQKL`.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro, numpyro.distributions as dist
         >>> from numpyro.infer import SVI
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_wide.autoguide import flat_prototype

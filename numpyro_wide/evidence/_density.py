@@ -12,7 +12,6 @@ from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import kind_of, listing
 from numpyro_wide._traces import (
-    Sites,
     latent_sites,
     refuse_subsampled,
     refuse_unobserved,
@@ -40,7 +39,6 @@ def draw(model: Callable, rng_key: Array) -> tuple[Position, Array]:
 
 
 def log_density(model: Callable, position: Position) -> LogDensity:
-    """Return the joint density at a position."""
     coordinates = _Unconstrained(position)
     sites = run_model(model, inside=(coordinates,))
     bases = base_transforms(sites)
@@ -83,14 +81,24 @@ def check_model(model: Callable, rng_key: Array) -> None:
 
     def run(key: Array) -> None:
         sites = run_model(model, rng_key=key, inside=(StandardNormalBase(), _RefusesImproper()))
-        _check_sites(sites)
+        refuse_unobserved(sites, "the evidence is that of observations")
+        if not latent_sites(sites):
+            raise ValueError("the model has no latent site with these arguments, and so nothing to integrate over.")
+        for site in sites.values():
+            if site["type"] == "plate":
+                refuse_subsampled(site, "the evidence is that of all data")
+        for name, site in latent_sites(sites).items():
+            if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
+                raise ValueError(
+                    f"the prior of latent site {name!r} is scaled or masked, and does not integrate to one; take it "
+                    "out of the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
+                )
         coordinates = _Unconstrained(draw(model, key)[0])
         run_model(model, inside=(coordinates,))
-        unseen = [name for name in coordinates.position if name not in coordinates.log_dets]
-        if unseen:
+        if unseen := coordinates.position.keys() - coordinates.log_dets.keys():
             raise ValueError(
-                f"latent site {listing(unseen)} is inside of a scan or another control flow; write a Python loop, or "
-                "one site."
+                f"latent site {listing(sorted(unseen))} is inside of a scan or another control flow; write a Python "
+                "loop, or one site."
             )
 
     jax.eval_shape(run, rng_key)
@@ -107,20 +115,3 @@ class _RefusesImproper(Messenger):
             raise ValueError(f"latent site {name!r} is discrete; sum it out, as by a mixture distribution.")
         if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
             raise ValueError(f"latent site {name!r} has {kind_of(fn)} prior, without draws; give it a proper prior.")
-
-
-def _check_sites(sites: Sites) -> None:
-    """Refuse a run without observations, latent sites or proper priors."""
-    latent = latent_sites(sites)
-    refuse_unobserved(sites, "the evidence is that of observations")
-    if not latent:
-        raise ValueError("the model has no latent site with these arguments, and so nothing to integrate over.")
-    for site in sites.values():
-        if site["type"] == "plate":
-            refuse_subsampled(site, "the evidence is that of all data")
-    for name, site in latent.items():
-        if site["scale"] is not None or isinstance(unwrap(site["fn"]), dist.MaskedDistribution):
-            raise ValueError(
-                f"the prior of latent site {name!r} is scaled or masked, and does not integrate to one; take it out of "
-                "the handler, and hide missing rows by numpyro.handlers.mask, not obs_mask."
-            )

@@ -36,7 +36,8 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
     def terms(log_ratio: float) -> tuple[np.ndarray, np.ndarray]:
         return expit(lower - log_ratio + offset) / share, expit(log_ratio - upper - offset) / (1 - share)
 
-    finite = np.concatenate([x[np.isfinite(x)] for x in (lower.ravel(), upper.ravel())])
+    both = np.concatenate([lower.ravel(), upper.ravel()])
+    finite = both[np.isfinite(both)]
     low, high = finite.min() - 60.0, finite.max() + 60.0  # far out
     for _ in range(100):  # by bisection
         middle = 0.5 * (low + high)
@@ -49,7 +50,6 @@ def bridge(lower: np.ndarray, upper: np.ndarray, sizes: tuple[float, float] | No
 
 
 def effective_share(log_weights: np.ndarray) -> float:
-    """Return the effective share of weighted draws."""
     return float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)) / log_weights.size)
 
 
@@ -67,16 +67,12 @@ def next_temperature(beta: float, log_weights: np.ndarray, share: float) -> floa
 
 def effective_size(terms: np.ndarray) -> float:
     """Return the effective number of draws (chain, draw) for their mean."""
-    if np.ptp(terms) == 0:
-        return float(terms.size)
-    return float(_arviz.effective_sample_size(terms, "mean"))
+    return float(_arviz.effective_sample_size(terms, "mean")) if np.ptp(terms) else float(terms.size)
 
 
 def rhat(values: np.ndarray) -> float:
-    """Return the rank-normalised split R-hat of (chain, draw)."""
-    if np.ptp(values) == 0:
-        return 1.0
-    return float(_arviz.rhat(values))
+    """Return the rank-normalised split R-hat of (chain, draw), 1 for equal draws."""
+    return float(_arviz.rhat(values)) if np.ptp(values) else 1.0
 
 
 def squared_error(terms: np.ndarray) -> tuple[float, float]:
@@ -91,12 +87,12 @@ _MAX_TEMPERATURES = 400
 
 
 class Sizes(NamedTuple):
-    """Numbers of chains and their steps."""
+    """Sizes, as ``model_evidence`` takes them."""
 
-    num_chains: int  # at each temperature
-    num_warmup: int  # steps of each chain that adapt
-    num_samples: int  # steps of each chain that count
-    batch_size: int  # temperatures that run together
+    num_chains: int
+    num_warmup: int
+    num_samples: int
+    batch_size: int
 
     @property
     def num_independent(self) -> int:
@@ -105,7 +101,7 @@ class Sizes(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    r"""Log evidence of a model, as :func:`model_evidence` estimates it, with its error and quality checks of both.
+    r"""Log evidence of a model, with its error and checks of both.
 
     Attributes:
         log_evidence: in nats.

@@ -30,40 +30,36 @@ def model_evidence(
     The joint density is $r(z)\, w(z)$, with the prior r of the latent sites, N(0, I) for the base site of a repriorised
     readout, and the likelihood w. Chains of :class:`~numpyro_wide.mcmc.SplitHMC` draw from the densities between.
 
-    "bridge"
-        The optimal bridge (Meng and Wong 1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the posterior and
-        a Gaussian fitted to half of its draws.
+    - "bridge": the optimal bridge (Meng and Wong 1996; Gronau et al. 2017; Mathematics, :eq:`bridge`) between the
+      posterior and a Gaussian fitted to half of its draws;
+    - "stepping-stone": bridges between neighbours on the path $r w^\beta$ (:eq:`path`), with temperatures chosen to
+      overlap (:eq:`ladder`);
+    - "auto": the second where draws of r alone reach the posterior, as near the wide limit, or if the first is not to
+      be trusted.
 
-    "stepping-stone"
-        Bridges between neighbours on the path $r w^\beta$ (:eq:`path`), with temperatures chosen to overlap
-        (:eq:`ladder`).
-
-    "auto" takes the second where draws of r alone reach the posterior, as near the wide limit. Elsewhere it tries the
-    first, and takes the second if the overlap is below 0.1, R-hat above 1.1 or the effective number of draws below 100.
     Neither estimate nor error knows a mode that no chain has found; in a funnel the error is too small: give the sites
     ``LocScaleReparam(0)``.
 
     Args:
         rng_key: a PRNG key.
-        model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`, or any model of
-            continuous latent sites with proper priors.
+        model: a model, repriorised, collapsed or neither, of continuous latent sites with proper priors.
         *model_args: positional arguments of the model, observations included.
         method: "auto", "bridge" or "stepping-stone".
         num_chains: number of chains at each temperature, at least 2.
-        num_warmup: number of steps by which each chain adapts, at each temperature.
+        num_warmup: number of steps by which each chain adapts, at least 20.
         num_samples: number of draws of each chain, at least 40, and 400 in all chains together.
         batch_size: number of temperatures that run together; more than 1 pays on an accelerator.
         progress_bar: whether to show a bar.
         **model_kwargs: keyword arguments of the model.
 
     Returns:
-        The log evidence in nats, its standard error, the method, and quality checks.
+        The :class:`~numpyro_wide.evidence.Evidence`.
 
     Raises:
         ValueError: for latent sites without a proper, continuous prior, or a density that is nowhere finite.
 
     Warns:
-        RuntimeWarning: if the result does not fulfil the conditions above.
+        RuntimeWarning: if the result is not to be trusted, by its ``is_trusted``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
