@@ -153,8 +153,7 @@ class DegenerateNormal(SingularDistribution):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Return the log density on the manifold, minus infinity off it."""
         standard = coordinates(self.basis, value - self.loc) / self.scale
-        rank = standard.shape[-1]
-        log_density = -0.5 * jnp.sum(jnp.square(standard), -1) - 0.5 * rank * math.log(2 * math.pi) - self._log_volume()
+        log_density = jnp.sum(jax.scipy.stats.norm.logpdf(standard), -1) - self._log_volume()
         return jnp.where(self.support(value), log_density, -jnp.inf)
 
     def entropy(self) -> Array:
