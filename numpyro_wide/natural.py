@@ -82,26 +82,6 @@ def boxed(*components: constraints.Constraint) -> constraints.Constraint:
     return constraints.independent(constraints.cat(components, dim=-1), 1)
 
 
-def _shifted(natural: ArrayLike, shift: ArrayLike, constructor: Callable[..., Any], size: int | None) -> Array:
-    """Return ``natural + shift``, (..., size), refused outside of the space."""
-    name = f"natural.{constructor.__name__}"
-    total = jnp.add(*jnp.broadcast_arrays(*as_floats(natural, shift)))
-    if total.ndim == 0 or (size is not None and total.shape[-1] != size):
-        expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
-        raise ValueError(
-            f"{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
-            "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
-        )
-    if is_known(total) and (outside := ~np.asarray(_DOMAINS[constructor](total))).any():
-        first = np.asarray(total).reshape(-1, total.shape[-1])[outside.reshape(-1)][0]
-        raise ValueError(
-            f"{name} got natural parameters outside their space (see its docstring), first {first}. Give a `shift` "
-            "that moves an encoder's outputs inside, or map them with "
-            f"numpyro.distributions.biject_to(natural.domain({name}))."
-        )
-    return total
-
-
 def _family(
     name: str,
     size: int | None,
@@ -116,7 +96,21 @@ def _family(
     def constructor(
         natural: ArrayLike, *, shift: ArrayLike = 0.0, validate_args: bool | None = None, **bounds: Any
     ) -> dist.Distribution:
-        return from_natural(_shifted(natural, shift, constructor, size), validate_args=validate_args, **bounds)
+        total = jnp.add(*jnp.broadcast_arrays(*as_floats(natural, shift)))
+        if total.ndim == 0 or (size is not None and total.shape[-1] != size):
+            expected = "its natural parameters" if size is None else f"its {size} natural parameter{'s' * (size > 1)}"
+            raise ValueError(
+                f"natural.{name} takes {expected} along the last axis of one array, but got shape {total.shape}. "
+                "Use jnp.stack([eta1, ...], axis=-1), or eta[..., None] for a single parameter."
+            )
+        if is_known(total) and (outside := ~np.asarray(space(total))).any():
+            first = np.asarray(total).reshape(-1, total.shape[-1])[outside.reshape(-1)][0]
+            raise ValueError(
+                f"natural.{name} got natural parameters outside their space (see its docstring), first {first}. Give a "
+                "`shift` that moves an encoder's outputs inside, or map them with "
+                f"numpyro.distributions.biject_to(natural.domain(natural.{name}))."
+            )
+        return from_natural(total, validate_args=validate_args, **bounds)
 
     constructor.__name__ = constructor.__qualname__ = name
     constructor.__doc__ = doc
@@ -148,10 +142,9 @@ def unpack_normal(natural: Array) -> tuple[Array, Array]:
             f"but got shape {natural.shape}."
         )
     rows, columns = np.tril_indices(dim)
-    weights = np.where(rows == columns, -2.0, -1.0).astype(natural.dtype)
-    entries = natural[..., dim:] * jnp.broadcast_to(weights, natural[..., dim:].shape)
-    lower = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(entries)
-    return natural[..., :dim], lower + jnp.swapaxes(jnp.tril(lower, -1), -1, -2)
+    # Each number off the diagonal is there twice.
+    half = jnp.zeros((*natural.shape[:-1], dim, dim), natural.dtype).at[..., rows, columns].set(-natural[..., dim:])
+    return natural[..., :dim], half + jnp.swapaxes(half, -1, -2)
 
 
 class _MultivariateNormalSpace(constraints._SingletonConstraint):
@@ -301,17 +294,17 @@ def _of_normal(q: dist.Normal | dist.LogNormal) -> Array:
 def _multivariate_normal(eta: Array, validate_args: bool | None) -> dist.MultivariateNormal:
     vector, precision = unpack_normal(eta)
     root = dist.MultivariateNormal(precision_matrix=precision).scale_tril
-    half_way = jnp.einsum("...ij,...i->...j", root, vector)
-    loc = jnp.einsum("...ij,...j->...i", root, half_way)
+    loc = jnp.einsum("...ij,...kj,...k->...i", root, root, vector)
     return dist.MultivariateNormal(loc, scale_tril=root, validate_args=validate_args)
 
 
 _NEGATIVE, _ABOVE_MINUS_ONE = constraints.less_than(0.0), constraints.greater_than(-1.0)
+_OF_NORMAL = boxed(constraints.real, _NEGATIVE)
 
 Normal = _family(
     "Normal",
     2,
-    boxed(constraints.real, _NEGATIVE),
+    _OF_NORMAL,
     lambda eta, **options: dist.Normal(*_loc_and_scale(eta), **options),
     _of_normal,
     (dist.Normal,),
@@ -320,7 +313,7 @@ Normal = _family(
 LogNormal = _family(
     "LogNormal",
     2,
-    boxed(constraints.real, _NEGATIVE),
+    _OF_NORMAL,
     lambda eta, **options: dist.LogNormal(*_loc_and_scale(eta), **options),
     _of_normal,
     (dist.LogNormal,),
@@ -403,7 +396,7 @@ Poisson = _family(
 TruncatedNormal = _family(
     "TruncatedNormal",
     2,
-    boxed(constraints.real, _NEGATIVE),
+    _OF_NORMAL,
     lambda eta, low=0.0, high=1.0, **options: NaturalTruncatedNormal(
         dist.Normal(*_loc_and_scale(eta)), low, high, **options
     ),
