@@ -80,13 +80,8 @@ def _autocorrelation_time(draws: np.ndarray) -> np.ndarray:
 def project(samples: Mapping[str, ArrayLike], rng_key: Array, *, num_projections: int = 100) -> Array:
     """Project draws of the flattened weights onto random unit directions, fixed by key and site names.
 
-    Args:
-        samples: draws by site, (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``.
-        rng_key: a PRNG key.
-        num_projections: number of directions.
-
-    Returns:
-        The projections, (chain, draw, num_projections).
+    Draws by site are (chain, draw, ...), such as ``mcmc.get_samples(group_by_chain=True)``, and the result is
+    (chain, draw, num_projections).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -104,13 +99,7 @@ def random_projections(
 ) -> Callable[[Mapping[str, Array]], Array]:
     """Return a function that projects one draw as :func:`project` does, for :func:`~numpyro_wide.runs.reduced`.
 
-    Args:
-        rng_key: a PRNG key.
-        sites: names of the sites to project together.
-        num_projections: number of directions.
-
-    Returns:
-        A function from a dictionary of sites to the projections, (num_projections,).
+    It takes a dictionary that holds the ``sites``, projected together, and returns (num_projections,).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,14 +119,8 @@ def projected_ess(
 ) -> dict[str, float]:
     """Estimate the effective sample size of random projections of the flattened weights (Hron 2022, §4).
 
-    Args:
-        samples: as of :func:`project`.
-        rng_key: a PRNG key.
-        num_projections: number of directions.
-        method: "autocorrelation" for :func:`effective_sample_size`, or a method of ArviZ's ``ess``.
-
-    Returns:
-        "mean", "min" and "max" over the projections.
+    Arguments as of :func:`project`; ``method`` is "autocorrelation" for :func:`effective_sample_size`, or a method of
+    ArviZ's ``ess``. The result is "mean", "min" and "max" over the projections.
 
     Example:
         >>> import jax
@@ -163,17 +146,8 @@ def function_ess(
     """Estimate the effective sample size of random projections of a function at test inputs (Hron 2022, §4).
 
     To compare kernels take :func:`readout_function`: readouts drawn anew raise the size of a :func:`site_function`.
-
-    Args:
-        function: function from one draw, a dictionary of sites, to an array.
-        samples: as of :func:`project`.
-        rng_key: a PRNG key.
-        num_projections: number of directions.
-        method: as of :func:`projected_ess`.
-        batch_size: number of draws evaluated at once.
-
-    Returns:
-        "mean", "min" and "max" over the projections.
+    ``function`` makes an array of one draw, a dictionary of sites; ``batch_size`` draws are evaluated at once. Other
+    arguments and the result are as of :func:`projected_ess`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -52,7 +52,7 @@ def checked_draws(draws: ArrayLike) -> np.ndarray:
 
 
 class PoolingReport(NamedTuple):
-    r"""Result of :func:`pooling`, to print.
+    r"""Result of :func:`pooling`.
 
     Attributes:
         within: $\hat R$ between the halves of each chain, (chains,); inf for a constant chain.
@@ -97,7 +97,7 @@ class PoolingReport(NamedTuple):
 
 
 def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: float = 1.05) -> PoolingReport:
-    r"""Judge by their predictions whether chains may be pooled, for Gaussian noise.
+    r"""Judge by their predictions whether chains may be pooled, for Gaussian noise: a :class:`PoolingReport` to print.
 
     Settled chains that disagree are an ensemble, not the posterior. Chains of fewer than about fifty independent draws
     look unsettled by chance.
@@ -107,9 +107,6 @@ def pooling(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, *, rhat_limit: f
         mean: predicted means, ``(chains, draws, *y.shape)``.
         variance: predicted variances with the noise, of the shape of ``mean``.
         rhat_limit: largest $\hat R$ of chains that agree, above 1.
-
-    Returns:
-        A :class:`PoolingReport`, to print.
 
     Example:
         >>> import numpy as np

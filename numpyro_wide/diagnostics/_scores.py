@@ -121,15 +121,12 @@ def regression_scores(
         "coverage_90": _is_inside(probability_integral_transform(*arrays), 0.9),
     }
     rmse_error = _standard_error(squared_error) / (2 * root) if root else 0.0
-    return {"rmse": root, **_means(by_entry), "rmse_se": rmse_error, **_standard_errors(by_entry)}
+    return {"rmse": root, **_with_errors(by_entry), "rmse_se": rmse_error}
 
 
-def _means(by_entry: dict[str, np.ndarray]) -> dict[str, float]:
-    return {name: float(values.mean()) for name, values in by_entry.items()}
-
-
-def _standard_errors(by_entry: dict[str, np.ndarray]) -> dict[str, float]:
-    return {f"{name}_se": _standard_error(values) for name, values in by_entry.items()}
+def _with_errors(by_entry: dict[str, np.ndarray]) -> dict[str, float]:
+    means = {name: float(values.mean()) for name, values in by_entry.items()}
+    return means | {f"{name}_se": _standard_error(values) for name, values in by_entry.items()}
 
 
 def _standard_error(by_entry: np.ndarray) -> float:
@@ -171,15 +168,7 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, num_bins: in
     r"""Compute the distance of confidence from accuracy (Huix 2022, E.3; Mathematics, :eq:`ece`).
 
     $\sum_b \frac{|S_b|}{n} |\mathrm{acc}(S_b) - \mathrm{conf}(S_b)|$ over equal bins of the largest probability.
-    The arguments may be swapped.
-
-    Args:
-        probs: class probabilities, (..., n, classes), averaged over draws.
-        labels: true classes, whole numbers from 0, (n,) or (..., n).
-        num_bins: number of bins.
-
-    Returns:
-        The error, (...); NaN under ``jit`` for a label out of range.
+    Arguments and result as of :func:`negative_log_likelihood`; the two may be swapped.
 
     Example:
         >>> import jax.numpy as jnp
@@ -266,7 +255,7 @@ def classification_scores(labels: ArrayLike, probs: ArrayLike, *, num_bins: int 
         "negative_log_likelihood": -np.asarray(_log_prob_of_label(labels, probs), np.float64),
         "expected_calibration_error": gap * (members @ np.sign(gap @ members)),
     }
-    return _means(by_row) | _standard_errors(by_row)
+    return _with_errors(by_row)
 
 
 def averaged(order: str, labels: ArrayLike, probs: ArrayLike) -> tuple[Array, Array]:

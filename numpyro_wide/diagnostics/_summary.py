@@ -48,11 +48,10 @@ class FunctionSummary:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Result of :func:`summary`, to print; None where the run lacks a field.
+    """Result of :func:`summary`; None where the run lacks a field.
 
     Attributes:
         sites: a :class:`SiteSummary` by name of the number.
-        function: a :class:`FunctionSummary`.
         evidence_error: estimated rounding error of the log evidence at the last draws, in nats; inf for NaN.
         energy_drift: mean energy of the first quarter less the last, in deviations of the last, (chains,).
         energy_error: rounding unit of the energy, in nats.
@@ -184,7 +183,7 @@ def summary(
     rng_key: Array | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
 ) -> RunSummary:
-    """Summarise a run on one screen.
+    """Summarise a run on one screen, by a :class:`RunSummary` to print.
 
     Shown are sites of up to eight numbers, and the convergence of the *function* at the inputs of the fit, at up to 500
     evenly spaced entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
@@ -198,9 +197,6 @@ def summary(
         rng_key: a PRNG key, ``jax.random.key(0)`` by default.
         quantiles: levels between 0 and 1.
 
-    Returns:
-        A :class:`RunSummary`, to print.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC, NUTS
@@ -208,10 +204,9 @@ def summary(
         >>> from numpyro_wide.nn import FCN, bnn
         >>> model, x = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1), jnp.linspace(-1, 1, 5)[:, None]
         >>> mcmc = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
-        >>> found = summary(mcmc, model, x, jnp.sin(x[:, 0]))
-        >>> str(found).splitlines()[0], found.function.rhat.shape
-        ('1 chain of 20 draws; 100 parameters', (5,))
+        >>> mcmc.run(jax.random.key(0), x, x[:, 0])
+        >>> str(summary(mcmc, model, x, x[:, 0])).splitlines()[0]
+        '1 chain of 20 draws; 100 parameters'
     """
     check_levels("quantiles", tuple(quantiles))
     rng_key = random.key(0) if rng_key is None else rng_key
@@ -228,8 +223,10 @@ def summary(
         rhat, ess = _rhat_and_ess(values.astype(float))
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
         function = FunctionSummary(run.conjugate is not None, rhat, ess, num_distinct)
-        error = _evidence_error(run)
         energy = -log_likelihood if energy is None else energy
+    if run.conjugate is not None:
+        last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
+        error = float(np.max(run.map(lambda *at: run.read(*at)[1].evidence_error(), last)))
     energy = None if energy is None else np.asarray(energy)
     return RunSummary(
         sites=_sites(run, quantiles),
@@ -308,13 +305,6 @@ def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.n
 
 def _some(values: Array) -> Array:
     return values[np.unique(np.linspace(0, values.size - 1, min(_MOST_ENTRIES, values.size)).round().astype(int))]
-
-
-def _evidence_error(run: FinishedRun) -> float | None:
-    if run.conjugate is None:
-        return None
-    last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
-    return float(np.max(run.map(lambda *at: run.read(*at)[1].evidence_error(), last)))
 
 
 def _drift(energy: np.ndarray) -> np.ndarray | None:

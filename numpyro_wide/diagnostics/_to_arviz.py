@@ -232,16 +232,13 @@ def to_arviz(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_wide import collapse_readout
+        >>> from numpyro.infer import MCMC, NUTS
         >>> from numpyro_wide.diagnostics import to_arviz
-        >>> from numpyro_wide.mcmc import PreconditionedCrankNicolson
         >>> from numpyro_wide.nn import FCN, bnn
         >>> model, x = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1), jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
-        >>> mcmc = MCMC(PreconditionedCrankNicolson(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
+        >>> mcmc = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, x[:, 0])
-        >>> to_arviz(mcmc, wrapped, x, x[:, 0], predictions=(jnp.zeros((3, 1)),))["log_likelihood"]["y"].dims
+        >>> to_arviz(mcmc, model, x, x[:, 0], predictions=(x[:3],))["log_likelihood"]["y"].dims
         ('chain', 'draw', 'rows')
     """
     if not isinstance(predictions, tuple | list | Mapping | None):
@@ -256,7 +253,7 @@ def to_arviz(
     include, drop = _names(include), _names(drop)
     dims = {name: _names(given) for name, given in (dims or {}).items()}
     for role, names in (("include", include), ("drop", drop), ("dims", dims)):
-        check_names_known(role, names, {**run.stored, **run.sites, **dict.fromkeys(run.internal)})
+        check_names_known(role, names, dict.fromkeys([*run.stored, *run.sites, *run.internal]))
     is_needed = log_likelihood or posterior_predictive or predictions is not None
     draws = run.with_readout(random.fold_in(rng_key, 0), is_needed)
     plates = {name: _plate_names(site) for name, site in run.sites.items()} | dims

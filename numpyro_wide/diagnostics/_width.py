@@ -126,7 +126,7 @@ def wide_enough(
 
     The weight $w$ is the ratio of the posterior's unnormalised density to that of prior draws, with base sites from
     N(0, I): constant in the limit (Hron 2022, Thm. 2.1; Mathematics, :eq:`gap`). A collapsed model keeps most digits
-    (:eq:`identity`); an unwrapped model is compared with its prior (:eq:`plain-limit`).
+    (:eq:`identity`); an unwrapped model is compared with its prior (:eq:`plain-limit`). Print the :class:`WidthReport`.
 
     Args:
         rng_key: a PRNG key.
@@ -138,9 +138,6 @@ def wide_enough(
             posterior draws of them, with a quarter of ``num_draws``, at least 100, given each.
         kernel: covariance (n, n) of an output in the wide limit; None for the mean kernel of prior draws.
         **model_kwargs: keyword arguments.
-
-    Returns:
-        A :class:`WidthReport`, to print.
 
     Example:
         >>> import jax, jax.numpy as jnp
