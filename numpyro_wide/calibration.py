@@ -55,9 +55,8 @@ class Simulations:
     Example:
         >>> import numpy as np
         >>> from numpyro_wide.calibration import Simulations
-        >>> simulations = Simulations({"z": np.zeros((200, 2))}, {"z": np.ones((200, 99, 2))})
-        >>> simulations.num_simulations, simulations.num_draws
-        (200, 99)
+        >>> Simulations({"z": np.zeros((200, 2))}, {"z": np.ones((200, 99, 2))}).num_draws
+        99
     """
 
     truth: Mapping[str, ArrayLike]
@@ -142,7 +141,6 @@ def uniformity_band(
     probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
     """Make a simultaneous band (m,), (m,) at increasing probabilities (m,) (Säilynoja 2022, Section 3.2; simulated)."""
-    num_simulations = whole_number("num_simulations", num_simulations)
     check_levels("level", level)
     probabilities = np.asarray(probabilities, float)
     tail = np.quantile(_null_tails(probabilities, num_simulations), 1 - level) / 2
@@ -185,33 +183,22 @@ def _null_tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
     """Return the smallest pointwise p-value of each of many simulated exact curves."""
     masses = np.maximum(np.diff(probabilities, prepend=0, append=1), 0)
     counts = np.random.default_rng(0).multinomial(num_simulations, masses, size=NUM_NULL)
-    return _smallest_tail(np.cumsum(counts, axis=1)[:, :-1], _tails(probabilities, num_simulations))
+    return _smallest_tail(np.cumsum(counts, axis=1)[:, :-1], probabilities, num_simulations)
 
 
-def _tails(probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
-    """Return p-values of each count, (num_simulations + 1, m)."""
-    counts = np.arange(num_simulations + 1)[:, None]
-    lower = bdtr(counts, num_simulations, probabilities)
-    upper = bdtrc(counts - 1, num_simulations, probabilities)
-    return np.minimum(1, 2 * np.minimum(lower, upper))
-
-
-def _smallest_tail(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
+def _smallest_tail(counts: np.ndarray, probabilities: np.ndarray, num_simulations: int) -> np.ndarray:
+    """Return the smallest of the p-values of counts (..., m)."""
+    every = np.arange(num_simulations + 1)[:, None]
+    lower, upper = bdtr(every, num_simulations, probabilities), bdtrc(every - 1, num_simulations, probabilities)
+    tails = np.minimum(1, 2 * np.minimum(lower, upper))
     return np.min(tails[counts, np.arange(tails.shape[1])], axis=-1)
 
 
 def sbc_ranks(simulations: Simulations, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
     """Count the draws below the truth: ranks of simulation-based calibration (Talts 2018, Theorem 1).
 
-    For the exact posterior ranks are uniform on 0, ..., num_draws. So they are for the prior, unlike :func:`tarp` with
-    references made from data.
-
-    Args:
-        simulations: truths and draws.
-        rng_key: a PRNG key that breaks ties; a fixed key if None.
-
-    Returns:
-        Ranks by name, (num_simulations, ...).
+    For the exact posterior ranks, (num_simulations, ...) by name, are uniform on 0, ..., num_draws. So they are for the
+    prior, unlike :func:`tarp` with references made from data. ``rng_key`` breaks ties; None for a fixed key.
 
     Example:
         >>> import numpy as np
@@ -405,7 +392,7 @@ def _of_central_intervals(ranks: np.ndarray, num_draws: int) -> Coverage:
     """Estimate the coverage of the intervals k ≤ rank ≤ num_draws − k."""
     depths = np.flip(rank_grid(num_draws, 200))
     depths = depths[2 * depths < num_draws + 1]
-    inside = [np.sum((ranks >= depth) & (ranks <= num_draws - depth), axis=0) for depth in depths]
+    inside = [np.sum(np.minimum(ranks, num_draws - ranks) >= depth, axis=0) for depth in depths]
     return _coverage(1 - 2 * depths / (num_draws + 1), inside, len(ranks))
 
 
@@ -413,7 +400,7 @@ def _coverage(nominal: np.ndarray, inside: list[np.ndarray], num_simulations: in
     """Test the numbers of simulations inside of regions."""
     counts = np.stack(inside, axis=-1)
     null = _null_tails(nominal, num_simulations)
-    observed = _smallest_tail(counts, _tails(nominal, num_simulations))
+    observed = _smallest_tail(counts, nominal, num_simulations)
     p_value = (1 + np.sum(null <= observed[..., None] * (1 + 1e-9), axis=-1)) / (1 + len(null))
     return Coverage(nominal, counts / num_simulations, num_simulations, p_value)
 
@@ -446,16 +433,15 @@ def from_guide(
         :class:`Simulations` of the guide's sites, with log densities.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide.calibration import from_guide, sbc_ranks
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro_wide.calibration import from_guide
         >>> def model():
         ...     z = numpyro.sample("z", dist.Normal(0.0, 1.0))
         ...     numpyro.sample("y", dist.Normal(z, 1.0))
         >>> def guide(observed):  # the exact posterior
         ...     numpyro.sample("z", dist.Normal(observed["y"] / 2, 0.5**0.5))
-        >>> simulations = from_guide(jax.random.key(0), model, guide, {}, observed="y", num_simulations=20)
-        >>> sbc_ranks(simulations)["z"].shape
-        (20,)
+        >>> from_guide(jax.random.key(0), model, guide, {}, observed="y", num_simulations=20).draws["z"].shape
+        (20, 99)
     """
     check_key("rng_key", rng_key, "from_guide(rng_key, model, guide, params, x, observed=...)")
     num_simulations = whole_number("num_simulations", num_simulations)

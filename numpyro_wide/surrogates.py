@@ -97,15 +97,9 @@ def surrogate_targets(
 
 
 def class_contrasts(num_classes: int) -> Array:
-    """Return an orthonormal basis of the logits that sum to 0: Helmert's contrasts.
+    """Return an orthonormal basis of the logits of k classes that sum to 0, (k, k - 1): Helmert's contrasts.
 
     With a readout of shape (d, k - 1), ``features @ readout @ class_contrasts(k).T`` are logits.
-
-    Args:
-        num_classes: number of classes $k$, at least 2.
-
-    Returns:
-        Matrix (k, k - 1) of orthonormal columns.
 
     Example:
         >>> from numpyro_wide.surrogates import class_contrasts
@@ -129,6 +123,7 @@ def mean_kernel(
     r"""Average $\Psi \Psi^\top$ over prior draws, an estimate of the wide limit's kernel for :func:`fitted_surrogate`.
 
     As the width grows it is the same for all draws (Mathematics, :eq:`gap`). ``wide_limit.kernel`` gives closed forms.
+    The result is NumPy's, (n, n), in double precision.
 
     Args:
         rng_key: a PRNG key.
@@ -139,9 +134,6 @@ def mean_kernel(
         readout: name of the readout's site, for a prior variance other than 1; averaged over outputs.
         samples: draws of sites, (draw, ...), such as ``mcmc.get_samples()`` of a pilot run, instead of the prior.
         **model_kwargs: keyword arguments of the model.
-
-    Returns:
-        Kernel (n, n), in double precision, NumPy's.
 
     Raises:
         ValueError: for infinite features, another prior than Normal, or a subsampled plate.

@@ -31,7 +31,7 @@ def mean_field_bound(
               C = \tfrac1{2\sigma^2}\sum_n(y_n^2 + s_v^2 V(x_n)), \quad
               C' = 2(D+1)C\,(s_w^2\lVert x^*\rVert^2 + s_b^2)
 
-    with $V(x) = E\,\mathrm{erf}^2$ under the prior. Several outputs share C.
+    with $V(x) = E\,\mathrm{erf}^2$ under the prior. Several outputs share C. The result is (..., n*).
 
     Args:
         inputs: training inputs, (n, D).
@@ -42,9 +42,6 @@ def mean_field_bound(
         weight_scale: $s_w$.
         bias_scale: $s_b$.
         readout_scale: $s_v$, the prior standard deviation of a readout weight times √K.
-
-    Returns:
-        Bound at each test input, (..., n*).
 
     Example:
         >>> import jax.numpy as jnp

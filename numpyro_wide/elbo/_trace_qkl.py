@@ -98,13 +98,8 @@ class PenalizedMaximumLikelihood(TraceQKL):
     r"""Penalised maximum likelihood with the log-uniform penalty (Hron 2018, section 3.3).
 
     Minimises $-E_q \log L + c\sum\mathrm{KL}(q\|C/|w|)$, as variational Gaussian dropout; the guide's width is no
-    uncertainty. Other priors enter as in :class:`TraceQKL`.
-
-    Args:
-        num_particles: as of :class:`TraceQKL`.
-        penalty_weight: weight c > 0 of sites with an ``ImproperLogUniform`` prior.
-        vectorize_particles: as of :class:`TraceQKL`.
-        sum_sites: as of :class:`TraceQKL`.
+    uncertainty. ``penalty_weight`` is the weight c > 0 of sites with an ``ImproperLogUniform`` prior; other priors and
+    arguments are as in :class:`TraceQKL`.
 
     Example:
         >>> import numpyro, numpyro.distributions as dist

@@ -63,8 +63,8 @@ def resample(rng_key: Array, log_weights: np.ndarray, size: int) -> np.ndarray:
 
 def start(target: Target, rng_key: Array, betas: list[float], positions: Position, num_warmup: int) -> KernelState:
     """Return the first states at positions (temperature, chain, ...) of finite density."""
-    shape = jax.tree.leaves(positions)[0].shape[:2]
-    state = target.run(_start, random.split(rng_key, shape), _floats(betas), positions, num_warmup=num_warmup)
+    keys = random.split(rng_key, jax.tree.leaves(positions)[0].shape[:2])
+    state = target.run(_start, keys, jnp.asarray(betas, float), positions, num_warmup=num_warmup)
     if not np.all(np.isfinite(np.asarray(state.potential_energy))):
         raise ValueError(
             "the model's log density or its gradient is not finite at draws of its prior; look for a small noise or "
@@ -87,7 +87,7 @@ def advance(
     recorded = []
     for first in range(0, num_steps, _CHUNK):
         count = min(_CHUNK, num_steps - first)
-        state, reference, found = target.run(_advance, state, reference, _floats(betas), count, phase)
+        state, reference, found = target.run(_advance, state, reference, jnp.asarray(betas, float), count, phase)
         recorded.append(_as_weights(found[:count]))
         bar.update(count)
     return state, reference, np.moveaxis(np.concatenate(recorded), 0, -1)
@@ -117,10 +117,6 @@ def gaussian_draws(
 
 def _as_weights(values: Array) -> np.ndarray:
     return np.nan_to_num(np.asarray(values, float), nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
-
-
-def _floats(betas: list[float]) -> np.ndarray:
-    return np.asarray(betas, dtype=jnp.result_type(float))
 
 
 def _log_weights(model: Callable, keys: Array, batch_size: int) -> Array:

@@ -113,5 +113,5 @@ class _RefusesImproper(Messenger):
         name, fn = msg["name"], unwrap(msg["fn"], masks=True)
         if fn.support.is_discrete:
             raise ValueError(f"latent site {name!r} is discrete; sum it out, as by a mixture distribution.")
-        if isinstance(fn, dist.ImproperUniform) or type(fn).sample is dist.Distribution.sample:
+        if type(fn).sample is dist.Distribution.sample:
             raise ValueError(f"latent site {name!r} has {kind_of(fn)} prior, without draws; give it a proper prior.")

@@ -135,12 +135,8 @@ class Evidence(NamedTuple):
         )
 
 
-# An inverse temperature, and draws of the prior chosen by weight there, (1, chain, ...).
-First = tuple[float, Position]
-
-
-def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
-    """Choose the first inverse temperature above 0 by separate prior draws."""
+def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> tuple[float, Position]:
+    """Choose the first inverse temperature above 0, and by weight there draws of the prior, (1, chain, ...)."""
     key_draws, key_choice = random.split(rng_key)
     keys = random.split(key_draws, sizes.num_independent)
     log_weights = _chains.prior_weights(target, keys, sizes.num_chains)
@@ -154,12 +150,11 @@ def first_temperature(target: Target, rng_key: Array, sizes: Sizes) -> First:
     return beta, _chains.prior_positions(target, keys[chosen])
 
 
-def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
+def by_bridge(target: Target, rng_key: Array, sizes: Sizes, positions: Position, bar: tqdm) -> Evidence:
     """Estimate by a bridge from a Gaussian fitted to half of the draws (Gronau et al. 2017)."""
     key_start, key_gaussian = random.split(rng_key)
     half = sizes.num_samples // 2
     bar.set_description("posterior")
-    _, positions = first
     state = _chains.start(target, key_start, [1.0], positions, sizes.num_warmup)
     state, gaussian = _chains.fit_gaussian(target, state, sizes.num_warmup, sizes.num_samples - half, bar)
     upper = _chains.advance(target, state, [1.0], half, bar, reference=gaussian)[2][0]
@@ -172,10 +167,12 @@ def by_bridge(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: t
     return Evidence(found.log_ratio, error, "bridge", found.overlap, size, rhat(upper), np.ones(1))
 
 
-def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm) -> Evidence:
+def by_stepping_stones(
+    target: Target, rng_key: Array, sizes: Sizes, beta: float, positions: Position, bar: tqdm
+) -> Evidence:
     """Estimate by bridges on the path from the prior (Xie et al. 2011)."""
     key_ladder, key_prior = random.split(rng_key)
-    betas, states = _ladder(target, key_ladder, sizes, first, bar)
+    betas, states = _ladder(target, key_ladder, sizes, beta, positions, bar)
     prior = _chains.prior_weights(target, random.split(key_prior, sizes.num_independent), sizes.num_chains)
     log_weights = [prior[None]]
     bar.set_description("draws")
@@ -190,10 +187,9 @@ def by_stepping_stones(target: Target, rng_key: Array, sizes: Sizes, first: Firs
 
 
 def _ladder(
-    target: Target, rng_key: Array, sizes: Sizes, first: First, bar: tqdm
+    target: Target, rng_key: Array, sizes: Sizes, beta: float, positions: Position, bar: tqdm
 ) -> tuple[list[float], list[KernelState]]:
-    """Choose inverse temperatures above 0, and warm up chains at each."""
-    beta, positions = first
+    """Choose inverse temperatures from the first on, and warm up chains at each."""
     betas: list[float] = []
     states: list[KernelState] = []
     while True:

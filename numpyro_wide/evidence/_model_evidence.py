@@ -87,11 +87,12 @@ def model_evidence(
     target = Target(model, model_args, model_kwargs)
     key_first, key_bridge, key_stones = random.split(rng_key, 3)
     with progress(shown=progress_bar) as bar:
-        found, first = None, first_temperature(target, key_first, sizes)
-        if method == "bridge" or (method == "auto" and first[0] < 1):
-            found = by_bridge(target, key_bridge, sizes, first, bar)
+        found = None
+        beta, positions = first_temperature(target, key_first, sizes)
+        if method == "bridge" or (method == "auto" and beta < 1):
+            found = by_bridge(target, key_bridge, sizes, positions, bar)
         if found is None or (method == "auto" and not found.is_trusted):
-            found = by_stepping_stones(target, key_stones, sizes, first, bar)
+            found = by_stepping_stones(target, key_stones, sizes, beta, positions, bar)
     if not found.is_trusted:
         warnings.warn(
             f"{found}; not to be trusted where the overlap is below 0.1, R-hat above 1.1 or the effective size below "
