@@ -87,9 +87,9 @@ def spread_by_pairs(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def spread_by_integral(mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Return ½ E|X − X'| = ∫ F (1 − F), (m,), by the trapezoidal rule: it costs draws times points, not draws²."""
+    """Return ½ E|X − X'| = ∫ F (1 − F), (m,), by a trapezoidal rule (Trefethen & Weideman 2014), without pairs."""
     # Its error is of the size of the integrand's Fourier transform at 2π/step, exp(−(π s/step)²) = 1e-17 for steps of
-    # half the smallest standard deviation s (Trefethen & Weideman 2014).
+    # half the smallest standard deviation s.
     mean = mean - mean[0]  # far from zero the points would be rounded
     low, high = _ends(mean, scale)
     num_points = _num_points(mean, scale)
