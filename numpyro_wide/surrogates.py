@@ -80,6 +80,7 @@ def surrogate_targets(
     kind.check_parameters(parameters)
     kind.check_observed(values, parameters)
     own_scale: Any  # by the curvature
+    center: Any = 0.0  # function value of the expansion
     if num_classes is not None:
         slope = jax.nn.one_hot(values, num_classes) - 1.0 / num_classes
         slope = slope @ class_contrasts(num_classes) if contrasts else slope
@@ -88,12 +89,10 @@ def surrogate_targets(
         slope, own_scale = as_floats(values)[0] - 0.5, 2.0
     else:
         own_scale = (as_floats(values)[0] + 0.5) ** -0.5
-        slope = jnp.full_like(own_scale, -0.5)
+        slope, center = jnp.full_like(own_scale, -0.5), -2 * jnp.log(own_scale)
     given = own_scale if noise_scale is None else noise_scale
     scale = jnp.asarray(as_scale("noise_scale", given, slope.shape, slope.dtype))
-    if likelihood == "poisson":
-        return Surrogate(own_scale**2 * slope - 2 * jnp.log(own_scale), scale)
-    return Surrogate(scale**2 * slope, scale)
+    return Surrogate(center + scale**2 * slope, scale)
 
 
 def class_contrasts(num_classes: int) -> Array:

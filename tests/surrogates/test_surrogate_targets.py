@@ -187,7 +187,9 @@ def test_a_noise_scale_of_one_s_own_keeps_the_gradient():
     targets, noise_scale = surrogate_targets(np.array([1, 0]), "bernoulli", noise_scale=3.0)
     np.testing.assert_allclose(targets, [4.5, -4.5])
     assert noise_scale == 3
-    np.testing.assert_allclose(surrogate_targets(np.array([4]), "poisson", noise_scale=0.2).noise_scale, 0.2)
+    of_counts = surrogate_targets(np.array([4]), "poisson", noise_scale=0.2)
+    np.testing.assert_allclose(of_counts.noise_scale, 0.2)
+    np.testing.assert_allclose((of_counts.targets - np.log(4.5)) / 0.2**2, 4 - 4.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
