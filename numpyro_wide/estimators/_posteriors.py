@@ -26,7 +26,7 @@ from numpyro_wide.wide_limit._kernels import fcn_kernel
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
-_AMPLITUDE = float(np.log(0.6)), 0.6  # prior of the logarithm of a noise network's amplitude
+_AMPLITUDE = float(np.log(0.8)), 0.8  # prior of the logarithm of a noise network's amplitude
 BLOCK = 4096  # rows predicted at a time
 _FEWEST_ROWS, _MOST_FILLED = 16, 1024  # rows of a program of predictions
 _MOST_KEPT = 1 << 23  # numbers of each moment
