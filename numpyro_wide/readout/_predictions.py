@@ -1,6 +1,6 @@
 """Predictions from draws of a wrapped model: what is computed, draw by draw.
 
-Both ways to predict, with the readout integrated out and through draws of all weights, have the same methods. They
+Both ways to predict, with the readout integrated out and through draws of all weights, have the same methods, which
 return results with a leading axis for the draws, or averages over them, and by draw whether the numbers are finite.
 They are NaN where the model is not as it should be.
 """
@@ -37,17 +37,17 @@ Results: TypeAlias = tuple[Any, Any]  # of all draws, and by draw whether they a
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Data:
-    """What predictions are made from: draws, parameters, arguments of the fit and of the test, posteriors if kept."""
+    """What predictions are made from: draws, parameters, arguments of fit and test, posteriors if kept, and a key."""
 
     draws: Draws
     params: Draws
     fit: Call
     test: Call | None = None
     solved: BlockedPosterior | None = None
+    rng_key: Any = None  # where something is drawn
 
     @property
     def num_draws(self) -> int:
-        """Number of draws."""
         return next(iter(self.draws.values())).shape[0]
 
     @property
@@ -77,27 +77,27 @@ class _Way:
 class Integrated(_Way):
     """Predictions with the readout integrated out: one Gaussian for each draw of the hidden weights."""
 
-    def readouts(self, rng_key: Array, data: Data) -> Results:
+    def readouts(self, data: Data) -> Results:
         """Draw the readout, (draws, d) or (draws, d, k)."""
 
         def single(solved: Any, normal: Array, fit: ReadoutRun) -> Array:
             return fit.prior_loc + self._readout(fit, solved).draw(normal)
 
         (fit,) = self.shapes(data)
-        normals = random.normal(rng_key, (data.num_draws, *fit.prior_loc.shape))
+        normals = random.normal(data.rng_key, (data.num_draws, *fit.prior_loc.shape))
         return with_finite_draws(self._map(single, data, normals))
 
-    def posteriors(self, rng_key: None, data: Data) -> Results:
+    def posteriors(self, data: Data) -> Results:
         """Return the readout's posterior, of many rows by sums over blocks of them."""
         return with_finite_draws(self._map(lambda _, fit: fit.problem().solved(), data))
 
-    def log_evidences(self, rng_key: None, data: Data) -> Results:
+    def log_evidences(self, data: Data) -> Results:
         """Return the log evidence of the fit's observations, (draws,)."""
         if data.solved is not None:
             return with_finite_draws(data.solved.log_evidence)
         return with_finite_draws(self._map(lambda _, fit: fit.problem().log_evidence(), data))
 
-    def left_out(self, rng_key: None, data: Data) -> Results:
+    def left_out(self, data: Data) -> Results:
         """Return mean and variance of each row's observations given all others, (draws, n) or (draws, n, k)."""
 
         def single(_: Any, fit: ReadoutRun) -> tuple[Array, Array]:
@@ -106,29 +106,27 @@ class Integrated(_Way):
 
         return with_finite_draws(self._map(single, data))
 
-    def predictions(self, rng_key: Array, data: Data) -> Results:
+    def predictions(self, data: Data) -> Results:
         """Return moments and draws at the inputs of the test, (draws, m) or (draws, m, k) each."""
         fit, new = self._checked_shapes(data, is_observed=False)
         # All numbers at once: each call of a generator is a program of its own to compile. Blocks of rows need no
         # residuals of the fit's rows, of which there are many.
-        is_blocked = isinstance(fit.features, RowFeatures)
-        shapes = fit.prior_loc.shape, (0,) if is_blocked else fit.loc.shape, new.loc.shape
+        of_residuals = (0,) if isinstance(fit.features, RowFeatures) else fit.loc.shape
+        shapes = fit.prior_loc.shape, of_residuals, new.loc.shape
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-        normals = jnp.split(random.normal(rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
+        normals = jnp.split(random.normal(data.rng_key, (data.num_draws, ends[-1])), ends[:-1], axis=1)
         normals = [part.reshape(data.num_draws, *shape) for part, shape in zip(normals, shapes, strict=True)]
 
         def single(solved: Any, normals: list[Array], fit: ReadoutRun, new: ReadoutRun) -> Draws:
             phi, residuals, noise = normals
-            mean, variance, function = self._readout(fit, solved).predict(
-                new.features, phi, None if is_blocked else residuals
-            )
+            mean, variance, function = self._readout(fit, solved).predict(new.features, phi, residuals)
             found = self._moments(new, mean, variance)
             drawn = new.loc + function + found["noise_scale"] * noise.astype(mean.dtype)
             return {**found, self.observed: drawn}
 
         return with_finite_draws(self._map(single, data, normals))
 
-    def moments(self, rng_key: None, data: Data) -> Results:
+    def moments(self, data: Data) -> Results:
         """Return moments at the inputs of the test, (draws, m) or (draws, m, k) each."""
         self._checked_shapes(data, is_observed=False)
 
@@ -147,22 +145,48 @@ class Integrated(_Way):
             "noise_scale": noise_scale,
         }
 
-    def log_densities(self, rng_key: None, data: Data) -> Results:
+    def log_densities(self, data: Data) -> Results:
         """Return the log predictive density of each row's observations, (m,)."""
-        return self._averaged(_log_densities, data)
 
-    def joint_log_densities(self, rng_key: None, data: Data) -> Results:
+        def by_row(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
+            # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``.
+            mean, variance, _ = readout.predict(new.features)
+            variance = variance + new.noise_scale**2
+            by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
+            # Given the hidden weights the outputs are independent.
+            found = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
+            return found, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
+
+        return self._averaged(by_row, data)
+
+    def joint_log_densities(self, data: Data) -> Results:
         """Return the log predictive density of all rows' observations together, (1,)."""
-        return self._averaged(_joint_log_density, data)
+
+        def of_all(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
+            if not new.loc.size:  # nothing is observed: no covariance to factor
+                return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
+            mean, covariance = readout.predict_jointly(new.features)
+            # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
+            noise_scale, residual = (
+                jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
+            )
+            covariance = covariance + jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2
+            by_output = dist.MultivariateNormal(mean.T, covariance).log_prob(residual)
+            is_finite = jnp.isfinite(new.loc).all() & jnp.isfinite(mean).all() & jnp.isfinite(covariance).all()
+            # A density may be zero, as of a single row; NumPyro's is, too, where an observation is NaN.
+            found = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
+            return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
+
+        return self._averaged(of_all, data)
 
     def _averaged(self, density: Callable[[ReadoutRun, ReadoutRun, Any], tuple[Array, Array]], data: Data) -> Results:
+        """Average densities over draws; ``density`` returns its logarithms and whether their moments are finite."""
         self._checked_shapes(data, is_observed=True)
 
         def single(solved: Any, fit: ReadoutRun, new: ReadoutRun) -> tuple[Array, Array]:
             return density(fit, new, self._readout(fit, solved))
 
-        found, is_finite = self._map(single, data)
-        return log_of_average(found, is_finite), is_finite
+        return log_of_average(*self._map(single, data))
 
     def _readout(self, fit: ReadoutRun, solved: BlockedPosterior | None) -> Any:
         """Return what draws the readout and predicts."""
@@ -213,23 +237,19 @@ _SIZE_OF_DRAW = 2**14
 class ThroughWeights(_Way):
     """Predictions through draws of all weights, readout included, of one observed site with any likelihood."""
 
-    def readouts(self, rng_key: Array, data: Data) -> Results:
+    def readouts(self, data: Data) -> Results:
         """Return the draws' own readouts, (draws, d) or (draws, d, k)."""
         found = self._over_draws(lambda draw: self._weights(draw, data)[self.model.readout], data.draws, 1)
         return with_finite_draws(found)
 
-    def predictions(self, rng_key: Array, data: Data) -> Results:
-        """Return moments of the observed distribution and draws of it, at the inputs of the test."""
-
+    def predictions(self, data: Data) -> Results:
         def single(draw: tuple[Draws, Array]) -> tuple[Draws, Array]:
             site = self._site(draw[0], data, is_observed=False)
             return {**moments_of(site["fn"]), self.observed: site["fn"].sample(draw[1])}, _is_finite(site["fn"])
 
-        return self._over_draws(single, (data.draws, random.split(rng_key, data.num_draws)), _SIZE_OF_DRAW)
+        return self._over_draws(single, (data.draws, random.split(data.rng_key, data.num_draws)), _SIZE_OF_DRAW)
 
-    def log_densities(self, rng_key: None, data: Data) -> Results:
-        """Return the log predictive density of each row's observations, (m,)."""
-
+    def log_densities(self, data: Data) -> Results:
         def by_row(site: dict) -> Array:
             by_observation = log_prob_by_observation(site)
             if not by_observation.ndim:
@@ -241,8 +261,7 @@ class ThroughWeights(_Way):
 
         return self._averaged(by_row, data)
 
-    def joint_log_densities(self, rng_key: None, data: Data) -> Results:
-        """Return the log predictive density of all rows' observations together, (1,)."""
+    def joint_log_densities(self, data: Data) -> Results:
         return self._averaged(lambda site: jnp.sum(log_prob_by_observation(site))[None], data)
 
     def _averaged(self, density: Callable[[dict], Array], data: Data) -> Results:
@@ -250,8 +269,7 @@ class ThroughWeights(_Way):
             site = self._site(draw, data, is_observed=True)
             return density(site), _is_finite(site["fn"])
 
-        found, is_finite = self._over_draws(single, data.draws, _SIZE_OF_DRAW)
-        return log_of_average(found, is_finite), is_finite
+        return log_of_average(*self._over_draws(single, data.draws, _SIZE_OF_DRAW))
 
     def _weights(self, draw: Draws, data: Data) -> Draws:
         """Return one draw of the unwrapped model, of one that may hold the base site instead of the readout."""
@@ -271,39 +289,11 @@ class ThroughWeights(_Way):
         return site
 
 
-def _log_densities(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
-    """Return log densities of each row's observations, (m,), and whether their moments are finite, a scalar."""
-    # The problem is less the prior's mean, which ``loc`` holds, and the residual is less ``loc``: they go together.
-    mean, variance, _ = readout.predict(new.features)
-    variance = variance + new.noise_scale**2
-    by_entry = -0.5 * ((new.residual - mean) ** 2 / variance + jnp.log(2 * jnp.pi * variance))
-    # Given the hidden weights the outputs are independent.
-    by_row = by_entry if by_entry.ndim == 1 else by_entry.sum(axis=1)
-    return by_row, jnp.isfinite(new.loc + mean).all() & jnp.isfinite(variance).all()
-
-
-def _joint_log_density(fit: ReadoutRun, new: ReadoutRun, readout: Any) -> tuple[Array, Array]:
-    """Return the log density of all rows' observations together, (1,), and whether their moments are finite."""
-    if not new.loc.size:  # nothing is observed: no covariance to factor
-        return jnp.zeros(1, new.loc.dtype), jnp.isfinite(fit.loc).all()
-    mean, covariance = readout.predict_jointly(new.features)
-    # By output, (k, m): the noise may differ between outputs that share a covariance of the function.
-    noise_scale, residual = (
-        jnp.broadcast_to(part, new.loc.shape).reshape(mean.shape).T for part in (new.noise_scale, new.residual)
-    )
-    covariance = covariance + jnp.eye(len(mean))[None] * noise_scale[:, None] ** 2
-    by_output = dist.MultivariateNormal(mean.T, covariance).log_prob(residual)
-    is_finite = jnp.isfinite(new.loc).all() & jnp.isfinite(mean).all() & jnp.isfinite(covariance).all()
-    # A density may be zero, as of a single row; NumPyro's is, too, where an observation is NaN.
-    found = jnp.where(jnp.isinf(residual).any(), -jnp.inf, by_output.sum())
-    return jnp.where(jnp.isnan(residual).any(), jnp.nan, found)[None], is_finite
-
-
-def log_of_average(log_densities: Array, is_finite: Array) -> Array:
+def log_of_average(log_densities: Array, is_finite: Array) -> Results:
     """Return the log of the average of densities (draw, m) over the draws whose moments are finite, (m,)."""
     # Draws that are left out have the density zero here, and are not counted either: the mixture is of the others.
     found = jnp.where(is_finite[:, None], log_densities, -jnp.inf)
-    return logsumexp(found, axis=0) - jnp.log(is_finite.sum())
+    return logsumexp(found, axis=0) - jnp.log(is_finite.sum()), is_finite
 
 
 def with_finite_draws(found: Any) -> Results:

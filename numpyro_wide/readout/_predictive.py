@@ -63,12 +63,12 @@ _SETTINGS = (
 
 @dataclass(frozen=True, repr=False)
 class PredictiveSummary:
-    """Predictions as one distribution for each row, the mixture over draws with the noise included; shown as a table.
+    """Predictions as one distribution for each row, the mixture over draws with the noise; shown as a table.
 
     Attributes:
-        mean: mean of the mixture, (m,) or (m, k); None for classes.
-        standard_deviation: standard deviation of the mixture, of the shape of ``mean``; None for classes.
-        quantiles: quantiles of the mixture by their level, each of the shape of ``mean``.
+        mean: its mean, (m,) or (m, k); None for classes.
+        standard_deviation: of the shape of ``mean``; None for classes.
+        quantiles: by their level, each of the shape of ``mean``.
         probs: probabilities of the classes, (m, classes), or of a one, (m,); None for other likelihoods.
     """
 
@@ -100,20 +100,6 @@ class PredictiveSummary:
         return self.to_frame().to_html(max_rows=20, float_format="{:.4g}".format)
 
 
-def summarise(found: dict[str, Array], observed: str, levels: Sequence[float]) -> PredictiveSummary:
-    """Summarise predictions over their draws."""
-    values = {name: np.asarray(draws, float) for name, draws in found.items()}
-    if "probs" in values:
-        return PredictiveSummary(probs=values["probs"].mean(axis=0))
-    mean, variance = values["mean"], values["predictive_variance"]
-    center, of_mixture = _mixture.moments(mean, variance)
-    if "variance" in values:  # each draw's prediction is a Gaussian
-        quantiles = {level: _mixture.quantile(np.asarray(level), mean, variance) for level in levels}
-    else:
-        quantiles = {level: np.quantile(values[observed], level, axis=0, method="inverted_cdf") for level in levels}
-    return PredictiveSummary(center, np.sqrt(of_mixture), quantiles)
-
-
 class ReadoutPredictive:
     """Predictions from draws of a model: of a chain, of a guide, or of the wide limit.
 
@@ -132,9 +118,9 @@ class ReadoutPredictive:
             predictive.readout(key)}`` are draws of the unwrapped model. A repriorised model's may hold its base site,
             the readout, or both. Memory-mapped ones are read in blocks.
         model_args: arguments that the model was fitted with, observations included.
-        model_kwargs: keyword arguments that the model was fitted with.
+        model_kwargs: its keyword arguments.
         readout: of a model that is not wrapped, the name of the readout's site.
-        features: of a model that is not wrapped, the name of the site that the readout multiplies.
+        features: likewise, that of the site which the readout multiplies.
         observed: name of the observed site, where a model that is not collapsed has several.
         params: values of the model's param sites, as NumPyro's ``Predictive`` takes them.
         batch_size: number of draws that are worked on at once; by default as many as the memory is meant for.
@@ -162,8 +148,6 @@ class ReadoutPredictive:
         {'mean': (20, 3), 'noise_scale': (20, 3), 'predictive_variance': (20, 3), 'variance': (20, 3), 'y': (20, 3)}
         >>> predictive.log_density(jnp.zeros((3, 1)), jnp.zeros(3)).shape
         (3,)
-        >>> [moment.shape for moment in predictive.leave_one_out()]
-        [(20, 5), (20, 5)]
     """
 
     def __init__(
@@ -182,16 +166,17 @@ class ReadoutPredictive:
     ):
         if readout is not None and features is not None and not isinstance(model, ReadoutModel):
             model = PlainModel(model, readout, features, observed)
-        wrapped: Any = model
-        check_wrapped(wrapped, "of a model that is not wrapped, name the sites: readout=..., features=...")
+        self.model: Any = model
+        check_wrapped(model, "of a model that is not wrapped, name the sites: readout=..., features=...")
         if not isinstance(draws, Mapping):
             raise TypeError(
                 f"draws must be a dictionary of draws, such as mcmc.get_samples(), but got {kind_of(draws)}; the order "
                 f"is {_ORDER}."
             )
-        self.model: ReadoutModel = wrapped
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
-        self.draws: Draws = {name: _as_draws(values) for name, values in draws.items()}
+        self.draws: dict[str, Any] = {
+            name: values if isinstance(values, np.memmap) else jnp.array(values) for name, values in draws.items()
+        }
         self.num_draws = _num_draws(self.draws)
         call = as_call(model_args, model_kwargs, _ORDER)
         refuse_frames(*call)
@@ -223,12 +208,12 @@ class ReadoutPredictive:
         Where it cannot be integrated out, return the draws' own.
         """
         check_key("rng_key", rng_key, "predictive.readout(rng_key)")
-        return self._run("readouts", rng_key)
+        return self._run("readouts", rng_key=rng_key)
 
     def __call__(self, rng_key: Array, *args: Any, **kwargs: Any) -> Draws:
         """Predict at other inputs."""
         check_key("rng_key", rng_key, "predictive(rng_key, x_new)")
-        return self._run("predictions", rng_key, (args, kwargs))
+        return self._run("predictions", (args, kwargs), rng_key)
 
     def moments(self, *args: Any, **kwargs: Any) -> Draws:
         """Predict at other inputs without drawing observations: mean, variances and noise of each draw's Gaussian.
@@ -236,7 +221,7 @@ class ReadoutPredictive:
         Where the readout is not integrated out, a ``ValueError``.
         """
         self._refuse_unless_integrated("call predictive(rng_key, x_new)")
-        return self._run("moments", None, (args, kwargs))
+        return self._run("moments", (args, kwargs))
 
     def summary(
         self,
@@ -251,11 +236,11 @@ class ReadoutPredictive:
             *args: arguments of the model without observations.
             quantiles: level of a quantile, or several, between 0 and 1.
             rng_key: a PRNG key, which matters where quantiles are those of draws; ``jax.random.key(0)`` by default.
-            **kwargs: keyword arguments of the model without observations.
+            **kwargs: its keyword arguments.
 
         Returns:
-            Mean, standard deviation and quantiles by row, or the probabilities of classes; to print. Quantiles are
-            those of a mixture of Gaussians where the readout is integrated out, else of draws.
+            A :class:`~numpyro_wide.readout.PredictiveSummary`. Quantiles are those of a mixture of Gaussians where the
+            readout is integrated out, else of draws.
         """
         levels = (quantiles,) if isinstance(quantiles, float) else tuple(quantiles)
         check_levels("quantiles", levels)
@@ -266,7 +251,18 @@ class ReadoutPredictive:
         else:
             found = self(jax.random.key(0) if rng_key is None else rng_key, *args, **kwargs)
         check_known("a summary holds numbers", *found.values())
-        return summarise(found, self._way.observed, levels)
+        values = {name: np.asarray(draws, float) for name, draws in found.items()}
+        if "probs" in values:
+            return PredictiveSummary(probs=values["probs"].mean(axis=0))
+        mean, variance = values["mean"], values["predictive_variance"]
+
+        def quantile(level: float) -> np.ndarray:
+            if self.is_integrated:
+                return _mixture.quantile(np.asarray(level), mean, variance)
+            return np.quantile(values[self._way.observed], level, axis=0, method="inverted_cdf")
+
+        center, of_mixture = _mixture.moments(mean, variance)
+        return PredictiveSummary(center, np.sqrt(of_mixture), {level: quantile(level) for level in levels})
 
     def log_density(self, *args: Any, **kwargs: Any) -> Array:
         r"""Return the log predictive density of observations, row by row, under the average over draws, (m,).
@@ -278,7 +274,7 @@ class ReadoutPredictive:
 
         Args:
             *args: arguments of the model, observations included, such as ``(x_test, y_test)``.
-            **kwargs: keyword arguments of the model, observations included.
+            **kwargs: its keyword arguments.
         """
         return self._log_average("log_densities", (args, kwargs))
 
@@ -287,11 +283,8 @@ class ReadoutPredictive:
 
         $D_1$ is what the model was fitted on, $D_2$ the observations of these rows; $\log \frac{1}{S} \sum_s
         p(D_2 | D_1, \text{hidden}_s)$, each term a Gaussian with the covariance of :eq:`predictive` (Lotfi et al.
-        2022). Under many rows few draws dominate the average, and the estimate is too low.
-
-        Args:
-            *args: arguments of the model, observations included, such as ``(x_2, y_2)``.
-            **kwargs: keyword arguments of the model, observations included.
+        2022). Under many rows few draws dominate the average, and the estimate is too low. Arguments are those of
+        :meth:`log_density`.
         """
         return self._log_average("joint_log_densities", (args, kwargs))[0]
 
@@ -324,7 +317,7 @@ class ReadoutPredictive:
             )
 
     def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
-        """Return how to predict, after shapes of the run of the fit where the readout is integrated out."""
+        """Return how to predict, after shapes of the fit's run where the readout is integrated out."""
         model, (args, kwargs) = self.model, self._fit
         observed = model.observed or observed
         sites = abstract_sites(model.fn, args, kwargs, self._params)
@@ -371,11 +364,11 @@ class ReadoutPredictive:
             )
 
     def _run(
-        self, what: str, rng_key: Array | None = None, test: Call | None = None, *, is_average: bool = False
+        self, what: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
     ) -> Any:
         """Return what a method of the way to predict gives for all draws; refuse what is not finite."""
         try:
-            found, is_finite = self._results(what, rng_key, test, is_average=is_average)
+            found, is_finite = self._results(what, test, rng_key, is_average=is_average)
         except Exception as error:
             if test is not None:
                 self._add_hints(error, test)
@@ -388,25 +381,35 @@ class ReadoutPredictive:
             found = jnp.where(jnp.all(is_finite), found, jnp.nan)
         return found
 
-    def _results(self, what: str, rng_key: Array | None, test: Call | None, *, is_average: bool) -> Results:
+    def _results(self, what: str, test: Call | None, rng_key: Array | None, *, is_average: bool) -> Results:
+        """Return the results of all draws; those of blocks of memory-mapped ones on the host."""
         if test is not None:
             refuse_frames(*test)
         if self._solved is None and self._is_kept():
             self._solved = self._solve()
         if not is_mapped(self.draws):
-            return self._computed(what, rng_key, Data(self.draws, self._params, self._fit, test, self._solved))
+            return self._computed(what, Data(self.draws, self._params, self._fit, test, self._solved, rng_key))
+        found, is_finite = [], []
+        for start, block in blocks_of(self.draws, axis=0):
+            key = None if rng_key is None else jax.random.fold_in(rng_key, start)
+            results, finite = self._computed(what, Data(block, self._params, self._fit, test, rng_key=key))
+            found.append(jax.tree.map(np.asarray, results))
+            is_finite.append(np.asarray(finite))
+        if is_average:
+            counts = np.array([finite.sum() for finite in is_finite])[:, None]
+            # A block without a finite draw has the weight zero, whatever its density.
+            parts = np.where(counts > 0, np.array(found), -np.inf)
+            results = logsumexp(parts, b=counts / max(1, counts.sum()), axis=0)
+        else:
+            results = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+        return results, np.concatenate(is_finite)
 
-        def run(rng_key: Array | None, draws: Draws) -> Results:
-            return self._computed(what, rng_key, Data(draws, self._params, self._fit, test))
-
-        return _in_blocks(run, rng_key, self.draws, is_average=is_average)
-
-    def _computed(self, what: str, rng_key: Array | None, data: Data) -> Results:
+    def _computed(self, what: str, data: Data) -> Results:
         """Compute, by a program of this object if there is one for arrays of these shapes."""
-        arrays, join = split((rng_key, data))
+        arrays, join = split(data)
 
         def compute(arrays: list[Array]) -> Results:
-            return getattr(self._way, what)(*join(arrays))
+            return getattr(self._way, what)(join(arrays))
 
         if not are_known(arrays):
             return compute(arrays)
@@ -419,7 +422,7 @@ class ReadoutPredictive:
         return self._programs[key](arrays)
 
     def _is_kept(self) -> bool:
-        """Tell whether all rows are summed over once for each draw, and the matrices kept for all that is asked for."""
+        """Tell whether all rows are summed over once for each draw, and the matrices kept."""
         features = None if self._shapes is None else self._shapes.features
         if not isinstance(features, RowFeatures) or is_mapped(self.draws):
             return False
@@ -431,13 +434,13 @@ class ReadoutPredictive:
         found = []
         for index in late_progress(range(self.num_draws), shown=self._progress_bar, desc="sums over rows, by draw"):
             draw = {name: values[index : index + 1] for name, values in self.draws.items()}
-            posterior, _ = self._computed("posteriors", None, Data(draw, self._params, self._fit))
+            posterior, _ = self._computed("posteriors", Data(draw, self._params, self._fit))
             found.append(jax.block_until_ready(posterior))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     def _log_average(self, what: str, test: Call) -> Array:
         """Return log densities, NaN under a transformation where a draw is not finite; without NaN elsewhere."""
-        found = self._run(what, None, test, is_average=True)
+        found = self._run(what, test, is_average=True)
         check_no_nan(f"the observations of site {self._way.observed!r}", found.squeeze())
         return found
 
@@ -490,38 +493,9 @@ def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
         )
 
 
-def _in_blocks(
-    run: Callable[[Array | None, dict[str, Any]], Results],
-    rng_key: Array | None,
-    draws: dict[str, Any],
-    *,
-    is_average: bool,
-) -> Results:
-    """Run a function of a key and a block of draws for all of them, with results on the host."""
-    found, is_finite = [], []
-    for start, block in blocks_of(draws, axis=0):
-        key = None if rng_key is None else jax.random.fold_in(rng_key, start)
-        results, finite = run(key, block)
-        found.append(jax.tree.map(np.asarray, results))
-        is_finite.append(np.asarray(finite))
-    if is_average:
-        counts = np.array([finite.sum() for finite in is_finite])[:, None]
-        # A block without a finite draw has the weight zero, whatever its density.
-        parts = np.where(counts > 0, np.array(found), -np.inf)
-        results = logsumexp(parts, b=counts / max(1, counts.sum()), axis=0)
-    else:
-        results = jax.tree.map(lambda *parts: np.concatenate(parts), *found)
-    return results, np.concatenate(is_finite)
-
-
 def _copied(tree: Any) -> Any:
     """Return a tree whose NumPy arrays nobody else can change."""
     return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)
-
-
-def _as_draws(draws: Any) -> Any:
-    """Return a copy as an array of JAX, which nobody can change; what is memory-mapped as it is."""
-    return draws if isinstance(draws, np.memmap) else jax.numpy.array(draws)
 
 
 def _num_draws(draws: Draws) -> int:
