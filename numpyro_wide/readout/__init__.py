@@ -2,18 +2,16 @@
 
 from numpyro_wide.readout._collapse import CollapsedModel as CollapsedModel
 from numpyro_wide.readout._collapse import ReadoutMarginal as ReadoutMarginal
-from numpyro_wide.readout._collapse import collapse_readout as collapse_readout
-from numpyro_wide.readout._functions import readout_function as readout_function
-from numpyro_wide.readout._functions import site_function as site_function
-from numpyro_wide.readout._guide import guide_draws as guide_draws
+from numpyro_wide.readout._collapse import collapse_readout
+from numpyro_wide.readout._functions import readout_function, site_function
+from numpyro_wide.readout._guide import guide_draws
 from numpyro_wide.readout._limit import WideLimitDraws as WideLimitDraws
-from numpyro_wide.readout._limit import wide_limit_draws as wide_limit_draws
-from numpyro_wide.readout._model import ReadoutModel as ReadoutModel
+from numpyro_wide.readout._limit import wide_limit_draws
+from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.readout._predictive import PredictiveSummary as PredictiveSummary
-from numpyro_wide.readout._predictive import ReadoutPredictive as ReadoutPredictive
+from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.readout._repriorise import RepriorisedModel as RepriorisedModel
-from numpyro_wide.readout._repriorise import ReprioriseReadout as ReprioriseReadout
-from numpyro_wide.readout._repriorise import repriorise as repriorise
+from numpyro_wide.readout._repriorise import ReprioriseReadout, repriorise
 from numpyro_wide.readout._transform import ReadoutTransform as ReadoutTransform
 
 __all__ = [

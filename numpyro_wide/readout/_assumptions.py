@@ -24,7 +24,7 @@ from numpyro.primitives import Messenger
 from numpyro_wide._checks import are_known, is_known
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
-from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features
+from numpyro_wide.linear_gaussian._row_blocks import as_features
 from numpyro_wide.readout._model import (
     PlainModel,
     ReadoutModel,
@@ -47,9 +47,8 @@ _ROUNDING = 1e-4
 
 def compare_runs(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> Findings:
     """Run a model again at the values of a first run, its readout displaced, and compare what the readout reaches."""
-    is_array = lambda value: isinstance(value, Array)  # noqa: E731
     values = jax.tree.map(
-        lambda value: jax.lax.stop_gradient(value) if is_array(value) else value, first.free_values, is_leaf=is_array
+        lambda value: jax.lax.stop_gradient(value) if isinstance(value, Array) else value, first.free_values
     )
     loc, scale = first.prior  # type: ignore[misc]
     # A draw of the prior less its mean.
@@ -161,8 +160,8 @@ def preview(model: ReadoutModel, args: tuple, kwargs: dict) -> tuple[dict[str, b
         is_observed.update({name: site["is_observed"] for name, site in found.items()})
         if model.observed in found:  # a latent site of another kind would never be integrated over
             normal_parameters(model.observed, "observed site", unwrap(found[model.observed]["fn"], masks=True))
-        kept = {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
-        return {name: value for name, value in kept.items() if name != model.features}
+        sites.pop(model.features, None)
+        return {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
 
     with only_given_values():
         moving = depends(run, jnp.zeros(()))
@@ -225,18 +224,21 @@ def _parts(sites: ReadoutSites) -> dict[Part, Any]:
 
 
 def _difference(part: Part, one: Any, two: Any) -> tuple[Array, Array]:
-    if part == _FEATURES:
-        return _features_differ(one, two)
     if part[0] == _OTHERS:
         return _differ(one, two, _ROUNDING, least=1.0)
-    return _differ(one, two, 0.0)
+    if part != _FEATURES:
+        return _differ(one, two, 0.0)
+    # Blocks of rows are the same function of the arrays that it reads.
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    found = [_differ(a, b, _ROUNDING) for a, b in leaves if jnp.issubdtype(a.dtype, jnp.number)]
+    return jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
 
 
 def _differ(one: Array, two: Array, share: float, *, least: float | None = None) -> tuple[Array, Array]:
     """Return the largest difference, in units of what is allowed and as it is."""
     error = jnp.where(one == two, 0.0, jnp.abs(two - one))  # both may be infinite, as outside of a support
     size = jnp.max(jnp.abs(one), initial=0.0) if least is None else jnp.maximum(jnp.abs(one), least)
-    return _largest(error, max(share, 64 * _rounding_unit(error)) * size)
+    return _largest(error, max(share, 64 * float(jnp.finfo(error.dtype).eps)) * size)
 
 
 def _largest(error: Array, allowed: Array) -> tuple[Array, Array]:
@@ -244,23 +246,10 @@ def _largest(error: Array, allowed: Array) -> tuple[Array, Array]:
     return jnp.max(excess, initial=0.0), jnp.max(error, initial=0.0)
 
 
-def _rounding_unit(x: Array) -> float:
-    return float(jnp.finfo(x.dtype).eps)
-
-
-def _features_differ(one: Any, two: Any) -> tuple[Array, Array]:
-    if not isinstance(one, RowFeatures):
-        return _differ(jnp.asarray(one), jnp.asarray(two), _ROUNDING)
-    # Blocks of rows are the same function of the arrays that it reads.
-    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    found = [_differ(a, b, _ROUNDING) for a, b in leaves if jnp.issubdtype(jnp.result_type(a), jnp.floating)]
-    return jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
-
-
 def _is_not_linear(one: Array, two: Array, expected: Array) -> tuple[Array, Array]:
     """Return by how much the mean moves by something else than the features times the change of the readout."""
     error = jnp.abs(two - one - expected)
-    unit = _rounding_unit(error)
+    unit = float(jnp.finfo(error.dtype).eps)
     # A product may be near zero by chance, and accelerators multiply with fewer digits.
     share = max(1e-3, 16 * unit)
     floor = 64 * unit if jax.default_backend() == "cpu" else share

@@ -71,8 +71,7 @@ class ReadoutMarginal(Distribution):
         readout_key, noise_key = random.split(key)
         problem = self.problem
         readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape))
-        signal = jnp.tensordot(readout, problem.features.T, axes=(len(sample_shape), 0))
-        signal = jnp.moveaxis(signal, -1, len(sample_shape))
+        signal = readout @ problem.features.T if self.event_dim == 1 else problem.features @ readout
         noise = problem.noise_scale * random.normal(noise_key, (*sample_shape, *self.event_shape))
         return self.loc + signal + noise
 
@@ -144,8 +143,24 @@ class CollapsedModel(ReadoutModel):
         def noise_scale(values: Draws) -> dict[str, Any]:
             return {"noise": read_sites(self, values, args, kwargs).read_off().noise_scale}
 
-        if not depends(noise_scale, values)["noise"]:
-            _warn_of_rounding(self.observed, error)
+        if depends(noise_scale, values)["noise"]:
+            return
+        if np.isinf(error):
+            what = (
+                f"the noise of observed site {self.observed!r} is too small for {error.dtype}: its variance is lost in "
+                "rounding, and the log density is NaN."
+            )
+        else:
+            what = (
+                f"the log density of observed site {self.observed!r} loses its digits in {error.dtype}: rounding moves "
+                f"it by about {float(error):.2g} nats. Centre and standardise the targets, with the readout's prior to "
+                "go with them."
+            )
+        warnings.warn(
+            f"{what} Run {IN_FLOAT64}, or use a larger noise.",
+            UserWarning,
+            stacklevel=3,  # whoever runs the model
+        )
 
 
 def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, variant: str = "auto") -> CollapsedModel:
@@ -169,7 +184,7 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
         readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
         features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
         observed: name of the observed site, of shape (n,) or (n, k), with a Normal distribution.
-        variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
+        variant: as of :class:`~numpyro_wide.ReprioriseReadout`.
 
     Returns:
         The wrapped model.
@@ -186,18 +201,14 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC, NUTS
-        >>> from numpyro_wide import ReadoutPredictive, collapse_readout, nn
+        >>> from numpyro_wide import collapse_readout, nn
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> y = jnp.sin(x[:, 0])
         >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), x, y)
+        >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
         >>> sorted(mcmc.get_samples())
         ['hidden.hidden_0.kernel']
-        >>> predictive = ReadoutPredictive(wrapped, mcmc.get_samples(), (x, y))
-        >>> predictive.readout(jax.random.key(1)).shape
-        (10, 50)
     """
     return CollapsedModel(fn, readout, features, observed, variant)
 
@@ -221,34 +232,10 @@ class _Marginalise(ReadoutSites):
             # Handlers around the wrapped model come to a site after this one, and what they have set shows here.
             if not (is_known(msg["scale"]) and np.all(np.asarray(msg["scale"]) == 1)):
                 refuse_scaled(self.model.observed, msg)
-            _refuse_masked(self.model.observed, msg["fn"])
+            if isinstance(msg["fn"], MaskedDistribution) and jnp.ndim(msg["fn"]._mask):  # not of all or nothing
+                raise ValueError(
+                    f"the observed site {self.model.observed!r} is masked by a handler around the model, entry by "
+                    "entry, but with the readout integrated out its rows have one joint density; leave out the masked "
+                    "rows, or use the unwrapped model."
+                )
         super().postprocess_message(msg)
-
-
-def _refuse_masked(name: str, fn: Distribution) -> None:
-    """Refuse a mask by entry around a joint density; a mask of all or nothing is let through."""
-    if isinstance(fn, MaskedDistribution) and jnp.ndim(fn._mask):
-        raise ValueError(
-            f"the observed site {name!r} is masked by a handler around the model, entry by entry, but with the readout "
-            "integrated out its rows have one joint density; leave out the masked rows, or use the unwrapped model."
-        )
-
-
-def _warn_of_rounding(observed: str, error: Array) -> None:
-    """Warn while the reason can be told: a sampler that starts at NaN, or feels rounding, gives none."""
-    if float(error) == float("inf"):
-        what = (
-            f"the noise of observed site {observed!r} is too small for {error.dtype}: its variance is lost in "
-            "rounding, and the log density is NaN."
-        )
-    else:
-        what = (
-            f"the log density of observed site {observed!r} loses its digits in {error.dtype}: rounding moves it by "
-            f"about {float(error):.2g} nats. Centre and standardise the targets, with the readout's prior to go with "
-            "them."
-        )
-    warnings.warn(
-        f"{what} Run {IN_FLOAT64}, or use a larger noise.",
-        UserWarning,
-        stacklevel=4,  # whoever runs the model
-    )

@@ -22,7 +22,7 @@ def site_function(model: Callable, site: str, *model_args: Any, **model_kwargs: 
         site: name of a deterministic site, or of a sample site, whose mean is taken: that of the observed site is
             the function without noise.
         *model_args: arguments at which to evaluate it: test inputs, without observations.
-        **model_kwargs: keyword arguments at which to evaluate it.
+        **model_kwargs: the same by keyword.
 
     Returns:
         A function of a draw, a dictionary of sites, for :func:`function_ess` and :func:`reduced`.
@@ -69,7 +69,7 @@ def readout_function(
         **test_kwargs: keyword arguments at which to evaluate it.
 
     Returns:
-        A function of a draw, a dictionary of sites without the readout, for :func:`function_ess` and :func:`reduced`.
+        A function as that of :func:`site_function`, of a draw without the readout.
 
     Raises:
         ValueError: if the likelihood is not Normal, or nothing is observed with the arguments of the fit; of the

@@ -30,13 +30,12 @@ def guide_draws(
 
     Args:
         rng_key: a PRNG key.
-        model: result of :func:`~numpyro_wide.repriorise` or :func:`~numpyro_wide.collapse_readout`, or a model that
-            uses :class:`~numpyro_wide.ReprioriseReadout`.
+        model: wrapped model, as of :func:`~numpyro_wide.wide_limit_draws`.
         guide: an autoguide or a guide function.
-        params: the guide's fitted parameters, ``svi.run(...).params``.
+        params: its fitted parameters, ``svi.run(...).params``.
         num_samples: number of draws.
         *model_args: arguments that the model was fitted with, targets included.
-        **model_kwargs: keyword arguments that it was fitted with.
+        **model_kwargs: its keyword arguments.
 
     Returns:
         Draws of all latent sites and of the readout, for ``Predictive(model, draws)`` with the unwrapped model.
@@ -46,7 +45,7 @@ def guide_draws(
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro
-        >>> from numpyro.infer import SVI, Predictive, Trace_ELBO
+        >>> from numpyro.infer import SVI, Trace_ELBO
         >>> from numpyro.infer.autoguide import AutoNormal
         >>> from numpyro_wide import guide_draws, nn, repriorise
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
@@ -56,9 +55,8 @@ def guide_draws(
         >>> guide = AutoNormal(wrapped)
         >>> fit = SVI(wrapped, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
         >>> params = fit.run(jax.random.key(0), 10, x, y, progress_bar=False).params
-        >>> draws = guide_draws(jax.random.key(1), wrapped, guide, params, 20, x, y)
-        >>> Predictive(model, draws)(jax.random.key(2), jnp.zeros((3, 1)))["y"].shape
-        (20, 3)
+        >>> guide_draws(jax.random.key(1), wrapped, guide, params, 20, x, y)["readout"].shape
+        (20, 50)
     """
     if not isinstance(params, Mapping):
         raise TypeError(

@@ -74,7 +74,7 @@ def wide_limit_draws(
         *model_args: arguments of the model, targets included.
         weighted: whether draws are chosen by their evidence; by default where the noise is latent, or another observed
             site or factor depends on latent sites but not on the readout. Say so too where the network's scales are.
-        **model_kwargs: keyword arguments of the model.
+        **model_kwargs: its keyword arguments.
 
     Returns:
         Draws of all latent sites and of the readout, as ``mcmc.get_samples()`` would give them.
@@ -88,14 +88,12 @@ def wide_limit_draws(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_wide import ReadoutPredictive, nn, repriorise, wide_limit_draws
+        >>> from numpyro_wide import collapse_readout, nn, wide_limit_draws
         >>> model = nn.bnn(nn.FCN(depth=1, width=50), num_outputs=None, noise=0.1)
+        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
         >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
-        >>> y = jnp.sin(x[:, 0])
-        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, y)
-        >>> ReadoutPredictive(wrapped, draws, (x, y))(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
-        (20, 3)
+        >>> wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))["readout"].shape
+        (20, 50)
     """
     order = "wide_limit_draws(rng_key, model, num_samples, x, y)"
     check_key("rng_key", rng_key, order)
@@ -207,7 +205,6 @@ class StandardNormalBase(Messenger):
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
-        """Give a base site its value."""
         if msg["type"] != "sample" or msg["value"] is not None:
             return
         for transform in base_transforms({msg["name"]: msg}).values():

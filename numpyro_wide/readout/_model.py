@@ -1,7 +1,6 @@
 """Models with a readout: one run read by the names of their sites, and handlers around it."""
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -62,14 +61,12 @@ class SeenSites(Messenger):
         super().__init__()
 
     def process_message(self, msg: dict) -> None:
-        """Note the site's name, and stop a hidden one."""
         name = msg.get("name")
         self.begun.append(None if msg["type"] == "plate" else name)
         if msg["type"] == "deterministic" and name in self.hidden:
             msg["stop"] = True
 
     def postprocess_message(self, msg: dict) -> None:
-        """Keep the site's value."""
         name = self.begun.pop()
         if name is not None:
             self.values[name] = msg["value"]
@@ -112,7 +109,6 @@ class ReadoutSites(SeenSites):
         return {name: value for name, value in self.values.items() if name not in self.given}
 
     def process_message(self, msg: dict) -> None:
-        """Take the readout's value and prior, and the observed site's distribution."""
         super().process_message(msg)
         name = msg.get("name")
         # Sites of a scan come with their values, drawn or not.
@@ -130,9 +126,8 @@ class ReadoutSites(SeenSites):
             self.others[msg["name"]] = msg["fn"], msg["scale"]
 
     def postprocess_message(self, msg: dict) -> None:
-        """Keep values, and keys that are drawn outside of sites."""
         super().postprocess_message(msg)
-        if msg["type"] == "prng_key":
+        if msg["type"] == "prng_key":  # drawn outside of sites
             self.keys.append(msg["value"])
 
     def read_off(self) -> ReadoutRun:
@@ -148,9 +143,16 @@ class ReadoutSites(SeenSites):
                 self.observations, loc, names=(f"the values of {self.model.observed!r}", "its mean")
             )
             residual = observations - loc
-        features = as_features(self.values[self.model.features])
-        model, is_observed = self.model, self.observations is not None
-        return ReadoutRun(features, loc, residual, noise_scale, *self.prior, model.readout, model.variant, is_observed)
+        return ReadoutRun(
+            as_features(self.values[self.model.features]),
+            loc,
+            residual,
+            noise_scale,
+            *self.prior,
+            self.model.readout,
+            self.model.variant,
+            is_observed=self.observations is not None,
+        )
 
     def _take_readout(self, msg: dict) -> None:
         name = self.model.readout
@@ -220,7 +222,7 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     return base.loc, base.scale
 
 
-class ReadoutModel(ABC):
+class ReadoutModel:
     """A NumPyro model whose readout is repriorised or integrated out.
 
     Attributes:
@@ -252,9 +254,9 @@ class ReadoutModel(ABC):
         """Name of the site that is sampled instead of a repriorised readout."""
         return base_name(self.readout)
 
-    @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped model."""
+        return self.fn(*args, **kwargs)
 
 
 @dataclass(eq=False)
@@ -266,10 +268,6 @@ class PlainModel(ReadoutModel):
     features: str
     observed: str | None
     variant: str = "auto"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model."""
-        return self.fn(*args, **kwargs)
 
 
 def read_sites(
@@ -288,7 +286,6 @@ def check_wrapped(model: Any, remedy: str) -> None:
 
 
 def as_call(model_args: Any, model_kwargs: Mapping[str, Any] | None, order: str) -> tuple[tuple, dict[str, Any]]:
-    """Return arguments and keyword arguments of the fit."""
     if not isinstance(model_args, tuple | list):
         raise TypeError(
             f"model_args must be a tuple of what the model is fitted on, but is {kind_of(model_args)}; the order is "
@@ -312,7 +309,6 @@ def first_of(draws: Draws) -> Draws:
 
 
 def base_name(readout: str) -> str:
-    """Return the name of the base site of a repriorised readout."""
     return f"{readout}_base"
 
 

@@ -230,8 +230,8 @@ def repriorise(
 
     Args:
         fn: the model.
-        readout: name of the readout's sample site, of shape (d,) or (d, k), with a Normal prior.
-        features: name of the site that holds what the readout multiplies, (n, d), such as a ``numpyro.deterministic``.
+        readout: as of :func:`~numpyro_wide.collapse_readout`.
+        features: likewise.
         targets: name of the model's argument that holds the targets, (n,) or (n, k).
         noise_scale: the likelihood's standard deviation: a number, an array that broadcasts against the targets, or
             the name of an argument or of a site that precedes the readout. Beside targets (n, k) a vector is by output;
@@ -240,9 +240,8 @@ def repriorise(
             :func:`~numpyro_wide.fitted_surrogate` gave for the observations; or a function from the argument that
             ``targets`` names, such as labels, to targets and a noise scale, such as
             ``functools.partial(surrogate_targets, likelihood="categorical", num_classes=10)``.
-        regulariser: $\lambda$, a number or array that broadcasts against the targets, or a function of the noise
-            scale; its square by default.
-        variant: "feature", "data", "data-cholesky" or "auto"; see :class:`~numpyro_wide.ReprioriseReadout`.
+        regulariser: as of :class:`~numpyro_wide.ReprioriseReadout`.
+        variant: likewise.
 
     Raises:
         TypeError: if there is neither a noise scale nor a surrogate.
@@ -258,8 +257,8 @@ def repriorise(
         >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
         >>> mcmc = MCMC(NUTS(wrapped), num_warmup=10, num_samples=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, jnp.sin(x[:, 0]))
-        >>> sorted(mcmc.get_samples())
-        ['hidden.hidden_0.kernel', 'readout', 'readout_base']
+        >>> mcmc.get_samples()["readout"].shape
+        (10, 50)
     """
     if surrogate is not None and not callable(surrogate) and not isinstance(surrogate, Surrogate):
         raise TypeError(

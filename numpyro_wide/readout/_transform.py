@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
 from numpyro_wide._checks import listing
-from numpyro_wide._traces import Sites, latent_sites
+from numpyro_wide._traces import Sites, latent_sites, sample_sites
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
 from numpyro_wide.readout._model import Draws, base_name
 
@@ -76,8 +76,8 @@ class ReadoutTransform(Transform):
 def base_transforms(sites: Sites) -> dict[str, ReadoutTransform]:
     """Return the maps of the repriorised readouts among a run's sites, by the name of the base site."""
     found = {}  # a base site is told by its distribution, for a model may repriorise readouts inside of it
-    for name, site in sites.items():
-        for transform in getattr(site["fn"], "transforms", []) if site["type"] == "sample" else []:
+    for name, site in sample_sites(sites).items():
+        for transform in getattr(site["fn"], "transforms", []):
             if isinstance(transform.inv, ReadoutTransform):
                 found[name] = transform.inv
     return found
@@ -90,8 +90,7 @@ def weights_of_run(sites: Sites) -> Draws:
     if not bases:
         raise ValueError(
             "the model has no repriorised readout in this run; pass a model wrapped by repriorise or collapse_readout "
-            "(or one that uses ReprioriseReadout), and its targets. Its latent sites are "
-            f"{listing(latent)}."
+            f"(or one that uses ReprioriseReadout), and its targets. Its latent sites are {listing(latent)}."
         )
     # Besides readouts there may be other images of base sites, such as the latent scales of nn.bnn.
     images = [name for name in sites if base_name(name) in latent and name not in latent]
