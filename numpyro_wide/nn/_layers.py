@@ -10,13 +10,7 @@ import numpyro.distributions as dist
 from flax import linen
 from jax import Array
 
-from numpyro_wide._checks import (
-    check_finite,
-    check_not_negative,
-    check_one_of,
-    is_known,
-    whole_number,
-)
+from numpyro_wide._checks import check_finite, check_not_negative, check_one_of, is_known, whole_number
 
 Activation = str | Callable[[Array], Array]
 
@@ -82,7 +76,6 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
-    """Draw an initial parameter from its prior."""
     return jax.random.normal(key, shape)
 
 
@@ -110,7 +103,7 @@ class NTKDense(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return outputs (…, features) for inputs (…, m)."""
-        _check_layer(self.features, self.w_std, self.b_std)
+        _check_layer(self)
         num_inputs = x.shape[-1]
         kernel = self.param("kernel", standard_normal_init, (num_inputs, self.features))
         return _add_bias(self, (self.w_std / num_inputs**0.5) * (x @ kernel))
@@ -146,7 +139,7 @@ class NTKConv(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return images (n, height', width', features) for images (n, height, width, channels)."""
-        _check_layer(self.features, self.w_std, self.b_std)
+        _check_layer(self)
         check_one_of("padding", self.padding, PADDINGS)
         check_images(x)
         height, width = self.kernel_size
@@ -176,7 +169,6 @@ def normalised(units: Array) -> Array:
 
 
 def check_images(x: Array) -> None:
-    """Refuse inputs other than a batch of images."""
     if x.ndim != 4:
         raise ValueError(
             f"inputs must be images (n, height, width, channels), but got shape {x.shape}; for grey images "
@@ -201,15 +193,14 @@ def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -
     return patches @ kernel.reshape(-1, kernel.shape[-1])
 
 
-def _check_layer(features: int, w_std: Any, b_std: Any) -> None:
-    whole_number("features", features)
-    check_scale("w_std", w_std)
-    check_scale("b_std", b_std)
+def _check_layer(layer: NTKDense | NTKConv) -> None:
+    whole_number("features", layer.features)
+    check_scale("w_std", layer.w_std)
+    check_scale("b_std", layer.b_std)
 
 
 def _add_bias(layer: Any, outputs: Array) -> Array:
     if is_zero(layer.b_std):
         return outputs
-    init: Callable = standard_normal_init
-    bias = layer.param("bias", init, (layer.features,))
+    bias = layer.param("bias", standard_normal_init, (layer.features,))
     return outputs + layer.b_std * jnp.expand_dims(bias, range(outputs.ndim - 1))

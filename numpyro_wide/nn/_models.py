@@ -38,7 +38,6 @@ def scale_site(name: str, prior: Any) -> Any:
     """Return a scale; for a prior, the deterministic image ``name`` of the N(0, 1) site ``name`` + "_base"."""
     if not isinstance(prior, dist.Distribution):
         return prior
-    check_prior(name, prior)
     inner, shape = unwrap(prior), prior.shape()
     (base,) = as_floats(numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape))))
     return numpyro.deterministic(name, jnp.broadcast_to(IMAGES[type(inner)](inner, base), shape))
@@ -83,10 +82,6 @@ IMAGES: dict[type[dist.Distribution], Callable[[Any, Array], Array]] = {
 }
 
 
-_LEVEL_SPREAD = 1.0  # of the level's logarithm a priori
-_B_STD = 0.5**0.5  # half of a hidden unit's variance
-
-
 @dataclass(frozen=True, eq=False)
 class NoiseNetwork:
     r"""Learnt noise by row, $\sigma_i = \ell\, e^{\tau g(x_i)}$ with a small network $g$: the ``noise`` of :func:`bnn`.
@@ -95,7 +90,7 @@ class NoiseNetwork:
     "noise_amplitude", with their "_base" sites, "noise.…", "noise.readout", and the deterministic "noise", (n,).
 
     Attributes:
-        level: prior of $\ell$; or the median, in the units of the targets, of a log-normal prior.
+        level: prior of $\ell$; or the median, in the units of the targets, of a log-normal prior with scale 1.
         amplitude: prior of $\tau$; or the scale of a half-normal prior.
         depth: number of hidden layers of $g$; 0 for a linear function.
         width: number of units in each.
@@ -128,11 +123,11 @@ class NoiseNetwork:
         """Return the noise's standard deviation by row, (n,), for inputs (n, ...)."""
         level, amplitude = self.level, self.amplitude
         if not isinstance(level, dist.Distribution):
-            level = dist.LogNormal(jnp.log(level), _LEVEL_SPREAD)
+            level = dist.LogNormal(jnp.log(level), 1.0)
         if not isinstance(amplitude, dist.Distribution):
             amplitude = dist.HalfNormal(amplitude)
         level, amplitude = scale_site("noise_level", level), scale_site("noise_amplitude", amplitude)
-        network = FCN(self.depth, self.width, self.activation, b_std=_B_STD)
+        network = FCN(self.depth, self.width, self.activation, b_std=0.5**0.5)  # half of a unit's variance
         features = random_network("noise", network, x)(x)
         readout = numpyro.sample("noise.readout", dist.Normal(0, 1).expand((features.shape[1],)).to_event(1))
         with numpyro.plate("rows", jnp.shape(x)[0]):
@@ -206,8 +201,7 @@ def bnn(
         num_outputs: number of outputs k; None for targets (n,).
         noise: standard deviation, broadcast against the targets; its prior, log-normal, half-normal, half-Cauchy,
             exponential or uniform; or a :class:`NoiseNetwork`.
-        scales: scales of a network of this package by name, such as "w_std": numbers, arrays, or priors as for the
-            noise.
+        scales: scales of a network of this package by name, such as "w_std": numbers, arrays, or priors as of noise.
         readout_scale: prior standard deviation of the readout, broadcast against it.
         block_size: rows at a time, or "auto", as of :func:`by_row_blocks`; None for all.
 
@@ -220,13 +214,9 @@ def bnn(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import Predictive
-        >>> from numpyro_wide import repriorise, wide_limit_draws
         >>> from numpyro_wide.nn import FCN, bnn
         >>> model = bnn(FCN(depth=1, width=50), num_outputs=None, noise=0.1)
-        >>> wrapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale=0.1)
-        >>> x = jnp.linspace(-1, 1, 5)[:, None]
-        >>> draws = wide_limit_draws(jax.random.key(0), wrapped, 20, x, jnp.sin(x[:, 0]))
-        >>> Predictive(model, draws)(jax.random.key(1), jnp.zeros((3, 1)))["y"].shape
+        >>> Predictive(model, num_samples=20)(jax.random.key(0), jnp.ones((3, 1)))["y"].shape
         (20, 3)
     """
     if num_outputs is not None:
@@ -261,7 +251,11 @@ def _bnn(
             check_finite(name, value)
     if 0 in np.shape(x):
         raise ValueError(f"x must have a row and a column at least, but has shape {np.shape(x)}.")
-    noise_scale = _noise_scale(noise, num_outputs, x)
+    if isinstance(noise, NoiseNetwork):
+        by_row = noise(x)
+        noise_scale = by_row if num_outputs is None else by_row[:, None]
+    else:
+        noise_scale = scale_site("noise", noise)
     if scales:
         features_net = features_net.clone(**{name: scale_site(name, prior) for name, prior in scales.items()})
     network = random_network("hidden", features_net, x) if is_module(features_net) else features_net
@@ -280,8 +274,8 @@ def _bnn(
     readout_prior = dist.Normal(0, readout_scale).expand((features.shape[1], *outputs))
     readout = numpyro.sample("readout", readout_prior.to_event(1 + len(outputs)))
     is_latent = any(isinstance(prior, dist.Distribution) for prior in scales.values())  # one draw tells little
-    size = features, None if _is_scaled(features_net) else readout, readout_scale, noise_scale
-    warn_of_prior_size(*size, None if is_latent else y)
+    compared = None if _is_scaled(features_net) else readout
+    warn_of_prior_size(features, compared, readout_scale, noise_scale, None if is_latent else y)
     mean = features @ readout
     if y is not None and jnp.shape(y) != mean.shape:
         raise ValueError(
@@ -295,14 +289,6 @@ def _bnn(
         )
     with numpyro.plate("rows", features.shape[0]):
         numpyro.sample("y", dist.Normal(mean, noise_scale).to_event(len(outputs)), obs=y)
-
-
-def _noise_scale(noise: Any, num_outputs: int | None, x: Array) -> Any:
-    """Return the noise's standard deviation, broadcastable against the outputs."""
-    if not isinstance(noise, NoiseNetwork):
-        return scale_site("noise", noise)
-    by_row = noise(x)
-    return by_row if num_outputs is None else by_row[:, None]
 
 
 def _is_scaled(features_net: Any) -> bool:

@@ -141,13 +141,13 @@ class CNN(linen.Module):
     r"""Convolutional network in the NTK parametrisation, of 3 × 3 filters, up to the scaled features of its readout.
 
     Attributes:
-        depth: number of hidden layers.
+        depth: number of hidden layers, at least 1.
         width: number of channels in each.
         activation: as of :class:`FCN`.
-        w_std: $\sigma_w$ of hidden layers; None for unit variance.
-        b_std: $\sigma_b$ of hidden layers.
-        readout_w_std: $\sigma_w$ of the readout; None for unit variance.
-        readout_b_std: $\sigma_b$ of the readout.
+        w_std: $\sigma_w$ of hidden layers, a number; None for unit variance.
+        b_std: $\sigma_b$ of hidden layers, a number.
+        readout_w_std: as of :class:`FCN`.
+        readout_b_std: as of :class:`FCN`.
         padding: as of :class:`NTKConv`.
         pooling: "flatten" for units of all pixels, or "mean" over pixels, of lower variance.
         layer_norm: whether a pixel's channels are standardised before each activation.
@@ -204,8 +204,8 @@ class WideResNet(linen.Module):
         activation: as of :class:`FCN`.
         w_std: $\sigma_w$ of all convolutions; None for unit variance.
         b_std: $\sigma_b$ of all convolutions.
-        readout_w_std: $\sigma_w$ of the readout; None for unit variance.
-        readout_b_std: $\sigma_b$ of the readout.
+        readout_w_std: as of :class:`FCN`.
+        readout_b_std: as of :class:`FCN`.
         c: constant of the residual sums, at least 0.
         padding: as of :class:`NTKConv`.
         pooling: as of :class:`CNN`.

@@ -1,6 +1,7 @@
 """Networks whose parameters are sample sites, at all rows at once or by blocks."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,17 +33,15 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
         Function of the module's inputs.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import jax, jax.numpy as jnp, numpyro
         >>> from numpyro.handlers import seed, trace
         >>> from numpyro_wide.nn import FCN, random_network
-        >>> def model(x, y=None):
+        >>> def model(x):
         ...     network = random_network("net", FCN(depth=2, width=30), x)
-        ...     features = numpyro.deterministic("features", network(x))
-        ...     readout = numpyro.sample("readout", dist.Normal(0, 1).expand([30]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ readout, 0.1).to_event(1), obs=y)
+        ...     numpyro.deterministic("features", network(x))
         >>> sites = trace(seed(model, jax.random.key(0))).get_trace(jnp.ones((5, 3)))
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("net.")}
-        {'net.hidden_0.kernel': (3, 30), 'net.hidden_1.kernel': (30, 30)}
+        >>> {name: site["value"].shape for name, site in sites.items()}
+        {'net.hidden_0.kernel': (3, 30), 'net.hidden_1.kernel': (30, 30), 'features': (5, 30)}
     """
     shapes, network = _of_module(module, args)
     values = [
@@ -53,16 +52,10 @@ def random_network(name: str, module: Any, *args: Any) -> Callable[..., Any]:
 
 
 def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args: Any) -> Any:
-    """Return a module's parameters from draws of the sites of :func:`random_network`.
+    """Return a module's parameters from draws of the sites of :func:`random_network`, with its other arguments.
 
-    Args:
-        draws: draws by site, with any leading axes, such as ``mcmc.get_samples()``.
-        name: as of :func:`random_network`.
-        module: as of :func:`random_network`.
-        *args: as of :func:`random_network`.
-
-    Returns:
-        Parameters in the module's structure, with the draws' leading axes: a dictionary for linen, a state for NNX.
+    ``draws`` are by site, with any leading axes, such as ``mcmc.get_samples()``. The parameters have these axes, in the
+    module's structure: a dictionary for linen, a state for NNX.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,39 +72,17 @@ def network_parameters(draws: Mapping[str, Array], name: str, module: Any, *args
 
 
 def is_module(candidate: Any) -> bool:
-    """Tell whether an object is a flax module."""
     return isinstance(candidate, linen.Module | nnx.Module)
 
 
 def _of_module(module: Any, args: tuple) -> tuple[Any, Callable]:
     """Return the parameters' shapes, in the module's structure, and the map from parameters to a network."""
     if isinstance(module, linen.Module):
-        return _of_linen(module, args)
-    if isinstance(module, nnx.Module):
-        return _of_nnx(module)
-    raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
-
-
-def _sites(name: str, parameters: Any) -> list[str]:
-    """Return the names of the parameters' sites, in leaf order."""
-    # NNX holds an array as its variable's attribute "value".
-    keys = [
-        tuple(key for key in path if key != GetAttrKey("value")) for path, _ in jax.tree.leaves_with_path(parameters)
-    ]
-    return [f"{name}.{keystr(path, simple=True, separator='.')}" for path in keys]
-
-
-def _of_linen(module: linen.Module, args: tuple) -> tuple[Any, Callable]:
-    variables = jax.eval_shape(module.init, jax.random.key(0), *args)
-    _refuse_state(module, [collection for collection in variables if collection != "params"])
-
-    def network(parameters: Any) -> Callable[..., Any]:
-        return lambda *inputs, **options: module.apply({"params": parameters}, *inputs, **options)
-
-    return variables.get("params", {}), network
-
-
-def _of_nnx(module: nnx.Module) -> tuple[Any, Callable]:
+        variables = jax.eval_shape(module.init, jax.random.key(0), *args)
+        _refuse_state(module, [collection for collection in variables if collection != "params"])
+        return variables.get("params", {}), lambda parameters: partial(module.apply, {"params": parameters})
+    if not isinstance(module, nnx.Module):
+        raise TypeError(f"module must be a flax.linen or flax.nnx module, but is {kind_of(module)}.")
     graph, *states = nnx.split(module, nnx.Param, nnx.RngState, ...)
     parameters, keys, rest = states
     others = jax.tree.leaves(rest, is_leaf=lambda node: isinstance(node, nnx.Variable))
@@ -121,6 +92,15 @@ def _of_nnx(module: nnx.Module) -> tuple[Any, Callable]:
         return lambda *inputs, **options: nnx.merge(graph, parameters, keys, rest, copy=True)(*inputs, **options)
 
     return parameters, network
+
+
+def _sites(name: str, parameters: Any) -> list[str]:
+    """Return the names of the parameters' sites, in leaf order."""
+    # NNX holds an array as its variable's attribute "value".
+    keys = [
+        tuple(key for key in path if key != GetAttrKey("value")) for path, _ in jax.tree.leaves_with_path(parameters)
+    ]
+    return [f"{name}.{keystr(path, simple=True, separator='.')}" for path in keys]
 
 
 def _refuse_state(module: Any, state: list[str]) -> None:
@@ -152,15 +132,11 @@ def by_row_blocks(
         Function of the inputs.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_wide import collapse_readout
+        >>> import jax.numpy as jnp
         >>> from numpyro_wide.nn import by_row_blocks
-        >>> def model(x, y=None):
-        ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 20]).to_event(2))
-        ...     features = by_row_blocks(lambda x: jnp.tanh(x @ w), block_size=2, site="features")(x)
-        ...     readout = numpyro.sample("readout", dist.Normal(0, 1).expand([20]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(features @ readout, 0.1).to_event(1), obs=y)
-        >>> wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
+        >>> w = jnp.ones((3, 20))
+        >>> by_row_blocks(lambda x: jnp.tanh(x @ w), block_size=2)(jnp.ones((5, 3))).shape
+        (5, 20)
     """
     given = None if block_size in (None, "auto") else whole_number("block_size", block_size)
 
