@@ -1,13 +1,13 @@
 """Adaptation of step sizes in warmup."""
 
 import math
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_wide.mcmc._integrators import Point, select
+from numpyro_wide.mcmc._integrators import select
 
 # An energy is a sum of rounded terms as large as itself: its last digits are none.
 DIGITS_LOST = 2.0
@@ -15,7 +15,7 @@ DIGITS_LOST = 2.0
 LOST = 10.0
 # Steps of a warmup with windows.
 MIN_WARMUP = 20
-# Longest trajectory of a warmup, in steps: far more than any kernel takes.
+# More steps than any trajectory has.
 FARTHEST = 2**20
 
 
@@ -26,53 +26,16 @@ def certain_error(energy_error: Array, *energies: Array) -> Array:
     return jnp.sign(energy_error) * jnp.maximum(jnp.abs(energy_error) - lost, 0.0)
 
 
-class StepSizeRule(Protocol):
-    """Adaptation of a step size by the energy errors of warmup; ``learnt`` is a pytree of its own making."""
-
-    def start(self, step_size: Array, *, searches: bool) -> Any:
-        """Return what is known at the start, or at a fresh one, from a step size."""
-
-    def restart(self, learnt: Any) -> Any:
-        """Return what is known in other units, in which the latest step size serves as a start and no more."""
-
-    def update(self, learnt: Any, energy_error: Array, square_error: Array) -> Any:
-        """Return what is known after one more step, of this energy error and mean square error per dimension."""
-
-    def step_size(self, learnt: Any, is_last: Array) -> Array:
-        """Return the step size to continue with; the last one stays."""
-
-    def is_searching(self, learnt: Any) -> Array:
-        """Tell whether the order of magnitude is still unknown, so that trajectories are to have one step."""
-
-    def takes(self, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int) -> Array:
-        """Tell whether a finite proposal becomes the next draw."""
-
-
-class Preconditioner(Protocol):
-    """Coordinates, or units, in which a kernel moves, and the sums of a window of warmup for better ones."""
-
-    def count_draw(self, point: Point) -> Self:
-        """Return the same with one draw more in the window."""
-
-
 class AdaptState(NamedTuple):
-    """State of the adaptation.
+    """State of the adaptation."""
 
-    Attributes:
-        num_warmup: number of steps that adapt; part of the state, so that a chain that is resumed by an ``MCMC`` with
-            another ``num_warmup`` does not adapt again.
-        learnt: state of the rule for the step size.
-        reach: largest number of an integrator's steps in the next proposal. Far from the posterior long trajectories
-            fall so deep that no step size is small enough for them; many short ones lose what they fell by.
-        preconditioner: the kernel's kind of :class:`Preconditioner`, or None for N(0, I).
-        is_cut: whether draws are parts of trajectories, by a kernel that can tell which are quicker.
-    """
-
-    num_warmup: Array
-    learnt: Any
+    num_warmup: Array  # in the state: a chain resumed by an ``MCMC`` with another one does not adapt again
+    learnt: Any  # by the rule for the step size
+    # Largest number of an integrator's steps in the next proposal. Far from the posterior long trajectories fall so
+    # deep that no step size is small enough for them; many short ones lose what they fell by.
     reach: Array
-    preconditioner: Any
-    is_cut: Array
+    preconditioner: Any  # coordinates, or units, in which a kernel moves; None for N(0, I)
+    is_cut: Array  # whether draws are parts of trajectories
 
 
 def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]) -> tuple[Array, Array]:
@@ -91,8 +54,6 @@ def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]
 GAMMA = 0.2
 # Their stabilisation of the first iterations, and exponent of the averaging.
 DELAY, DECAY = 10, 0.75
-# More steps than any trajectory has.
-ENDLESS = 2**20
 # Largest logit of a step over its bound, which itself lies at infinity.
 HIGHEST = math.log(99)
 
@@ -113,7 +74,7 @@ def from_real_line(real: Array, max_step_size: float | None) -> Array:
     return jnp.clip(max_step_size * jax.nn.sigmoid(real), limits.tiny, max_step_size)
 
 
-def steps_along(length: Array | float, step_size: Array, most: int = ENDLESS) -> Array:
+def steps_along(length: Array | float, step_size: Array, most: int = FARTHEST) -> Array:
     """Return the number of steps that come nearest to a length, at least one and at most ``most``."""
     return jnp.clip(jnp.round(length / step_size), 1, most).astype(jnp.result_type(int))
 
@@ -133,10 +94,7 @@ FOUND = 2.0
 
 
 class AcceptanceRule(NamedTuple):
-    """Steer the mean acceptance probability to a target: a search by factors of two, then dual averaging.
-
-    The search doubles or halves until the acceptance of a step crosses the target, as in NUTS.
-    """
+    """Steer the mean acceptance to a target: a search by factors of two, as in NUTS, then dual averaging."""
 
     target: float
     max_step_size: float | None
@@ -146,7 +104,7 @@ class AcceptanceRule(NamedTuple):
         return self._fresh(to_real_line(step_size, self.max_step_size), searches)
 
     def restart(self, learnt: Averaging) -> Averaging:
-        """Start at the latest step size."""
+        """Start again in other units, in which the latest step size is a start and no more."""
         return self._fresh(learnt.step, searches=False)
 
     def _fresh(self, step: Array, searches: bool) -> Averaging:
@@ -156,7 +114,7 @@ class AcceptanceRule(NamedTuple):
         return Averaging(step, step, none, none, step + math.log(2), heading)
 
     def update(self, learnt: Averaging, energy_error: Array, square_error: Array) -> Averaging:
-        """Learn from one step of warmup."""
+        """Learn from one step of warmup, of this energy error and mean square error per dimension."""
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
         return select(learnt.heading == FOUND, self._average(learnt, accept_prob), self._search(learnt, accept_prob))
 
@@ -165,11 +123,11 @@ class AcceptanceRule(NamedTuple):
         return from_real_line(jnp.where(is_last, learnt.average, learnt.step), self.max_step_size)
 
     def is_searching(self, learnt: Averaging) -> Array:
-        """Tell whether acceptance has not crossed the target yet."""
+        """Tell whether acceptance has not crossed the target yet, so that trajectories are to have one step."""
         return learnt.heading != FOUND
 
     def takes(self, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int) -> Array:
-        """Obey the Metropolis correction."""
+        """Tell whether a finite proposal becomes the next draw: by Metropolis."""
         return is_drawn
 
     def _search(self, learnt: Averaging, accept_prob: Array) -> Averaging:
@@ -247,8 +205,3 @@ class EnergyRule(NamedTuple):
         # A step that is still too large throws an uncorrected chain away before it can be adapted.
         gross = max(1.0, GROSS * (self.square_error * num_dimensions) ** 0.5)
         return ~is_adapting | (energy_error < gross)
-
-
-def square_error_of(bias_tolerance: float) -> float:
-    """Turn a share of the variances into a mean square of the energy error per dimension (:eq:`bias`)."""
-    return 4 * bias_tolerance**3

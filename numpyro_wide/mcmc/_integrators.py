@@ -1,13 +1,16 @@
 """Integrators of Hamiltonian and isokinetic dynamics."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.util import identity
+
+if TYPE_CHECKING:
+    from numpyro_wide.mcmc._reference import Reference
 
 PyTree = Any
 
@@ -66,7 +69,8 @@ def select(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 def refresh_momentum(momentum: PyTree, noise: PyTree, persistence: float | Array) -> PyTree:
     """Replace a part of a momentum by noise, leaving N(0, I) invariant: ρ m + √(1 − ρ²) ξ."""
-    fresh = _complement(persistence)
+    # Without the cancellation of 1 − ρ² near ρ = 1.
+    fresh = jnp.sqrt((1 - persistence) * (1 + persistence))
     return jax.tree.map(lambda m, xi: persistence * m + fresh * xi, momentum, noise)
 
 
@@ -84,33 +88,20 @@ def rotate(position: PyTree, velocity: PyTree, angle: Array) -> tuple[PyTree, Py
     return turned, jax.tree.map(lambda x, v: cos * v - sin * x, position, velocity)
 
 
-class Gaussian(Protocol):
-    """A Gaussian N(m, C), C = S Sᵀ, that a split trajectory takes for its reference."""
-
-    def center(self, z: PyTree) -> PyTree:
-        """Return z − m."""
-
-    def covariance(self, gradient: PyTree) -> PyTree:
-        """Return C g."""
-
-
 def split_trajectory(
     evaluate: Evaluate,
     point: Point,
     velocity: PyTree,
     angle: Array,
     num_steps: int | Array,
-    reference: Gaussian | None = None,
+    reference: "Reference | None" = None,
 ) -> tuple[Point, PyTree]:
     """Follow H = ½‖ψ‖² + Φ + ½‖v‖², x = m + S ψ, by kicks of Φ between exact rotations of (ψ, v) (:eq:`split`).
 
-    Rotations are the same in the coordinates (x − m, S v), in which a kick is by C ∇U − (x − m); S is not needed. One
-    rotation makes a leapfrog: half a kick, the rotation, half a kick (Beskos et al. 2011; Shahbaba et al. 2014). Two
-    have the kicks of the two-stage integrator with the smaller energy error (Blanes, Casas, Sanz-Serna 2014, eq. 6.6).
-    Three and more are leapfrogs whose first and last steps are shorter (:eq:`graded`): what these save is the energy
-    error of second order in the stiff directions, for no more gradients.
-
-    ``velocity`` is S v, with the law N(0, C), ``angle`` the mean angle of a rotation; ``num_steps`` may be traced.
+    ``velocity`` is S v, with the law N(0, C): in the coordinates (x − m, S v) rotations are the same, and a kick is by
+    C ∇U − (x − m). One rotation, of the mean ``angle``, makes a leapfrog (Beskos et al. 2011; Shahbaba et al. 2014).
+    Two have the kicks of a two-stage integrator (Blanes, Casas, Sanz-Serna 2014, eq. 6.6), three and more are leapfrogs
+    whose first and last steps are shorter (:eq:`graded`). ``num_steps`` may be traced.
     """
     center, covariance = (identity, identity) if reference is None else (reference.center, reference.covariance)
     kicks, turns = (tuple(share * angle for share in shares) for shares in trajectory_shares(num_steps))
@@ -151,11 +142,6 @@ def trajectory_shares(num_steps: int | Array) -> tuple[Array, Array]:
     return jnp.where(num_steps == 1, 0.5, kicks), turns
 
 
-def crank_nicolson(position: PyTree, noise: PyTree, step_size: Array) -> PyTree:
-    """Propose √(1 − β²) x + β ξ, which is reversible under N(0, I) (Cotter et al. 2013; :eq:`pcn`)."""
-    return refresh_momentum(noise, position, step_size)
-
-
 def crank_nicolson_langevin(point: Point, noise: PyTree, step_size: Array) -> PyTree:
     """Propose x' with (2 + δ) x' = (2 − δ) x − 2δ ∇Φ(x) + √(8δ) ξ (Cotter et al. 2013; :eq:`pcnl`)."""
     denominator = 2 + step_size
@@ -181,11 +167,6 @@ def crank_nicolson_langevin_energy_error(start: Point, end: Point, step_size: Ar
 def reference_energy_difference(start: Point, end: Point) -> Array:
     """Compute Φ(x') − Φ(x) from the potentials at x and x'."""
     return end.potential_energy - start.potential_energy - half_square_difference(end.z, start.z)
-
-
-def _complement(fraction: float | Array) -> Array:
-    """Compute √(1 − f²), without the cancellation of 1 − f² near f = 1."""
-    return jnp.sqrt((1 - fraction) * (1 + fraction))
 
 
 def _kick(momentum: PyTree, gradient: PyTree, time: Array) -> PyTree:

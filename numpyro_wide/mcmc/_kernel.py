@@ -29,8 +29,7 @@ from numpyro_wide.mcmc._adaptation import (
     LOST,
     AcceptanceRule,
     AdaptState,
-    Preconditioner,
-    StepSizeRule,
+    EnergyRule,
     certain_error,
     window_position,
 )
@@ -82,42 +81,26 @@ def check_number(
     return float(value)
 
 
-def check_tolerance(bias_tolerance: float, adjusted: bool, target_accept_prob: float | None) -> float:
-    """Return the tolerance as a float; refuse an acceptance probability for a sampler that obeys none."""
+def energy_rule(bias_tolerance: float, adjusted: bool, target_accept_prob: float | None) -> EnergyRule:
+    """Return the rule of an unadjusted sampler (:eq:`bias`); refuse an acceptance probability, which it obeys not."""
     tolerance = check_number("bias_tolerance", bias_tolerance, 0.0, 1.0)
     if not adjusted and target_accept_prob is not None:
         raise ValueError(
             f"target_accept_prob is for adjusted=True, but got {target_accept_prob!r} with adjusted=False; the step of "
             "an unadjusted sampler is set by bias_tolerance."
         )
-    return tolerance
+    return EnergyRule(4 * tolerance**3)
 
 
 class KernelState(NamedTuple):
-    """State of a chain; every field can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`.
+    """State of a chain; ``numpyro_wide.mcmc`` tells what users read of it."""
 
-    Attributes:
-        i: number of steps taken, warmup included.
-        z: position in unconstrained space, a pytree.
-        z_grad: gradient of the potential energy at ``z``; None for a kernel without gradients.
-        potential_energy: potential energy U at ``z``.
-        r: momentum, N(0, I) distributed; None for a kernel that draws it afresh. To the microcanonical kernel only its
-            direction matters.
-        accept_prob: acceptance probability of the last proposal, whether or not the kernel obeys it.
-        mean_accept_prob: its mean over the warmup, or over the steps after it.
-        energy_error: −log of the last acceptance ratio, for the Hamiltonian kernels the error in the
-            energy; inf if the proposal was not finite.
-        num_grad: evaluations of the gradient (without gradients: of the potential) in the last step.
-        num_nonfinite: proposals so far that were rejected because their energy or gradient was not finite.
-        step_size: step size that the next step will use.
-        adapt_state: :class:`AdaptState`.
-        rng_key: key for the next step.
-    """
-
-    i: Array
-    z: PyTree
-    z_grad: PyTree
+    i: Array  # number of steps taken, warmup included
+    z: PyTree  # unconstrained position
+    z_grad: PyTree  # of the potential energy; None for a kernel without gradients
     potential_energy: Array
+    # Momentum, N(0, I) distributed; None for a kernel that draws it afresh. To the microcanonical kernel only its
+    # direction matters.
     r: PyTree
     accept_prob: Array
     mean_accept_prob: Array
@@ -126,7 +109,7 @@ class KernelState(NamedTuple):
     num_nonfinite: Array
     step_size: Array
     adapt_state: AdaptState
-    rng_key: Array
+    rng_key: Array  # for the next step
 
     def __getitem__(self, place: Any) -> Any:
         """Return a field by its place; NumPyro asks by name for an extra field that is no attribute."""
@@ -136,13 +119,10 @@ class KernelState(NamedTuple):
 
 
 def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any:
-    """Map a function over the states of chains, and others' leading axis, as :func:`over_chains` does.
-
-    Chains that move at once share their step number and warmup: with one each, the end of a window would be computed in
-    every step of every chain, and thrown away.
-    """
+    """Map a function over the states of chains, and others' leading axis, as :func:`over_chains` does."""
     if is_one_by_one():
         return over_chains(fn)(state, *others)
+    # One step number for all: with one each, the end of a window would be computed in every step, and thrown away.
     i, num_warmup = state.i[0], state.adapt_state.num_warmup[0]
     shared = state._replace(i=i, adapt_state=state.adapt_state._replace(num_warmup=num_warmup))
     return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in others)))(shared, *others)
@@ -361,10 +341,7 @@ class TargetKernel(MCMCKernel):
     def _first_point(
         self, rng_key: Array, init_params: PyTree, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
     ) -> tuple[Point, bool]:
-        """Return the first point of a chain, or of each of several keys, and whether the model has parameters.
-
-        NumPyro's closures over the model keep parameters (``numpyro.param``) of the trace that they were made in.
-        """
+        """Return the first point of a chain, or of each of several keys, and whether the model has parameters."""
         num_chains = None if is_prng_key(rng_key) else len(rng_key)
         found, has_parameters, is_given = None, False, init_params is not None
         if self._model is not None:
@@ -450,7 +427,7 @@ class MetropolisKernel(TargetKernel):
         bound = math.inf if max_step_size is None else max_step_size
         self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
         target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
-        self._rule: StepSizeRule = AcceptanceRule(target, max_step_size)
+        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size)
         self._adapt_step_size = adapt_step_size
         self._searches = find_heuristic_step_size
 
@@ -504,7 +481,7 @@ class MetropolisKernel(TargetKernel):
             state, sizes = run_program(lambda rng_key: (start(*arrive(rng_key)), looked(rng_key)), rng_key, quick=True)
             if all(map(is_known, jax.tree.leaves(sizes))):
                 warn_of_prior_sizes(sizes)
-        # NumPyro tells what is wrong with a model in a run that sees numbers.
+        # NumPyro tells what is wrong with a model in a run that sees numbers, and keeps parameters of its trace.
         if state is None or has_parameters or not _is_finite(point_of(state)):
             rng_key, point = arrive(rng_key)
             if not _is_finite(point):
@@ -549,8 +526,8 @@ class MetropolisKernel(TargetKernel):
         """Move the step size to a value that the kernel can use as it is."""
         return step_size
 
-    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Preconditioner | None:
-        """Return the preconditioner to start from."""
+    def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Any:
+        """Return the preconditioner to start from, or None."""
         return None
 
     def _close_window(self, known: Any, draw_length: Array) -> Any:
@@ -635,7 +612,7 @@ class MetropolisKernel(TargetKernel):
         is_warming_up = state.i < adapted.num_warmup
         draw_length = jnp.asarray(self._count(state), step_size.dtype) * step_size
         if self._adapt_step_size:
-            learnt = self._rule.update(adapted.learnt, certain, square_error)
+            learnt: Any = self._rule.update(adapted.learnt, certain, square_error)
             is_short = (certain > LOST) | self._rule.is_searching(learnt)
             reach = jnp.where(is_short, 1, jnp.minimum(2 * adapted.reach, FARTHEST))
             found = self._round_step_size(self._rule.step_size(learnt, state.i + 1 == adapted.num_warmup))

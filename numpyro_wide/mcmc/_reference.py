@@ -1,7 +1,7 @@
 """Gaussian references fitted to the draws of warmup."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,12 @@ RANK = 16
 REFERENCE_WINDOWS = (10, 20, 35, 55, 75)
 
 
-class Draw(Protocol):
-    """A position and the gradient of U there: a point, or the state of a chain."""
-
-    @property
-    def z(self) -> PyTree:
-        """The position."""
-
-    @property
-    def z_grad(self) -> PyTree:
-        """∇U at the position."""
-
-
 class Reference(NamedTuple):
-    r"""A Gaussian N(m, C), C of low rank plus identity, with the running sums from which the next one is fitted.
+    """A Gaussian N(m, C), C of low rank plus identity, with the running sums from which the next one is fitted.
 
-    :class:`SplitHMC` takes it instead of N(0, I), learnt in windows of draws. Directions and variances come from
-    different draws: with more rows than draws, the directions in which a window looks stiffest are stiff by chance, and
-    their variances would confirm it. So the directions that one window finds are those along which the next measures.
-
-    A leaf of p rows has $C = S S^\top$, S - I in the span of its r = min(p, 16) directions, the rows of V.
+    A leaf of p rows has C = S Sᵀ, S - I in the span of its r = min(p, 16) directions, the rows of V. One window of
+    draws finds the directions along which the next measures: of more rows than draws, those that look stiffest are
+    stiff by chance, and variances by the same draws would confirm it.
     """
 
     basis: tuple[Array, ...]  # V of each leaf, orthonormal rows, (r, p)
@@ -56,8 +42,8 @@ class Reference(NamedTuple):
         scale = tuple(jnp.ones_like(directions[:, :1]) for directions in window)
         return cls(window, mean, scale, window, tuple(map(jnp.zeros_like, window)), moments)
 
-    def count_draw(self, point: Draw) -> Self:
-        """Add one draw and its gradient."""
+    def count_draw(self, point: Any) -> Self:
+        """Add one draw and its gradient: a point, or the state of a chain."""
         moments, sketch = [], []
         for window, z, gradient in zip(self.window, *map(_leaves, (point.z, point.z_grad)), strict=True):
             along, slope = window @ z, window @ gradient

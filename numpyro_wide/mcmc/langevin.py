@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_wide.mcmc._adaptation import EnergyRule, square_error_of
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
@@ -18,7 +17,7 @@ from numpyro_wide.mcmc._integrators import (
     leapfrog,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal, check_number, check_tolerance
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal, check_number, energy_rule
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -31,24 +30,18 @@ class UnderdampedLangevin(MetropolisKernel):
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
     A step costs one gradient. The adjusted sampler is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4)
-    takes every finite step, and has a bias that ``bias_tolerance`` sets (:eq:`bias`).
+    takes every finite step, and has a bias that ``bias_tolerance`` sets (:eq:`bias`). Arguments that have no line here
+    are told in :mod:`numpyro_wide.mcmc`.
 
     Args:
-        model: NumPyro model, or None.
-        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
-            constant, a scalar; needs ``init_params``.
         step_size: leapfrog step $\epsilon$ to start from, positive.
         damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
-        adapt_step_size: whether warmup adapts the step size.
-        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.95; not for an
-            unadjusted sampler, which has a ``bias_tolerance``.
+        target_accept_prob: None for 0.95; not for an unadjusted sampler, which has a ``bias_tolerance``.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
             in root mean square over the directions of a Gaussian posterior.
-        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
-            crosses ``target_accept_prob``; not for an unadjusted sampler.
-        init_strategy: NumPyro's strategy for the first position of a ``model``.
+        find_heuristic_step_size: not for an unadjusted sampler.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight
@@ -92,9 +85,9 @@ class UnderdampedLangevin(MetropolisKernel):
             init_strategy=init_strategy,
         )
         self._damping = check_number("damping", damping, 0.0, 1.0, include_high=True)
-        tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
+        rule = energy_rule(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:
-            self._rule = EnergyRule(square_error_of(tolerance))
+            self._rule = rule
 
     def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
         momentum = refresh_momentum(r, noise.normal, math.sqrt(1 - self._damping))

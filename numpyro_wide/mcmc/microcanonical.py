@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.initialization import init_to_uniform
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import EnergyRule, square_error_of, steps_along
+from numpyro_wide.mcmc._adaptation import steps_along
 from numpyro_wide.mcmc._integrators import (
     GRADIENTS_PER_STEP,
     Evaluate,
@@ -23,7 +23,7 @@ from numpyro_wide.mcmc._integrators import (
     size_of,
     unit,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_tolerance
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, energy_rule
 from numpyro_wide.mcmc._whitening import WHITENING_WINDOWS, Whitening
 
 # Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
@@ -47,12 +47,10 @@ class MicrocanonicalLangevin(MetropolisKernel):
 
     Mathematics has the dynamics (:eq:`isokinetic`, :eq:`isokinetic-kick`, :eq:`isokinetic-refresh`), the acceptance
     (:eq:`isokinetic-error`) and the bias (:eq:`bias`). Warmup learns the step size, the momentum length $L$ and a
-    diagonal mass; shorter than 20 steps it learns the step size alone.
+    diagonal mass; shorter than 20 steps it learns the step size alone. Arguments that have no line here are told in
+    :mod:`numpyro_wide.mcmc`.
 
     Args:
-        model: NumPyro model, or None.
-        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
-            constant, a scalar; needs ``init_params``.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the correction would
             have had for the steps of a draw.
         step_size: step $\epsilon$ to start from, positive: how far a step moves each coordinate, on the scale of the
@@ -60,14 +58,10 @@ class MicrocanonicalLangevin(MetropolisKernel):
         num_steps: number of steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1.
             More of them store fewer draws of an unadjusted chain.
         max_num_steps: largest number of steps of a trajectory under ``"auto"``.
-        adapt_step_size: whether warmup adapts the step size.
-        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.9; not for an
-            unadjusted sampler.
+        target_accept_prob: None for 0.9; not for an unadjusted sampler.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
             root mean square over the directions.
-        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
-            crosses ``target_accept_prob``; None for True if adjusted.
-        init_strategy: NumPyro's strategy for the first position of a ``model``.
+        find_heuristic_step_size: None for True if adjusted.
 
     References:
         Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,
@@ -116,9 +110,9 @@ class MicrocanonicalLangevin(MetropolisKernel):
         )
         self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
-        tolerance = check_tolerance(bias_tolerance, adjusted, target_accept_prob)
+        rule = energy_rule(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:
-            self._rule = EnergyRule(square_error_of(tolerance))
+            self._rule = rule
         self._adjusted = adjusted
         self._needs_momentum = not adjusted
         self._forgetting = ADJUSTED_FORGETTING if adjusted else 1.0

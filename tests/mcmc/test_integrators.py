@@ -189,8 +189,8 @@ def test_split_trajectory_on_a_gaussian_is_a_product_of_kicks_and_turns(num_step
 
 def test_crank_nicolson_moves_as_defined_and_keeps_the_reference():
     x, noise, step_size = jnp.array([0.3, -1.2]), jnp.array([1.1, 0.5]), jnp.array(0.6)
-    np.testing.assert_allclose(integrators.crank_nicolson(x, noise, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14)
-    np.testing.assert_array_equal(integrators.crank_nicolson(x, noise, jnp.array(1.0)), noise)
+    np.testing.assert_allclose(integrators.refresh_momentum(noise, x, step_size), 0.8 * x + 0.6 * noise, rtol=1e-14)
+    np.testing.assert_array_equal(integrators.refresh_momentum(noise, x, jnp.array(1.0)), noise)
 
 
 def test_crank_nicolson_langevin_solves_its_defining_equation():
