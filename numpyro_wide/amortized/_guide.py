@@ -142,12 +142,9 @@ class AutoAmortized:
         return sample(latents, features)
 
     def standardisation(self, simulations: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Compute the constants from simulations, {site: (n, ...)}, as a value of the guide's mutable site.
+        """Compute the constants from simulations of latents and observed sites, {site: (n, ...)}.
 
-        Args:
-            simulations: values of the latents and observed sites.
-            *args: arguments of the model.
-            **kwargs: keyword arguments.
+        They are a value of the guide's mutable site; other arguments are those of the model.
         """
         latents = self._latents(partial(self.model, *args, **kwargs))
         refuse_missing("simulations", latents, simulations, "latent site")
@@ -179,19 +176,11 @@ class AutoAmortized:
         """Tell whether an observation is like the simulations that the guide was trained on.
 
         A network's answer means little where it has not been trained. The distance is Mahalanobis's, of the encoder's
-        features; moments are those of one half of the simulations, the p-value is the rank among the others.
+        features; moments are those of one half of the simulations, the p-value is the rank among the others: below
+        0.01, say, the observation is unlike them.
 
-        Args:
-            rng_key: a PRNG key for simulations.
-            params: values of the guide's param and mutable sites.
-            observed_values: values of the observed sites of one data set.
-            *args: arguments of the model.
-            num_simulations: number of simulations.
-            simulations: simulations to compare with, {site: (n, ...)}, instead of new ones.
-            **kwargs: keyword arguments.
-
-        Returns:
-            A :class:`Typicality`: below 0.01, say, the observation is unlike the simulations.
+        ``params`` and ``observed_values`` are as of :func:`numpyro_wide.amortized.importance_sample`, ``simulations``,
+        {site: (n, ...)}, in the place of ``num_simulations`` new ones; other arguments are those of the model.
         """
         check_key("rng_key", rng_key, "(rng_key, params, observed_values, *args)")
         refuse_missing("observed_values", self.observed, observed_values)

@@ -65,9 +65,6 @@ def importance_sample(
         *model_args: arguments of model and guide.
         **model_kwargs: keyword arguments.
 
-    Returns:
-        An :class:`ImportanceSample`.
-
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
         >>> from numpyro_wide.amortized import importance_sample

@@ -116,7 +116,6 @@ class AmortizedForwardKL:
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import Predictive
         >>> from numpyro_wide import AmortizedForwardKL
         >>> def model():
         ...     mu = numpyro.sample("mu", dist.Normal(0, 2))
@@ -130,9 +129,6 @@ class AmortizedForwardKL:
         >>> params, state, losses = trainer.run(jax.random.key(0), 2000, progress_bar=False)
         >>> abs(float(params["slope"]) - 4 / 13) < 0.03  # exact: 1 / (3 + 1/4)
         True
-        >>> posterior = Predictive(guide, params=params, num_samples=100)
-        >>> posterior(jax.random.key(1), {"y": jax.numpy.array([1.0, 2.0, 1.5])})["mu"].shape
-        (100,)
     """
 
     def __init__(
@@ -155,15 +151,7 @@ class AmortizedForwardKL:
         simulations: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> AmortizedState:
-        """Make the state before the first step.
-
-        Args:
-            rng_key: a PRNG key.
-            *args: arguments of model and guide.
-            init_params: first values of param and mutable sites, by name.
-            simulations: simulations that :meth:`run` is given.
-            **kwargs: keyword arguments.
-        """
+        """Make the state before the first step; arguments as of :meth:`run`."""
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
         model_key, guide_key, run_key = random.split(rng_key, 3)
         model, guide = bound(self.model, self.guide, args, kwargs)
@@ -256,9 +244,6 @@ class AmortizedForwardKL:
             simulations: simulations {site: (n, ...)} of latents and data to train on instead of fresh ones, shuffled
                 in every epoch. Those that are not finite are left out.
             **kwargs: keyword arguments.
-
-        Returns:
-            An :class:`AmortizedRunResult`.
         """
         num_steps, held_out = whole_number("num_steps", num_steps), whole_number("held_out", held_out, 0)
         window = max(num_steps // 20, 1)
@@ -325,13 +310,9 @@ class AmortizedForwardKL:
         return self._bound(args, kwargs)._held_out(state.rng_key, number)[0]
 
     def guide_log_prob(self, params: Mapping[str, Any], draws: Draws, *args: Any, **kwargs: Any) -> Array:
-        """Score simulations, (num_samples,); minus their mean is the loss of McNamara 2025, Figure 1.
+        """Score simulations as of :meth:`simulate`, (num_samples,), by values of the guide's param and mutable sites.
 
-        Args:
-            params: values of the guide's param and mutable sites.
-            draws: simulations as from :meth:`simulate`, with a leading axis (num_samples,).
-            *args: arguments of the guide.
-            **kwargs: keyword arguments.
+        Minus their mean is the loss of McNamara 2025, Figure 1.
         """
         trainer = self._bound(args, kwargs)
 
@@ -364,18 +345,10 @@ class AmortizedForwardKL:
         *args: Any,
         **kwargs: Any,
     ) -> Draws:
-        """Draw latents from the guide given one data set, and simulate new data from them: all sites of the model.
+        """Draw latents from the guide given one data set, and simulate new data from them.
 
-        Args:
-            rng_key: a PRNG key.
-            num_samples: number of draws.
-            params: values of the guide's param and mutable sites.
-            observed_values: values of the observed sites of one data set, by name.
-            *args: arguments of model and guide.
-            **kwargs: keyword arguments.
-
-        Returns:
-            Values of all sample and observed sites, with a leading axis (num_samples,).
+        Values of all sample and observed sites have a leading axis (num_samples,); arguments as of
+        :meth:`importance_sample`.
         """
         check_key("rng_key", rng_key, "(rng_key, num_samples, params, observed_values)")
         refuse_missing("observed_values", self.observed, observed_values)

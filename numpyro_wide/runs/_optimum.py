@@ -64,7 +64,6 @@ def init_to_optimum(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro.infer import MCMC, NUTS
         >>> from numpyro_wide import collapse_readout
         >>> from numpyro_wide.runs import init_to_optimum
         >>> from numpyro_wide.nn import FCN, bnn
@@ -74,8 +73,6 @@ def init_to_optimum(
         >>> start = init_to_optimum(jax.random.key(0), model, x, jnp.sin(3 * x[:, 0]), num_steps=50, num_chains=2)
         >>> start["hidden.hidden_0.kernel"].shape
         (2, 1, 8)
-        >>> mcmc = MCMC(NUTS(model), num_warmup=10, num_samples=10, num_chains=2, chain_method="vectorized")
-        >>> mcmc.run(jax.random.key(1), x, jnp.sin(3 * x[:, 0]), init_params=start)
     """
     check_key("rng_key", rng_key, "init_to_optimum(rng_key, model, x, y)")
     whole_number("num_chains", num_chains)

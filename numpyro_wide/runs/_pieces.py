@@ -101,7 +101,7 @@ def run_in_pieces(
     progress_bar: bool = True,
     **model_kwargs: Any,
 ) -> StoredDraws:
-    """Run NumPyro's ``MCMC`` in pieces of ``mcmc.num_samples`` draws, written to ``folder`` with the state.
+    """Run NumPyro's ``MCMC`` in pieces of ``mcmc.num_samples`` draws, kept in ``folder`` with the state.
 
     The same call continues an interrupted run, with the same draws, bit for bit; a larger ``num_samples`` extends it.
 
@@ -115,9 +115,6 @@ def run_in_pieces(
         init_params: first position.
         progress_bar: whether to show a bar.
         **model_kwargs: keyword arguments.
-
-    Returns:
-        The draws, memory-mapped.
 
     Raises:
         ValueError: if a file is damaged, or the folder holds a run of another model, kernel, key or data.

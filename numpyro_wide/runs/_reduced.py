@@ -16,16 +16,13 @@ def reduced(
     drop: Iterable[str],
     functions: Mapping[str, Callable[[dict[str, Array]], Array]] | None = None,
 ) -> "ReducedKernel":
-    """Leave sites out of the stored draws, and store functions of every draw instead.
+    """Return a kernel that leaves sites out of the stored draws, and stores functions of every draw instead.
 
     Args:
         kernel: an MCMC kernel, built from a model.
         drop: names of sites that are not stored; both readout and base site of a repriorised model are wide.
         functions: functions of one draw, a dictionary of all sites, by the name of their stored values, such as
             :func:`random_projections`, :func:`site_function` and :func:`readout_function` return.
-
-    Returns:
-        A kernel for :class:`numpyro.infer.MCMC`.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
