@@ -199,16 +199,12 @@ def starts_near(
 
 
 def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.ndarray, int, list[str]]:
-    """Return indices of draws (chains · draws, rows, k) whose predictions are finite, equally many of each chain.
-
-    A chain with less than half as many as the best has none of them. Also return the number of chains that are left,
-    and lines on what is left out.
-    """
+    """Return indices of draws (chains · draws, rows, k) that are finite, the number of their chains, and lines."""
     is_finite = np.all([np.isfinite(part).all(axis=(1, 2)) for part in function], axis=0).reshape(num_chains, -1)
     counts = is_finite.sum(axis=1)
     if not counts.any():
         raise FloatingPointError("no draw of the chains has finite predictions")
-    chains = np.flatnonzero(2 * counts >= counts.max())
+    chains = np.flatnonzero(2 * counts >= counts.max())  # equally many of each chain that has half of the most
     length = counts[chains].min()
     rows = np.concatenate([chain * is_finite.shape[1] + np.flatnonzero(is_finite[chain])[-length:] for chain in chains])
     num_lost = is_finite.size - counts.sum()

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
+from sklearn.utils import gen_batches
 
 from numpyro_wide import _mixture
 from numpyro_wide._compile import run_program
@@ -240,5 +241,4 @@ class DrawnPosterior:
 
 def blocks(num_rows: int) -> Iterator[slice]:
     """Yield slices of at most ``BLOCK`` rows."""
-    for start in range(0, num_rows, BLOCK):
-        yield slice(start, min(start + BLOCK, num_rows))
+    return gen_batches(num_rows, BLOCK)

@@ -236,11 +236,7 @@ def with_limit(
     random: np.random.RandomState,
     report: Report,
 ) -> tuple[list[Optimum], float | None]:
-    """Race networks beside the limit, of the kernel ``gram`` at its rows.
-
-    Return the optima in order, none where the limit is better than chains from them would be; and the p-value of a
-    constant noise by the first one's residuals, None where these are few.
-    """
+    """Return optima in order, none where the limit, of kernel ``gram``, is better; and the noise's p-value or None."""
     fit = limit.fit
     learnt, left_out = parted(len(fit.inputs), random)
     known, others = ((fit.inputs[part], fit.targets[part]) for part in (learnt, left_out))
