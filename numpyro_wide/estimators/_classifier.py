@@ -107,7 +107,12 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
     _methods = ("auto", "limit", "chains")
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "WideBNNClassifier":
-        """Fit to inputs (n, d) and labels (n,), numbers or words."""
+        """Fit to rows of a table.
+
+        Args:
+            X: inputs, (n, d).
+            y: labels, (n,), numbers or words.
+        """
         depth, width, budget, random = self._checked_parameters()
         inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
@@ -130,7 +135,14 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Predict class probabilities, averaged over draws, for inputs (m, d): (m, classes), as in ``classes_``."""
+        """Predict class probabilities, averaged over draws.
+
+        Args:
+            X: inputs, (m, d).
+
+        Returns:
+            Probabilities, (m, classes), in the order of ``classes_``.
+        """
         rows = self._rows(X)  # which checks that there is a fit
         return self._posterior.predict(rows)
 

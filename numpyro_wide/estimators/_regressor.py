@@ -85,7 +85,12 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         self.noise = noise
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "WideBNNRegressor":
-        """Fit to inputs (n, d) and targets, (n,), or (n, k) for outputs of equal scales and noise."""
+        """Fit to rows of a table.
+
+        Args:
+            X: inputs, (n, d).
+            y: targets, (n,), or (n, k) for outputs of equal scales and noise.
+        """
         depth, width, budget, random = self._checked_parameters()
         check_one_of("noise", self.noise, ("auto", "constant", "by_row"))
         check_one_of("target_transform", self.target_transform, ("auto", *TRANSFORMS))
@@ -130,10 +135,16 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return self
 
     def predict(self, X: ArrayLike, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Predict means of observations for inputs (m, d): (m,) or (m, k).
+        """Predict means, and standard deviations or covariances of observations.
 
-        With ``return_std`` also return standard deviations of that shape, with ``return_cov`` also covariances between
-        rows, (m, m) or (m, m, k).
+        Args:
+            X: inputs, (m, d).
+            return_std: whether standard deviations are returned too.
+            return_cov: whether covariances between rows are returned too.
+
+        Returns:
+            Means, (m,) or (m, k); with ``return_std`` also standard deviations of that shape, with ``return_cov`` also
+            covariances, (m, m) or (m, m, k).
         """
         if return_std and return_cov:
             raise ValueError("predict returns standard deviations or covariances, not both; ask for one of them.")
@@ -157,21 +168,45 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return self._out(mean), covariance if self._targets.loc.ndim else covariance[..., 0]
 
     def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Predict quantiles of observations for inputs (m, d): (m, quantiles) or (m, k, quantiles)."""
+        """Predict quantiles of observations.
+
+        Args:
+            X: inputs, (m, d).
+            quantiles: probabilities, between 0 and 1.
+
+        Returns:
+            Quantiles, (m, quantiles) or (m, k, quantiles).
+        """
         levels = tuple(np.ravel(quantiles).tolist())
         check_levels("quantiles", levels)
         by_level = self._by_blocks(self._rows(X), lambda mixture, _: mixture.quantiles(levels))
         return np.stack([self._out(self._targets.inverse(values)) for values in by_level], axis=-1)
 
     def predict_interval(self, X: ArrayLike, level: float = 0.9) -> np.ndarray:
-        """Predict lower and upper ends of central intervals of observations for inputs (m, d): (m, 2) or (m, k, 2)."""
+        """Predict central intervals of observations.
+
+        Args:
+            X: inputs, (m, d).
+            level: probability, between 0 and 1.
+
+        Returns:
+            Lower and upper ends, (m, 2) or (m, k, 2).
+        """
         if np.ndim(level):
             raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
         check_levels("level", level)
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Compute log densities of observations, (m,) or (m, k), for inputs (m, d): (m,), joint over outputs."""
+        """Compute log predictive densities of observations by row.
+
+        Args:
+            X: inputs, (m, d).
+            y: observations, (m,) or (m, k).
+
+        Returns:
+            Log densities, (m,), joint over outputs.
+        """
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         shape = (len(rows), *self._targets.loc.shape)
@@ -183,9 +218,15 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         return found[0] + self._targets.log_slope(observed)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draw observations for inputs (m, d): (m, n_samples) or (m, k, n_samples).
+        """Draw observations, independent over rows given a sample's weights.
 
-        Rows are independent given a sample's weights; ``random_state`` is a seed or a generator.
+        Args:
+            X: inputs, (m, d).
+            n_samples: number of samples.
+            random_state: seed or generator.
+
+        Returns:
+            Samples, (m, n_samples) or (m, k, n_samples).
         """
         num_samples = whole_number("n_samples", n_samples)
         random = check_random_state(random_state)

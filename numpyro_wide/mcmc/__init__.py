@@ -1,16 +1,10 @@
 """MCMC kernels for posteriors that are close to N(0, I), to be run by :class:`numpyro.infer.MCMC`.
 
-Their reference is N(0, I) on unconstrained coordinates, which is what the posterior of a repriorised wide network tends
-to. All of them take
+The kernels act on the unconstrained coordinates of any NumPyro model, or on a ``potential_fn``. Their
+reference is N(0, I) on these coordinates, which is what the posterior of a repriorised wide network
+tends to.
 
-- ``model``, a NumPyro model, or ``potential_fn``, a function from a pytree to the potential energy U = −log p up to a
-  constant, a scalar, which needs ``init_params``;
-- ``adapt_step_size``, whether warmup adapts the step size;
-- ``target_accept_prob``, the mean acceptance probability that warmup aims at, in (0, 1);
-- ``find_heuristic_step_size``, whether warmup first doubles or halves ``step_size`` until the acceptance of a step
-  crosses ``target_accept_prob``;
-- ``init_strategy``, NumPyro's strategy for the first position of a ``model``.
-
+All of them work on a ``model`` or a ``potential_fn``, adapt their step size during warmup, and count what they spend.
 Among the fields of their state, which can be named in ``extra_fields`` of :meth:`numpyro.infer.MCMC.run`, are
 
 - ``accept_prob``, the acceptance probability of the last proposal, whether or not the kernel obeys it, and

@@ -1,16 +1,13 @@
 """Integrators of Hamiltonian and isokinetic dynamics."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.util import identity
-
-if TYPE_CHECKING:
-    from numpyro_wide.mcmc._reference import Reference
 
 PyTree = Any
 
@@ -94,7 +91,7 @@ def split_trajectory(
     velocity: PyTree,
     angle: Array,
     num_steps: int | Array,
-    reference: "Reference | None" = None,
+    reference: Any = None,  # N(m, C) with ``center(z)``, z − m, and ``covariance(gradient)``, C g
 ) -> tuple[Point, PyTree]:
     """Follow H = ½‖ψ‖² + Φ + ½‖v‖², x = m + S ψ, by kicks of Φ between exact rotations of (ψ, v) (:eq:`split`).
 

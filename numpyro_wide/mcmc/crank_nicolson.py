@@ -29,10 +29,18 @@ class PreconditionedCrankNicolson(MetropolisKernel):
         \text{accepted with probability } \min(1, e^{\Phi(\phi) - \Phi(\phi')}).
 
     On N(0, I) itself everything is accepted, whatever the dimension. A step costs one evaluation of the
-    potential and no gradient. Arguments that have no line here are told in :mod:`numpyro_wide.mcmc`.
+    potential and no gradient.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: step $\beta$ in (0, 1] to start from; 1 draws from N(0, I) independently.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     References:
         Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
@@ -87,11 +95,22 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
     .. math::
         (2 + \delta)\, \phi' = (2 - \delta)\, \phi - 2\delta\, \nabla\Phi(\phi) + \sqrt{8\delta}\, \xi,
 
-    and accept by Metropolis (Cotter et al. 2013). A step costs one gradient. Arguments that have no line here are told
-    in :mod:`numpyro_wide.mcmc`.
+    and accept by Metropolis. A step costs one gradient.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: step $\delta$ in (0, 2] to start from; 2 forgets the present position.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
+
+    References:
+        Cotter, Roberts, Stuart, White 2013, MCMC methods for functions: modifying old algorithms to make
+        them faster.
 
     Example:
         >>> import jax, jax.numpy as jnp

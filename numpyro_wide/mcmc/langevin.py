@@ -30,18 +30,24 @@ class UnderdampedLangevin(MetropolisKernel):
         (\phi, m) \leftarrow \mathrm{leapfrog}_\epsilon(\phi, m).
 
     A step costs one gradient. The adjusted sampler is exact (Horowitz 1991). The unadjusted one (Hron et al. 2022, §4)
-    takes every finite step, and has a bias that ``bias_tolerance`` sets (:eq:`bias`). Arguments that have no line here
-    are told in :mod:`numpyro_wide.mcmc`.
+    takes every finite step, and has a bias that ``bias_tolerance`` sets (:eq:`bias`).
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: leapfrog step $\epsilon$ to start from, positive.
         damping: share $\beta$ in (0, 1] of the momentum's variance that every step renews.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the
             correction would have had.
-        target_accept_prob: None for 0.95; not for an unadjusted sampler, which has a ``bias_tolerance``.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.95; not for an
+            unadjusted sampler, which has a ``bias_tolerance``.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be excess,
             in root mean square over the directions of a Gaussian posterior.
-        find_heuristic_step_size: not for an unadjusted sampler.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``; not for an unadjusted sampler.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     References:
         Hron, Novak, Pennington, Sohl-Dickstein 2022, Wide Bayesian neural networks have a simple weight

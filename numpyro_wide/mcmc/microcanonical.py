@@ -47,10 +47,12 @@ class MicrocanonicalLangevin(MetropolisKernel):
 
     Mathematics has the dynamics (:eq:`isokinetic`, :eq:`isokinetic-kick`, :eq:`isokinetic-refresh`), the acceptance
     (:eq:`isokinetic-error`) and the bias (:eq:`bias`). Warmup learns the step size, the momentum length $L$ and a
-    diagonal mass; shorter than 20 steps it learns the step size alone. Arguments that have no line here are told in
-    :mod:`numpyro_wide.mcmc`.
+    diagonal mass; shorter than 20 steps it learns the step size alone.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         adjusted: whether to correct by Metropolis. If not, ``accept_prob`` is the probability that the correction would
             have had for the steps of a draw.
         step_size: step $\epsilon$ to start from, positive: how far a step moves each coordinate, on the scale of the
@@ -58,10 +60,14 @@ class MicrocanonicalLangevin(MetropolisKernel):
         num_steps: number of steps between two draws, or ``"auto"``: as many as make the length $L$ if adjusted, else 1.
             More of them store fewer draws of an unadjusted chain.
         max_num_steps: largest number of steps of a trajectory under ``"auto"``.
-        target_accept_prob: None for 0.9; not for an unadjusted sampler.
+        adapt_step_size: whether warmup adapts the step size.
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1), or None for 0.9; not for an
+            unadjusted sampler.
         bias_tolerance: of an unadjusted sampler, in (0, 1): the share of a variance of the draws that may be bias, in
             root mean square over the directions.
-        find_heuristic_step_size: None for True if adjusted.
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a step
+            crosses ``target_accept_prob``; None for True if adjusted.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     References:
         Robnik, De Luca, Silverstein, Seljak 2023, Microcanonical Hamiltonian Monte Carlo (arXiv 2212.08549). Robnik,

@@ -34,10 +34,12 @@ class SplitHMC(MetropolisKernel):
 
     The first choice for exact draws of collapsed and repriorised models. The step does not shrink with the dimension,
     and at the wide limit one gradient gives a nearly independent draw. A rotation costs one gradient; warmup adapts its
-    angle. Mathematics has the integrator, :eq:`split` and :eq:`graded`, and what warmup adapts. Arguments that have no
-    line here are told in :mod:`numpyro_wide.mcmc`.
+    angle. Mathematics has the integrator, :eq:`split` and :eq:`graded`, and what warmup adapts.
 
     Args:
+        model: NumPyro model, or None.
+        potential_fn: instead of a ``model``, function from a pytree to the potential energy U = −log p up to a
+            constant, a scalar; needs ``init_params``.
         step_size: angle $h$ of a rotation to start from, in radians, at most ``trajectory_angle`` over a number of
             ``num_steps``; by default 0.1. Under ``num_steps="auto"`` it is rounded, so that a whole number of rotations
             makes a trajectory.
@@ -52,8 +54,13 @@ class SplitHMC(MetropolisKernel):
             tenth, and keeps nine tenths: draws are cheaper, and more are needed. With a number of ``num_steps`` it is
             $1 - s$ if as many rotations turn by the share $s$ of ``trajectory_angle``. Take 0.0 for independent
             weights, or where few draws can be stored.
+        adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup replaces N(0, I) by a Gaussian that all units of a layer share, fitted to draws
             and gradients. A warmup shorter than 20 steps keeps N(0, I).
+        target_accept_prob: mean acceptance probability that warmup aims at, in (0, 1).
+        find_heuristic_step_size: whether warmup first doubles or halves ``step_size`` until the acceptance of a single
+            rotation crosses ``target_accept_prob``.
+        init_strategy: NumPyro's strategy for the first position of a ``model``.
 
     References:
         Beskos, Pinski, Sanz-Serna, Stuart 2011, Hybrid Monte Carlo on Hilbert spaces. Shahbaba, Lan,
