@@ -328,7 +328,7 @@ class BlockedPosterior:
         return self.mean + self._deviation(phi).reshape(self.mean.shape)
 
     def predict(
-        self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: None = None
+        self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
     ) -> tuple[Array, Array, Array]:
         """Return mean, variance and draw at new rows, (m,) or (m, k), by blocks."""
         center = as_matrix(self.mean)
