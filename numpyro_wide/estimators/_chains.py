@@ -75,6 +75,7 @@ def run_chains(
             num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
             options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
             start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
+            start = start if num_chains > 1 else {name: values[None] for name, values in start.items()}
             # A busy or a slow machine shows here, and programs that are there already.
             clock.pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
         compiling, measured = clock.pace * _COMPILING, max(1.0, clock.pace) * gradients
@@ -98,7 +99,8 @@ def run_chains(
     # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
-    mcmc.warmup(run_key, init_params=target.vectors(start), **fields)
+    vectors = target.vectors(start)
+    mcmc.warmup(run_key, init_params=vectors if num_chains > 1 else vectors[0], **fields)
     jax.block_until_ready(mcmc.last_state)
 
     def go_on(num_samples: int) -> float:

@@ -99,6 +99,15 @@ def test_chains_start_near_the_optima_in_turn(monkeypatch):
     assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
+@pytest.mark.slow
+def test_a_single_chain_starts_near_an_optimum():
+    form = {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}], "key": jax.random.key(0)}
+    with Clock(300.0) as clock:
+        network, report = Network(1, 4, "erf", None, False), Report("one")
+        _, mcmc, _ = run_chains(network, (SCALES, X, Y), (X, Y), 1, clock=clock, report=report, **form)
+    assert mcmc.get_samples()["hidden.hidden_0.kernel"].shape[1:] == (2, 4)
+
+
 def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
     small = gradient_seconds(10_000, 1, 50)
     assert gradient_seconds(20_000, 1, 50) == pytest.approx(2 * small, rel=0.02)
