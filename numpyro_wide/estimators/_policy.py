@@ -342,6 +342,6 @@ def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tu
 
 # Posterior
 _NUM_WEIGHTED, _LEAST_WEIGHTED = 500, 50  # weighted draws, at most and at least
-_GRADIENTS_A_DRAW = 30  # cost of one in float64, with its score: measured
+_GRADIENTS_A_DRAW = 45  # cost of one in float64, with its score: measured
 _MOST_OF_LIMIT = 0.1  # stacked with draws: tails
 _MOST_WEIGHTED = 100  # rows, above which few draws carry the weight

@@ -130,6 +130,14 @@ def run_network(network: Network, medians: Mapping[str, Array], x: Array, y: Arr
         bnn(FCN(network.depth, network.width, network.activation), network.num_outputs, noise, scales=scales)(x, y)
 
 
+def parts_of(network: Network, values: Mapping[str, Any], medians: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+    """Return features (m, d) and noise, a number or by row, at values of the latent sites, each N(0, 1)."""
+    sites = run_model(partial(run_network, network), (medians, x), values=values)
+    noise = sites["noise"]["value"] if "noise" in sites else medians["noise"]
+    is_column = network.by_row and network.num_outputs is not None
+    return sites["features"]["value"], noise[:, None] if is_column else noise
+
+
 @cache
 def collapsed(network: Network) -> Any:
     """Return the collapsed model ``(medians, x, y)`` of a network."""
@@ -167,9 +175,17 @@ class DrawnPosterior:
         least = max(_FEWEST_ROWS, min(len(self.known[1]), _MOST_FILLED))
         number = 1 << (max(least, len(x)) - 1).bit_length()
         filled = np.concatenate([x, np.repeat(x[:1], number - len(x), axis=0)])
-        with double_precision():
-            found = self.predictive.moments(*jax.tree.map(jnp.asarray, (self.known[0], filled)))
-        return {name: np.asarray(values, float)[:, : len(x)] for name, values in found.items()}
+
+        def moments_of(draws: Any, known: Any, new: Array) -> dict[str, Array]:
+            def of_draw(draw: Any) -> dict[str, Array]:
+                features, noise, mean, spread = given_draw(self.network, draw, known, new)
+                variance = jnp.sum((features @ spread) * features, axis=1)
+                return {"mean": features @ mean, "variance": variance, "noise_scale": noise}
+
+            return jax.lax.map(of_draw, draws)
+
+        found = self._run(moments_of, filled)
+        return {name: values[:, : len(x)] if values.ndim > 1 else values for name, values in found.items()}
 
     def function(self, x: np.ndarray) -> Moments:
         """Return moments at x (m, d), kept for the last x."""
@@ -189,8 +205,10 @@ class DrawnPosterior:
     def _function(self, x: np.ndarray) -> Moments:
         """Compute the moments of :meth:`function`; the limit's, stacked, are in the place of some draws."""
         found = self.predictions(x)
-        arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
-        mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
+        mean = found["mean"].reshape(*found["mean"].shape[:2], -1)
+        variance, noise_scale = (
+            np.broadcast_to(found[name].reshape(len(mean), -1, 1), mean.shape) for name in ("variance", "noise_scale")
+        )
         moments = mean, variance, noise_scale**2
         if self.limit is None:
             return moments
@@ -214,29 +232,32 @@ class DrawnPosterior:
 
     def _over_draws(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean, (m, k), and covariance, (m, m, k), over draws."""
-        network, model = self.network, partial(run_network, self.network)
 
-        def given_draws(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
-            medians, x_known, y_known = known
-
+        def covariance_of(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
             def add(total: Array, draw: Any) -> tuple[Array, Array]:
-                known_sites, new_sites = (run_model(model, (medians, at), {}, values=draw) for at in (x_known, new))
-                at_known, at_new, noise = (
-                    sites[name]["value"]
-                    for sites, name in ((known_sites, "features"), (new_sites, "features"), (known_sites, "noise"))
-                )
-                noise = noise[:, None] if network.by_row and network.num_outputs is not None else noise
-                mean, spread = readout_posterior(at_known, y_known, noise)
-                return total + at_new @ spread @ at_new.T, (at_new @ mean).reshape(len(new), -1)
+                features, _, mean, spread = given_draw(self.network, draw, known, new)
+                return total + features @ spread @ features.T, (features @ mean).reshape(len(new), -1)
 
             return jax.lax.scan(add, jnp.zeros((len(new), len(new))), draws)
 
-        with double_precision():
-            total, means = run_program(given_draws, *jax.tree.map(jnp.asarray, (self.draws, self.known, x)))
-        means, spread = np.asarray(means), np.asarray(total) / len(means)
+        total, means = self._run(covariance_of, x)
+        spread = total / len(means)
         deviations = means - means.mean(axis=0)
         between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
         return means.mean(axis=0), spread[:, :, None] + between
+
+    def _run(self, fn: Callable, x: np.ndarray) -> Any:
+        """Run ``fn(draws, known, x)`` in double precision."""
+        with double_precision():
+            found = run_program(fn, *jax.tree.map(jnp.asarray, (self.draws, self.known, x)))
+        return jax.tree.map(np.asarray, found)
+
+
+def given_draw(network: Network, draw: Mapping[str, Any], known: Any, x: Array) -> tuple[Array, Array, Array, Array]:
+    """Return features and noise at x, and the readout's posterior mean and covariance, of a draw."""
+    medians, x_known, y_known = known
+    at_known, noise = parts_of(network, draw, medians, x_known)
+    return (*parts_of(network, draw, medians, x), *readout_posterior(at_known, y_known, noise))
 
 
 def blocks(num_rows: int) -> Iterator[slice]:

@@ -87,10 +87,12 @@ def race(
     """Return optima for rows x (n, d) and y (n,) or (n, k), in order, as many as the budget's share pays for."""
     begin, optima = clock.seconds, list[Optimum | None]()
     largest = depth or max(DEPTHS)
-    descend = partial(_descend, num_steps)
 
-    def optima_of(entries: Entry, starts: dict[str, Array], *rows: Array) -> dict[str, Any]:
-        return over_chains(lambda entry, weights: descend(entry, weights, *rows))(entries, starts)
+    def optima_of(entries: Entry, starts: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
+        return over_chains(lambda entry, start: _descend(num_steps, entry, start, x, y))(entries, starts)
+
+    def results_of(entries: Entry, optima: dict[str, Array], *rows: Array) -> dict[str, Any]:
+        return over_chains(lambda entry, weights: _results(entry, weights, *rows))(entries, optima)
 
     with precision(False):
         rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
@@ -98,7 +100,8 @@ def race(
             if optima and clock.seconds - begin > _SHARE * clock.budget:
                 break
             starts = _starts(random, len(RACED) * len(LEVELS), largest, learnt[0].shape[1])
-            found = jax.tree.map(np.asarray, run_program(optima_of, _entries(one), starts, *rows))
+            weights = run_program(optima_of, _entries(one), starts, *rows[:2])
+            found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
             clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
@@ -126,11 +129,10 @@ def _entries(depth: int) -> Entry:
     return Entry(jnp.asarray(np.full(len(activations), depth)), jnp.asarray(activations), *numbers)
 
 
-def _descend(num_steps: int, entry: Entry, weights: dict[str, Array], *rows: Array) -> dict[str, Any]:
-    """Descend to an optimum by Adam: its scales, residuals at rows left out, and size."""
+def _descend(num_steps: int, entry: Entry, weights: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
+    """Descend to an optimum by Adam."""
     import optax  # optional
 
-    x, y, x_new, y_new = rows
     adam = optax.flatten(optax.adam(optax.cosine_decay_schedule(_STEP_SIZE, num_steps)))
 
     def step(state: tuple, _: None) -> tuple[tuple, None]:
@@ -138,7 +140,13 @@ def _descend(num_steps: int, entry: Entry, weights: dict[str, Array], *rows: Arr
         update, adam_state = adam.update(jax.grad(potential)(weights, entry, x, y), adam_state)
         return (optax.apply_updates(weights, update), adam_state), None
 
-    (weights, _), _ = jax.lax.scan(step, (weights, adam.init(weights)), None, length=num_steps)
+    return jax.lax.scan(step, (weights, adam.init(weights)), None, length=num_steps)[0][0]
+
+
+def _results(
+    entry: Entry, weights: dict[str, Array], x: Array, y: Array, x_new: Array, y_new: Array
+) -> dict[str, Any]:
+    """Return an optimum's scales, hidden weights, residuals at rows left out, and size."""
     hidden = hidden_of(weights, entry, jnp.concatenate([x, x_new]))
     all_features = scaled_features(hidden, _scales(weights, entry)["readout_w_std"], _READOUT_B_STD)
     features, features_new = all_features[: len(x)], all_features[len(x) :]
