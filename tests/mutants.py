@@ -59,7 +59,13 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "chains: the vector of a position in another order",
             "parts = jnp.split(z, ends[:-1])",
             "parts = jnp.split(z[::-1], ends[:-1])",
-            "estimators/test_chains.py::test_a_vector_has_the_density_and_the_sites_of_its_model",
+            "estimators/test_chains.py::test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant",
+        ),
+        (
+            "chains: a density without the prior",
+            "0.5 * jnp.sum(z**2) - log_evidence",
+            "-log_evidence",
+            "estimators/test_chains.py::test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant",
         ),
         (
             "estimators: all chains start near one optimum",

@@ -27,7 +27,7 @@ from numpyro_wide.estimators._posteriors import (
 )
 from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
 from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
-from numpyro_wide.estimators._scoring import LARGEST_P, fewest_rows, has_steps, noise_p_value
+from numpyro_wide.estimators._scoring import has_steps
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
@@ -73,7 +73,8 @@ def decide(
     clock.begin("leave-one-out log densities of the limit")
     limit = LimitPosterior(fit)
     gram = limit.kernel(fit.inputs)
-    rows = scored_rows(*fit.inputs.shape)
+    num_known = len(fit.inputs)
+    rows = np.unique(np.linspace(0, num_known - 1, min(num_known, _MOST_SCORED)).astype(int))
     inputs, targets = fit.inputs[rows], fit.targets.reshape(len(fit.inputs), -1)[rows]
     left_out = Mixture(*(part[:, rows] for part in limit.left_out(gram)))
     by_limit = loo.LeaveOneOut(left_out.by_draw(targets)[0])
@@ -87,29 +88,24 @@ def decide(
         report.add("Decision", "the targets are all the same: the limit predicts them, and its noise is arbitrary")
 
     # Architecture: that of which an optimum predicts rows left out best, or the limit's where that is clearly better.
-    optima, p_value = list[Optimum](), None
+    optima = list[Optimum]()
     if method in ("auto", "chains") and varies and len(x) > _MOST_WEIGHTED and clock.budget >= LEAST_BUDGET:
         clock.begin("race of architectures")
-        optima, p_value = with_limit(limit, gram, depth, clock, random, report)
+        optima = with_limit(limit, gram, depth, clock, random, report)
 
-    # Noise: by row if asked for, or by the residuals of the race's winner, of the limit where those are few.
+    # Noise: by row, which holds a constant one, too, so that no test need be trusted.
     is_by_row = noise == "by_row" and varies
-    if noise == "auto" and varies and has_steps(fit.targets, fit.noise_scale):
-        # Exact predictions of such a value have an unbounded density.
-        line = "the targets are discrete (such as ratings), and predicted as continuous ones"
-        report.add("Noise", f"constant: {line}; one that varies would vanish")
-    elif noise == "auto" and varies:
-        source = "rows that the race left out"
-        if p_value is None:
-            source = "the limit's leave-one-out residuals"
-            residuals = np.sqrt(np.mean((targets - left_out.mean[0]) ** 2 / left_out.variance[0], axis=1))
-            p_value = noise_p_value(inputs, left_out.mean[0].mean(axis=1), residuals)
-        is_by_row = p_value is not None and p_value < LARGEST_P
-        if p_value is None:
-            report.add("Noise", f"constant: fewer than {fewest_rows(x.shape[1])} rows, too few for a test")
+    if noise == "auto" and varies:
+        fewest = _ROWS_A_COLUMN * (x.shape[1] + 2)
+        if has_steps(fit.targets, fit.noise_scale):
+            # Exact predictions of such a value have an unbounded density.
+            line = "the targets are discrete (such as ratings), and predicted as continuous ones"
+            report.add("Noise", f"constant: {line}; one that varies would vanish")
+        elif len(x) < fewest:
+            report.add("Noise", f"constant: fewer than {fewest} rows, too few for one that varies")
         else:
-            line = f"below {LARGEST_P:g}: by row" if is_by_row else f"not below {LARGEST_P:g}: constant"
-            report.add("Noise", f"Koenker's test of a constant noise has p = {p_value:.2g} by {source}, {line}")
+            is_by_row = True
+            report.add("Noise", "by row, as a small network of the inputs")
 
     def draw(x: np.ndarray, y: np.ndarray, units: int) -> tuple[DrawnPosterior, MCMC | None, int] | None:
         """Return draws of a finite network, chains and steps; None for too small a budget."""
@@ -190,7 +186,7 @@ def decide(
             report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
             posterior.stack(limit, weight)
             return scale, "stacked", fit, posterior, mcmc, num_steps
-    if is_by_row:
+    if noise == "by_row":
         line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
         report.add("Noise", f'{line}; method="chains" has a noise by row')
     return scale, "limit", fit, limit, None, 1
@@ -199,6 +195,7 @@ def decide(
 # Rows
 _MANY = 10_000  # rows, above which a plan is announced
 _MOST_SCORED = 1000  # rows of compared log densities
+_ROWS_A_COLUMN = 10  # at least, for noise by row
 _NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
 _ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
 
@@ -217,12 +214,6 @@ def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.nda
     if counts.min() > 1:
         warnings.warn(f"{line}.", UserWarning, stacklevel=3)
     return x[np.sort(first)], y[np.sort(first)]
-
-
-def scored_rows(num_rows: int, num_columns: int) -> np.ndarray:
-    """Return indices of evenly spaced rows for scores and the noise test."""
-    most = max(_MOST_SCORED, fewest_rows(num_columns))
-    return np.unique(np.linspace(0, num_rows - 1, min(num_rows, most)).astype(int))
 
 
 def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, clock: Clock) -> bool:

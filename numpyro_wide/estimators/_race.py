@@ -15,7 +15,6 @@ from jax import Array
 from numpyro_wide._compile import over_chains, run_program
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._posteriors import LimitPosterior
-from numpyro_wide.estimators._scoring import noise_p_value
 from numpyro_wide.linear_gaussian._problem import log_evidence, readout_map
 from numpyro_wide.machine import precision
 from numpyro_wide.nn._layers import ACTIVATIONS, scaled_features, unit_scale
@@ -29,7 +28,6 @@ MOST_LEARNT, _MOST_HELD = 800, 700  # rows
 _LEARNT = 0.8  # share of the rows
 WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
-_FEWEST_TESTED = 100  # rows left out for a test of the noise
 _SHARE = 0.15  # of the budget
 _SECONDS = 6.0  # of the first depth with its compilation: measured
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
@@ -143,9 +141,7 @@ def _descend(num_steps: int, entry: Entry, weights: dict[str, Array], x: Array, 
     return jax.lax.scan(step, (weights, adam.init(weights)), None, length=num_steps)[0][0]
 
 
-def _results(
-    entry: Entry, weights: dict[str, Array], x: Array, y: Array, x_new: Array, y_new: Array
-) -> dict[str, Any]:
+def _results(entry: Entry, weights: dict[str, Array], x: Array, y: Array, x_new: Array, y_new: Array) -> dict[str, Any]:
     """Return an optimum's scales, hidden weights, residuals at rows left out, and size."""
     hidden = hidden_of(weights, entry, jnp.concatenate([x, x_new]))
     all_features = scaled_features(hidden, _scales(weights, entry)["readout_w_std"], _READOUT_B_STD)
@@ -243,8 +239,8 @@ def with_limit(
     clock: Clock,
     random: np.random.RandomState,
     report: Report,
-) -> tuple[list[Optimum], float | None]:
-    """Return optima in order, none where the limit, of kernel ``gram``, is better; and the noise's p-value or None."""
+) -> list[Optimum]:
+    """Return optima in order; none where the limit, of kernel ``gram``, is better."""
     fit = limit.fit
     learnt, left_out = parted(len(fit.inputs), random)
     known, others = ((fit.inputs[part], fit.targets[part]) for part in (learnt, left_out))
@@ -258,17 +254,13 @@ def with_limit(
     )
     if not optima:
         report.add(HEADING, "no optimum is finite")
-        return [], None
+        return []
     best = optima[0]
     # Chains reach less than an optimum's error, but from the limit's scales about the limit's.
     if np.sqrt(np.mean(of_limit**2)) < best.noise_scale:
         report.add(HEADING, f"the limit's error is below {_NOISE_SHARE} of the least: its architecture and scales stay")
-        return [], None
-    if len(left_out) < _FEWEST_TESTED:
-        return optima, None
-    means = others[1].reshape(len(left_out), -1) - best.residuals
-    size = np.sqrt(np.mean(best.residuals**2, axis=1))
-    return optima, noise_p_value(others[0], means.mean(axis=1), size)
+        return []
+    return optima
 
 
 def table(optima: list[Optimum], of_limit: np.ndarray) -> str:

@@ -29,7 +29,8 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         hidden: equal widths of the hidden layers, such as (50,); or "auto": depth and units as the budget pays.
         target_transform: "none", "cube_root", "log" (of positive ones), or "auto": as they are, unless another
             clearly has the larger leave-one-out density.
-        noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto", by a test.
+        noise: "constant", "by_row" (:class:`~numpyro_wide.nn.NoiseNetwork`, not of the limit), or "auto": by row, but
+            for few rows, discrete targets and short budgets.
         method: "limit", "weighted", "chains", or "auto": the first, or draws with a little of it.
         time_budget: seconds of the fit at most, compilation included; None for ten minutes.
         num_chains: number of chains.
@@ -45,7 +46,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
         model_args_: arguments of the model's fit; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
-        draws_: draws by site; None for the limit.
+        draws_: draws of the latent sites, N(0, 1) a priori, by site; None for the limit.
         n_iter_: steps by chain, warmup included; 1 without chains.
 
     Example:

@@ -1,17 +1,14 @@
-"""Leave-one-out log densities of known rows, and tests of their noise."""
+"""Leave-one-out log densities of known rows, and a test of their steps."""
 
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp, softmax
-from scipy.stats import chi2
 
 from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture, Moments
 
 LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
-LARGEST_P = 0.05  # below which the noise is by row
-_ROWS_A_COLUMN = 10  # at least, for the test's distribution
 _MOST_UNSURE = 0.1  # share of rows above it, with which the average is too large
 
 
@@ -71,25 +68,6 @@ def is_better(one: np.ndarray, other: np.ndarray) -> bool:
     gain = one - other
     is_clear = len(gain) >= 10 and gain.mean() > 2 * np.std(gain) / np.sqrt(len(gain))
     return bool(is_clear or not np.isfinite(other).all())
-
-
-def noise_p_value(x: np.ndarray, mean: np.ndarray, standardised: np.ndarray) -> float | None:
-    """Return the p-value of a test of constant noise by residuals (n,) (Koenker 1981); None for few rows."""
-    if len(x) < fewest_rows(x.shape[1]):
-        return None
-    regressors = np.column_stack([x, mean, mean**2])
-    # Logarithms are robust against single rows.
-    squares = np.log(np.maximum(standardised**2, 1e-8))
-    squares = squares - squares.mean()
-    regressors = regressors - regressors.mean(axis=0)
-    coefficients, _, rank, _ = np.linalg.lstsq(regressors, squares, rcond=None)
-    explained = np.sum((regressors @ coefficients) ** 2) / np.sum(squares**2)
-    return float(chi2.sf(len(x) * explained, rank))
-
-
-def fewest_rows(num_columns: int) -> int:
-    """Return the fewest rows of the noise test."""
-    return _ROWS_A_COLUMN * (num_columns + 2)  # columns, and two powers of the prediction
 
 
 def has_steps(targets: np.ndarray, noise_scale: float) -> bool:

@@ -6,8 +6,6 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from numpyro_wide.estimators import WideBNNClassifier, WideBNNRegressor, _policy
-from numpyro_wide.estimators._policy import scored_rows
-from numpyro_wide.estimators._scoring import noise_p_value
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 2))
@@ -187,13 +185,6 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     assert model.method_ == "limit" and "nowhere finite" in str(model.report_)
     with pytest.raises(ValueError, match="nowhere finite"):
         WideBNNRegressor(method="chains", random_state=0).fit(X, Y)
-
-
-def test_many_columns_have_enough_rows_for_the_test_of_the_noise():
-    x = RANDOM.normal(size=(2000, 120))
-    rows = scored_rows(*x.shape)
-    assert len(rows) >= 10 * 122
-    assert noise_p_value(x[rows], x[rows, 0], RANDOM.normal(size=len(rows))) is not None
 
 
 @pytest.mark.slow

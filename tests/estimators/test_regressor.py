@@ -15,7 +15,7 @@ from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNRegressor, _posteriors
 from numpyro_wide.estimators import _scoring as loo
 from numpyro_wide.estimators._posteriors import Mixture
-from numpyro_wide.estimators._scoring import has_steps, noise_p_value
+from numpyro_wide.estimators._scoring import has_steps
 from numpyro_wide.machine import double_precision
 
 UNITS = 50.0, 7.0  # of the targets: mean and scale
@@ -233,15 +233,6 @@ def test_several_targets_of_their_own_units(limit):
     np.testing.assert_allclose(found.log_density(X[:8], both[:8]), by_row, rtol=1e-6)
     assert found.predict(X_NEW, return_cov=True)[1].shape == (8, 8, 2)
     assert found.predict_interval(X_NEW).shape == (8, 2, 2) and found.sample_y(X_NEW, 3).shape == (8, 2, 3)
-
-
-def test_noise_that_depends_on_the_inputs_is_told_from_constant_noise():
-    random = np.random.default_rng(0)
-    x, residuals = random.normal(size=(400, 3)), random.normal(size=400)
-    p_values = [noise_p_value(x, x[:, 0], random.normal(size=400)) for _ in range(200)]
-    assert 0.02 < np.mean(np.array(p_values) < 0.05) < 0.09
-    assert noise_p_value(x, x[:, 0], residuals * np.exp(0.5 * x[:, 1])) < 1e-3
-    assert noise_p_value(x[:20], x[:20, 0], residuals[:20]) is None
 
 
 @pytest.mark.slow
