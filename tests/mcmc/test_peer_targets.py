@@ -186,7 +186,6 @@ def test_targets_of_peers(kernel, target, x64):
             num_samples=num_samples,
             num_chains=NUM_CHAINS,
             chain_method="vectorized",
-            progress_bar=False,
         )
         mcmc.run(jax.random.key(0), *args)
         draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}

@@ -20,7 +20,7 @@ X_TEST = np.linspace(-1.2, 1.2, 5, dtype="f")[:, None]
 def statistics(model, num_samples, key):
     """Draws (1, draw, statistic): log noise, and the function at five inputs."""
     x, y = small_data()
-    mcmc = MCMC(NUTS(model), num_warmup=400, num_samples=num_samples, progress_bar=False)
+    mcmc = MCMC(NUTS(model), num_warmup=400, num_samples=num_samples)
     mcmc.run(jax.random.key(key), x, y)
     samples = mcmc.get_samples()
     if "w" not in samples:

@@ -126,7 +126,6 @@ def statistics(model, key):
         num_samples=400,
         num_chains=4,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(key), X, LABELS)
     draws = mcmc.get_samples(group_by_chain=True)
