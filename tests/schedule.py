@@ -36,7 +36,11 @@ WHOLE_RUNS = (
 # Of these rooms those whose time is that of many compilations, which takes half to a third of it if done quickly: one
 # test or case in `STRIDE` is compiled as users compile, enough to see that XLA's optimisations change nothing.
 MANY_PROGRAMS = (
-    *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_gibbs.py"),
+    *(
+        "tests/evidence/test_wide_networks.py",
+        "tests/linear_gaussian/test_against_oracle.py",
+        "tests/mcmc/test_gibbs.py",
+    ),
     *("tests/mcmc/test_joint_distribution.py", "tests/mcmc/test_joint_network.py", "tests/mcmc/test_rounding.py"),
     *("tests/readout", "tests/surrogates/test_surrogate_targets.py", "tests/test_exact_laws.py"),
     *("tests/wide_limit/test_limit_kernels.py", "tests/wide_limit/test_network_kernels.py"),
