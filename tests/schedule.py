@@ -34,7 +34,7 @@ WHOLE_RUNS = (
     "tests/test_autoguide.py",
 )
 # Of these rooms those whose time is that of many compilations, which takes half to a third of it if done quickly: one
-# test or case in `STRIDE` is compiled as users compile, enough to see that XLA's optimisations change nothing.
+# test or case in `STRIDE` is compiled as users compile, to see that XLA's optimisations change nothing.
 MANY_PROGRAMS = (
     *("tests/evidence/test_wide_networks.py", "tests/linear_gaussian/test_against_oracle.py"),
     *("tests/mcmc/test_adaptation.py", "tests/mcmc/test_gibbs.py", "tests/mcmc/test_joint_distribution.py"),

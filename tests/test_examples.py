@@ -28,7 +28,7 @@ SMALLER = {
 }
 
 
-# Scripts begin as copies of a process that has imported what most of them import, and has done nothing with it.
+# Scripts begin as copies of a process that has imported what most of them import.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__, "numpyro_wide.estimators", "arviz", "matplotlib.pyplot"])
 
@@ -44,7 +44,7 @@ def script(path, arguments, folder, files):
 
 
 def run(path, *arguments, folder):
-    """Run a script in a process of its own; what it printed, and its bars and errors."""
+    """What a script printed, and its bars and errors."""
     with TemporaryDirectory() as name:
         files = [Path(name, stream) for stream in ("stdout", "stderr")]
         process = SERVER.Process(target=script, args=(path, arguments, folder, files), daemon=True)

@@ -43,7 +43,7 @@ def test_both_methods_on_a_conjugate_model_compiled_once():
     assert abs(other.log_evidence - bridge.log_evidence) > 1  # of the new data
 
 
-SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400, "progress_bar": False}
+SMALL = {"num_chains": 4, "num_warmup": 100, "num_samples": 400}
 WIDTH = 1
 
 
@@ -159,9 +159,8 @@ def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     ],
 )
 def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, method):
-    """Of one target, whose model is traced once."""
     num, (model, args, truth) = 25, case()
-    target = _chains.Target(model, args, {})
+    target = _chains.Target(model, args, {})  # whose model is traced once
     monkeypatch.setattr("numpyro_wide.evidence._model_evidence.Target", lambda *_: target)
     found = [model_evidence(jax.random.key(seed), model, *args, method=method) for seed in range(num)]
     errors = np.array([(one.log_evidence - truth) / one.standard_error for one in found])

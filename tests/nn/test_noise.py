@@ -205,7 +205,7 @@ def test_evidence_limit_draws_and_arviz_follow():
     noise = NoiseNetwork(dist.LogNormal(np.log(LEVEL), 0.5), dist.HalfNormal(0.5), depth=0)
     model = bnn(lambda x: x, None, noise)
     log_evidence, level = by_quadrature(x[:, 0].astype(float), y.astype(float))
-    found = model_evidence(KEY, collapsed(model), x, y, progress_bar=False)
+    found = model_evidence(KEY, collapsed(model), x, y)
     assert abs(found.log_evidence - log_evidence) < 4 * found.standard_error < 0.5
     for wrapped in (collapsed(model), repriorised(model)):
         draws = wide_limit_draws(jax.random.key(1), wrapped, 2000, x, y)
