@@ -33,11 +33,16 @@ WHOLE_RUNS = (
     *("tests/readout/test_compiled_once.py", "tests/readout/test_wide_limit_draws.py", "tests/runs"),
     "tests/test_autoguide.py",
 )
-# Of these rooms the files whose time is that of many compilations: of a test over several cases one in `STRIDE` is
-# compiled as users compile, which is enough to see that XLA's optimisations change nothing, and the others quickly.
+# Of these rooms those whose time is that of many compilations, which takes half to a third of it if done quickly: one
+# test or case in `STRIDE` is compiled as users compile, to see that XLA's optimisations change nothing.
 MANY_PROGRAMS = (
-    *("tests/linear_gaussian/test_against_oracle.py", "tests/mcmc/test_rounding.py", "tests/test_exact_laws.py"),
-    *("tests/wide_limit/test_limit_kernels.py", "tests/wide_limit/test_network_kernels.py"),
+    *("tests/evidence/test_wide_networks.py", "tests/linear_gaussian/test_against_oracle.py"),
+    *("tests/mcmc/test_adaptation.py", "tests/mcmc/test_gibbs.py", "tests/mcmc/test_joint_distribution.py"),
+    *("tests/mcmc/test_joint_network.py", "tests/mcmc/test_moments.py", "tests/mcmc/test_reference.py"),
+    *("tests/mcmc/test_rounding.py", "tests/mcmc/test_trajectories.py", "tests/mcmc/test_whitening.py"),
+    *("tests/readout", "tests/surrogates/test_surrogate_targets.py", "tests/test_exact_laws.py"),
+    *("tests/wide_limit/test_limit_empirical.py", "tests/wide_limit/test_limit_kernels.py"),
+    *("tests/wide_limit/test_network_kernels.py", "tests/wide_limit/test_random_features.py"),
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
 SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
@@ -61,7 +66,9 @@ def step_of(item: pytest.Item) -> str | None:
         return "long"
     turn = turn_of(item)
     is_long = any(path.is_relative_to(part) for part in LONG)
-    left_out = "long" if is_long or (str(path) in MANY_PROGRAMS and turn not in (None, 0)) else "numerics"
+    place = len(item.name) if turn is None else turn
+    is_alike = any(path.is_relative_to(part) for part in MANY_PROGRAMS) and place % STRIDE != 0
+    left_out = "long" if is_long or is_alike else "numerics"
     if item.get_closest_marker("slow") is not None:
         return left_out
     if any(path.match(name) for name in PLUMBING):

@@ -39,7 +39,6 @@ def draws_of(name, form, depth, width):
         num_samples=NUM_SAMPLES,
         num_chains=NUM_CHAINS,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(0), DATA.x, DATA.y)
     return model, mcmc.get_samples()

@@ -1,13 +1,17 @@
 """Every script in examples/, and the notebook, run at a tiny size, and draw their figures."""
 
+import functools
 import json
+import multiprocessing
 import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from jax._src.interpreters import mlir
 
 ROOT = Path(__file__).parents[1]
 # What is made smaller in the text of an example, which has no options.
@@ -24,18 +28,31 @@ SMALLER = {
 }
 
 
-def run(*command, folder):
-    finished = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return finished
+# Scripts begin as copies of a process that has imported what most of them import.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__, "numpyro_wide.estimators", "arviz", "matplotlib.pyplot"])
+
+
+def script(path, arguments, folder, files):
+    """Run a script in a folder as Python does, what it prints in files."""
+    os.chdir(folder)
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)  # as in conftest.py
+    sys.argv, sys.path[:0] = [str(path), *map(str, arguments)], [str(path.parent)]
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def run(path, *arguments, folder):
+    """What a script printed, and its bars and errors."""
+    with TemporaryDirectory() as name:
+        files = [Path(name, stream) for stream in ("stdout", "stderr")]
+        process = SERVER.Process(target=script, args=(path, arguments, folder, files), daemon=True)
+        process.start()
+        process.join(600)
+        printed, errors = (file.read_text() for file in files)
+    assert process.exitcode == 0, errors[-3000:]
+    return printed, errors
 
 
 def test_none_is_forgotten():
@@ -50,7 +67,7 @@ def test_example_runs(name, tmp_path):
         assert full in text
         text = text.replace(full, tiny)
     (tmp_path / name).write_text(text)
-    printed = run(name, folder=tmp_path).stdout
+    printed, _ = run(tmp_path / name, folder=tmp_path)
     figure = tmp_path / name.replace(".py", ".png")
     assert figure.stat().st_size > 5000
     assert printed.splitlines()[-1] == f"Figure: {figure.name}"
@@ -63,7 +80,7 @@ def test_notebook_runs_and_holds_its_outputs(tmp_path):
     text, count = re.subn(r"^(WIDTH, .* =) .*$", r"\1 4, 5, 8, 2, 5", text, flags=re.MULTILINE)
     assert count == 1
     (tmp_path / "notebook.py").write_text(text)
-    run("notebook.py", folder=tmp_path)
+    run(tmp_path / "notebook.py", folder=tmp_path)
     shown = {
         kind for cell in cells for output in cell["outputs"] for kind in output.get("data", [output["output_type"]])
     }

@@ -43,73 +43,47 @@ TINY = {
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }
+# What is left in the folder, "*" being the name of the study: its figure alone, if nothing is said here.
 FIGURES = {
-    "repriorised_bnn.py": {"ess_by_width.png", "calibration.png"},
-    "amortized_posterior.py": {"epidemic_calibration.png", "epidemic_posterior.png"},
-    "marathon.py": {"marathon.png"},
-    "mixing_by_width.py": {"mixing_by_width.csv", "mixing_by_width.png", "regulariser.png"},
-    "mixing_speed.py": {"mixing_speed.csv", "mixing_speed.png"},
-    "ntk_reparam.py": {"ntk_reparam.png"},
-    "rotation.py": {"rotation_nll.png", "rotation_widths.png"},
-    "softmax_digits.py": {"softmax_digits.png"},
-    "wide_mean_field.py": {"wide_mean_field.png"},
-    "mean_field_classification.py": {"mean_field_classification.png"},
-    "fashion.py": {"fashion.csv", "fashion_scores.csv", "fashion_costs.csv", "fashion.png"},
-    "cold_posteriors.py": {"cold_posteriors.png"},
-    "cooling_by_width.py": {"cooling_by_width.png"},
-    "dropout_qkl.py": {"dropout_qkl.png"},
-    "bayesian_optimisation.py": {"bayesian_optimisation.png"},
-    "posterior_slices.py": {"posterior_slices.png", "linear_regression.png"},
-    "evidence.py": {"evidence.csv", "evidence.png"},
-    "collapse.py": {"collapse.png", "prior_by_width.png"},
-    "finite_width.py": {"finite_width.csv", "finite_width.png"},
-    "exact_laws.py": {"exact_laws.csv", "exact_laws_chains.csv", "exact_laws.png"},
-    "uci.py": {"uci.csv", "uci_summary.csv", "uci.png"},
-    "duel.py": {"duel.csv", "duel_summary.csv", "duel.png"},
-    "estimator.py": {"estimator.csv", "estimator_summary.csv", "estimator.png", "reports"},
-    "classes.py": {"classes.csv", "classes.npz", "classes.png"},
-    "images.py": {"images.csv", "images.png", "kernels"},
-    "finite_cnn.py": {"finite_cnn.csv", "finite_cnn_scores.csv", "finite_cnn.png"},
-    "sbibm.py": {"sbibm.csv", "sbibm_summary.csv", "sbibm.png"},
-    "parametrisations.py": {"parametrisations.csv", "parametrisations_summary.csv"},
-    "how_wide.py": {
-        "how_wide.csv",
-        *(
-            f"how_wide_{name}"
-            for name in ("gradients.csv", "gradients.png", "scores.csv", "seconds.csv", "seconds.png")
-        ),
-    },
+    "repriorised_bnn.py": "calibration.png ess_by_width.png",
+    "amortized_posterior.py": "epidemic_calibration.png epidemic_posterior.png",
+    "mixing_by_width.py": "*.csv *.png regulariser.png",
+    "mixing_speed.py": "*.csv *.png",
+    "rotation.py": "*_nll.png *_widths.png",
+    "fashion.py": "*.csv *.png *_costs.csv *_scores.csv",
+    "posterior_slices.py": "linear_regression.png *.png",
+    "evidence.py": "*.csv *.png",
+    "collapse.py": "*.png prior_by_width.png",
+    "finite_width.py": "*.csv *.png",
+    "exact_laws.py": "*.csv *.png *_chains.csv",
+    "uci.py": "*.csv *.png *_summary.csv",
+    "duel.py": "*.csv *.png *_summary.csv",
+    "estimator.py": "*.csv *.png *_summary.csv reports",
+    "classes.py": "*.csv *.npz *.png",
+    "images.py": "*.csv *.png kernels",
+    "finite_cnn.py": "*.csv *.png *_scores.csv",
+    "sbibm.py": "*.csv *.png *_summary.csv",
+    "parametrisations.py": "*.csv *_summary.csv",
+    "how_wide.py": "*.csv *_gradients.csv *_gradients.png *_scores.csv *_seconds.csv *_seconds.png",
 }
 # Where nothing else is printed for minutes.
-SILENT_FOR_LONG = {
-    "mixing_by_width.py",
-    "mixing_speed.py",
-    "dropout_qkl.py",
-    "cold_posteriors.py",
-    "cooling_by_width.py",
-    "wide_mean_field.py",
-    "mean_field_classification.py",
-    "fashion.py",
-    "bayesian_optimisation.py",
-    "collapse.py",
-    "posterior_slices.py",
-    "classes.py",
-    "how_wide.py",
-    "finite_cnn.py",
-    "estimator.py",
-    "sbibm.py",
-    "parametrisations.py",
-}
+SILENT_FOR_LONG = (
+    *("mixing_by_width.py", "mixing_speed.py", "dropout_qkl.py", "cold_posteriors.py", "cooling_by_width.py"),
+    *("wide_mean_field.py", "mean_field_classification.py", "fashion.py", "bayesian_optimisation.py", "collapse.py"),
+    *("posterior_slices.py", "classes.py", "how_wide.py", "finite_cnn.py", "estimator.py"),
+    *("sbibm.py", "parametrisations.py"),
+)
 
 
 def test_none_is_forgotten():
-    assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY) == set(FIGURES)
+    assert {path.name for path in (ROOT / "studies").glob("[!_]*.py")} == set(TINY)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_study_runs(name, tmp_path):
-    printed = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == FIGURES[name]
+    _, errors = run(ROOT / "studies" / name, *shlex.split(TINY[name]), "--output", tmp_path, folder=tmp_path)
+    expected = FIGURES.get(name, "*.png").replace("*", name.removesuffix(".py")).split()
+    assert {path.name for path in tmp_path.iterdir()} == set(expected)
     assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
     if name in SILENT_FOR_LONG:  # a bar from the beginning, also where the output is no terminal
-        assert "0/" in printed.stderr and "100%" in printed.stderr
+        assert "0/" in errors and "100%" in errors

@@ -51,7 +51,7 @@ KERNELS = {
 @cache
 def sampled(name):
     kernel, _, fields = KERNELS[name]
-    mcmc = MCMC(kernel(), num_warmup=200, num_samples=20, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(kernel(), num_warmup=200, num_samples=20, num_chains=2, chain_method="vectorized")
     mcmc.run(jax.random.key(0), X, Y, extra_fields=("potential_energy", *fields))
     return mcmc
 

@@ -264,7 +264,7 @@ def test_a_start_far_away_in_single_precision_is_told():
         numpyro.sample("y", dist.Normal(mean, scale).expand([20]).to_event(1), obs=y)
 
     y = 50_000 + np.random.default_rng(0).normal(size=20).astype("f")
-    mcmc = MCMC(UnderdampedLangevin(far), num_warmup=300, num_samples=400, progress_bar=False)
+    mcmc = MCMC(UnderdampedLangevin(far), num_warmup=300, num_samples=400)
     mcmc.run(KEY, y)
     found = summary(mcmc, far, y)
     assert found.accept_prob > 0.5 and found.energy_drift[0] > 3 and "the energy drifts" in str(found)

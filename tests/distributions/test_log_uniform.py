@@ -102,7 +102,7 @@ def data():
 
 def test_sampling_and_map_are_refused(data):
     with pytest.raises(ValueError, match=r"Prop\. 1"):
-        MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), *data)
+        MCMC(NUTS(model), num_warmup=1, num_samples=1).run(jax.random.key(0), *data)
     with pytest.raises(ValueError, match=r"Prop\. 1"):
         numpyro.handlers.seed(AutoDelta(model), 0)(*data)
     optim = numpyro.optim.Adam(0.01)

@@ -43,7 +43,7 @@ def mean_field_bound(model):
     return bounds.mean(), bounds.std() / len(bounds) ** 0.5
 
 
-@pytest.mark.parametrize("width", [16, 2048])
+@pytest.mark.parametrize("width", [2048, 16])
 def test_evidence_of_networks_by_chains_by_importance_and_in_the_limit(width):
     model = network(width)
     row = wide_enough(jax.random.key(1), model, YEARS, PACES, num_draws=1000, batch_size=100).rows["model"]

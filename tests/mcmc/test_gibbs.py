@@ -64,7 +64,7 @@ def test_what_a_simplex_is_given():
         numpyro.sample("counts", dist.Multinomial(100, share), obs=counts)
         numpyro.deterministic("first", share[0])
 
-    mcmc = MCMC(blocks(model, ["share"], ["other"]), num_warmup=300, num_samples=4000, progress_bar=False)
+    mcmc = MCMC(blocks(model, ["share"], ["other"]), num_warmup=300, num_samples=4000)
     mcmc.run(jax.random.key(0), jnp.array([60, 30, 10]))
     draws = mcmc.get_samples(group_by_chain=True)
     for i, mean in enumerate((61 / 103, 31 / 103, 11 / 103)):

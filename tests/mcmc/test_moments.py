@@ -52,7 +52,6 @@ def test_adjusted_kernels_reach_the_moments(name):
         num_samples=1500,
         num_chains=NUM_CHAINS,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(3), init_params=first)
     for label, (draws, truth) in functions_and_means(mcmc.get_samples(group_by_chain=True)).items():
@@ -71,7 +70,7 @@ def test_everything_is_accepted_on_the_reference(name):
 
 def test_warmup_finds_independent_draws_on_the_reference():
     kernel = KERNELS["split"](potential_fn=lambda z: 0.5 * jnp.sum(z**2))
-    mcmc = MCMC(kernel, num_warmup=300, num_samples=2000, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=300, num_samples=2000)
     mcmc.run(jax.random.key(0), init_params=jnp.ones(20), extra_fields=("num_grad", "step_size"))
     fields = mcmc.get_extra_fields()
     assert jnp.all(fields["num_grad"] == 1)

@@ -61,7 +61,7 @@ def test_it_draws_what_all_at_once_draw(monkeypatch, name):
 @pytest.mark.parametrize("method", ["bridge", "stepping-stone"])
 def test_an_evidence_is_the_same(monkeypatch, method):
     def found():
-        options = {"num_chains": 2, "num_warmup": 40, "num_samples": 200, "progress_bar": False}
+        options = {"num_chains": 2, "num_warmup": 40, "num_samples": 200}
         return model_evidence(jax.random.key(0), regression, *regression_data(0), method=method, **options)
 
     in_turns = found()

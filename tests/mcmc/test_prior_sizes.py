@@ -60,7 +60,7 @@ def same(model):
 
 
 def start(kernel, model):
-    MCMC(kernel(model), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, X, Y)
+    MCMC(kernel(model), num_warmup=1, num_samples=1).run(KEY, X, Y)
 
 
 # NUTS sees a model of one's own only where it is wrapped by `collapse_readout`.
@@ -109,4 +109,4 @@ def test_other_likelihoods_are_left_alone():
         logits = 100 * numpyro.sample("w", dist.Normal(0, 1)) * x[:, 0]
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
-    MCMC(SplitHMC(classes), num_warmup=1, num_samples=1, progress_bar=False).run(KEY, X, (Y > 0).astype(int))
+    MCMC(SplitHMC(classes), num_warmup=1, num_samples=1).run(KEY, X, (Y > 0).astype(int))

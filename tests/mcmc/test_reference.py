@@ -144,7 +144,6 @@ def test_moments_of_a_vectorized_run_are_those_of_each_chain():
             num_samples=3,
             num_chains=num_chains,
             chain_method="vectorized",
-            progress_bar=False,
         )
         mcmc.run(keys, init_params=first)
         return mcmc.last_state.adapt_state.preconditioner.scale[0]

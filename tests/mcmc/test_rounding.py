@@ -21,7 +21,7 @@ def rare(data):
 )
 def test_warmup_arrives_where_energies_are_rounded(name):
     """3849 of 5 million in float32, from where energies of millions have no digit behind the point (NumPyro's test)."""
-    mcmc = MCMC(ADJUSTED[name](rare), num_warmup=300, num_samples=200, progress_bar=False)
+    mcmc = MCMC(ADJUSTED[name](rare), num_warmup=300, num_samples=200)
     mcmc.run(jax.random.key(2), {"n": 5_000_000, "x": 3849})
     p = np.asarray(mcmc.get_samples()["p"])
     np.testing.assert_allclose(p.mean(), 3849 / 5e6, rtol=0.05)

@@ -205,7 +205,7 @@ def test_evidence_limit_draws_and_arviz_follow():
     noise = NoiseNetwork(dist.LogNormal(np.log(LEVEL), 0.5), dist.HalfNormal(0.5), depth=0)
     model = bnn(lambda x: x, None, noise)
     log_evidence, level = by_quadrature(x[:, 0].astype(float), y.astype(float))
-    found = model_evidence(KEY, collapsed(model), x, y, progress_bar=False)
+    found = model_evidence(KEY, collapsed(model), x, y)
     assert abs(found.log_evidence - log_evidence) < 4 * found.standard_error < 0.5
     for wrapped in (collapsed(model), repriorised(model)):
         draws = wide_limit_draws(jax.random.key(1), wrapped, 2000, x, y)
@@ -213,7 +213,7 @@ def test_evidence_limit_draws_and_arviz_follow():
         # Draws of the prior are chosen again, some several times: fewer count than there are.
         assert abs(draws["noise_level_base"].mean() - level) < 4 * draws["noise_level_base"].std() / 500**0.5
 
-    mcmc = MCMC(SplitHMC(wrapped), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc = MCMC(SplitHMC(wrapped), num_warmup=20, num_samples=20)
     mcmc.run(jax.random.key(2), x, y)
     idata = to_arviz(mcmc, wrapped, x, y, predictions=(x[:3],))
     assert idata["posterior"]["noise"].dims == ("chain", "draw", "rows")
@@ -236,7 +236,7 @@ def test_known_noise_is_found_and_pays_what_theory_says():
     rng = np.random.default_rng(0)
     kernel = wide_limit.fcn_kernel(1, "erf", **SCALES)
     model = collapsed(bnn(FCN(1, 15, "erf"), None, NoiseNetwork(0.2), scales=SCALES))
-    mcmc = MCMC(SplitHMC(model), num_warmup=150, num_samples=100, progress_bar=False, jit_model_args=True)
+    mcmc = MCMC(SplitHMC(model), num_warmup=150, num_samples=100, jit_model_args=True)
     grid = np.linspace(-0.9 * 1.7, 0.9 * 1.7, 31)
     for growth in (10.0, 1.0):
         x, y, noise = noisy_sine(rng, 400, growth)

@@ -131,7 +131,7 @@ def test_both_handlers_take_them():
     mapped = repriorise(model, readout="readout", features="features", targets="y", noise_scale="noise")
     collapsed = collapse_readout(model, readout="readout", features="features", observed="y")
     for wrapped in (mapped, collapsed):
-        mcmc = MCMC(NUTS(wrapped, max_tree_depth=4), num_warmup=20, num_samples=10, progress_bar=False)
+        mcmc = MCMC(NUTS(wrapped, max_tree_depth=4), num_warmup=20, num_samples=10)
         mcmc.run(jax.random.key(0), X, Y)
         draws = mcmc.get_samples()
         assert {"noise", "noise_base", "w_std", "w_std_base"} <= draws.keys()

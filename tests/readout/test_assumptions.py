@@ -306,7 +306,7 @@ def test_a_guide_is_told_where_it_starts():
 def test_a_chain_is_told_where_it_starts():
     model = observed_as(BROKEN["three times"])
     with pytest.raises(ValueError, match="mean of observed site"):
-        MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), PSI, Y)
+        MCMC(NUTS(model), num_warmup=1, num_samples=1).run(jax.random.key(0), PSI, Y)
 
 
 def test_other_sites_may_be_far_out_of_their_support():

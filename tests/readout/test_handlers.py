@@ -252,7 +252,7 @@ def test_nuts_and_hmc(kind, chain_method):
     model = wrapped_models()[kind]
     is_nuts = chain_method == "sequential"
     kernel = NUTS(model, max_tree_depth=3) if is_nuts else HMC(model, num_steps=3, trajectory_length=None)
-    mcmc = MCMC(kernel, num_warmup=20, num_samples=10, num_chains=2, chain_method=chain_method, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=10, num_chains=2, chain_method=chain_method)
     mcmc.run(jax.random.key(0), x, y)
     samples = mcmc.get_samples(group_by_chain=True)
     assert "features" not in samples
@@ -272,9 +272,7 @@ def test_nuts_and_hmc(kind, chain_method):
 
 def test_base_can_be_left_out_of_the_samples():
     x, y = small_data()
-    mcmc = MCMC(
-        NUTS(repriorise(network, **ARGUMENTS), max_tree_depth=3), num_warmup=5, num_samples=5, progress_bar=False
-    )
+    mcmc = MCMC(NUTS(repriorise(network, **ARGUMENTS), max_tree_depth=3), num_warmup=5, num_samples=5)
     mcmc.run(jax.random.key(0), x, y, extra_fields=("~z.w_base",))
     assert set(mcmc.get_samples()) == {"hidden", "sigma", "w"}
 
@@ -284,10 +282,10 @@ def test_rerun_on_new_data_without_recompiling(kind):
     """With jit_model_args the data are traced; the second run must see the second data."""
     x, y = small_data()
     model = wrapped_models()[kind]
-    reused = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=5, progress_bar=False, jit_model_args=True)
+    reused = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=5, jit_model_args=True)
     reused.run(jax.random.key(0), x, y)
     reused.run(jax.random.key(0), x, -y)
-    fresh = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=5, progress_bar=False, jit_model_args=True)
+    fresh = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=5, jit_model_args=True)
     fresh.run(jax.random.key(0), x, -y)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), reused.get_samples(), fresh.get_samples())
 
@@ -343,7 +341,7 @@ def test_flax_feature_networks(library, wrap):
         numpyro.sample("y", dist.Normal(features @ w, 0.2).to_event(2), obs=y)
 
     x, y = small_data()
-    mcmc = MCMC(NUTS(wrap(model), max_tree_depth=3), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc = MCMC(NUTS(wrap(model), max_tree_depth=3), num_warmup=5, num_samples=5)
     mcmc.run(jax.random.key(0), x, y)
     assert all(np.isfinite(value).all() for value in mcmc.get_samples().values())
 

@@ -42,7 +42,7 @@ def run(model, *args, **kwargs):
 
 
 def nuts(model):
-    return MCMC(NUTS(model, max_tree_depth=1), num_warmup=1, num_samples=1, progress_bar=False)
+    return MCMC(NUTS(model, max_tree_depth=1), num_warmup=1, num_samples=1)
 
 
 def test_mcmc_says_why_it_finds_no_start():

@@ -63,7 +63,6 @@ def run(model, num_samples=400, seed=0):
         num_samples=num_samples,
         num_chains=2,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(seed), X, Y)
     return mcmc

@@ -226,9 +226,7 @@ def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first
     def run(mcmc, num_samples):
         return run_in_pieces(mcmc, tmp_path, jax.random.key(0), Y, num_samples=num_samples, progress_bar=False)
 
-    mcmc, other = (
-        MCMC(kernel(normals, **options), num_warmup=2, num_samples=2, progress_bar=False) for options in (first, second)
-    )
+    mcmc, other = (MCMC(kernel(normals, **options), num_warmup=2, num_samples=2) for options in (first, second))
     run(mcmc, 2)
     with pytest.raises(ValueError, match="is of a run with another setting of the kernel; pass the same one"):
         run(other, 4)
@@ -243,7 +241,7 @@ def test_settings_of_the_blocks_of_gibbs_belong_to_the_run(tmp_path):
     def run(step_size, num_samples):
         kernels = [NUTS(model, step_size=size, adapt_step_size=False) for size in (0.1, step_size)]
         gibbs = Gibbs([(kernels[0], ["a"]), (kernels[1], ["b"])])
-        mcmc = MCMC(gibbs, num_warmup=2, num_samples=2, progress_bar=False)
+        mcmc = MCMC(gibbs, num_warmup=2, num_samples=2)
         return run_in_pieces(mcmc, tmp_path, jax.random.key(0), Y, num_samples=num_samples, progress_bar=False)
 
     run(0.1, 2)
@@ -259,7 +257,7 @@ def typed(z):
 
 def run_typed(folder, to_sites, **options):
     kernel = SplitHMC(potential_fn=lambda z: 0.5 * jnp.sum(z["z"] ** 2))
-    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, postprocess_fn=to_sites, progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, postprocess_fn=to_sites)
     start = {"z": jnp.array([0.3, -1.0])}
     return run_in_pieces(
         mcmc, folder, jax.random.key(0), num_samples=4, init_params=start, progress_bar=False, **options

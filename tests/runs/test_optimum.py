@@ -82,7 +82,7 @@ def test_scales_are_held_at_their_medians_in_a_word():
 def test_chains_start_there(kernel):
     start = start_of(num_chains=2, num_steps=500, hold={"noise": 0.3})
     mcmc = MCMC(kernel(line, step_size=1e-6, adapt_step_size=False), num_warmup=0, num_samples=1, num_chains=2,
-                chain_method="vectorized", progress_bar=False)  # fmt: skip
+                chain_method="vectorized")  # fmt: skip
     mcmc.run(jax.random.key(1), X, Y, init_params=start)
     np.testing.assert_allclose(mcmc.get_samples(group_by_chain=True)["slopes"][:, 0], start["slopes"], atol=0.01)
 

@@ -37,7 +37,7 @@ COLLAPSED = collapse_readout(network, readout="readout", features="features", ob
 
 def chains(kernel=SplitHMC, piece=10, **options):
     options = {"num_chains": 2, "chain_method": "vectorized", "num_warmup": 20} | options
-    return MCMC(kernel(COLLAPSED), num_samples=piece, progress_bar=False, **options)
+    return MCMC(kernel(COLLAPSED), num_samples=piece, **options)
 
 
 def pieces(folder, mcmc=None, num_samples=20, key=0, x=X, y=Y, **options):
@@ -126,7 +126,7 @@ def potential(z):
 def test_a_potential_function_goes_on_with_another_kernel_object(tmp_path):
     def run(num_samples):
         kernel = SplitHMC(potential_fn=potential)
-        mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+        mcmc = MCMC(kernel, num_warmup=5, num_samples=5)
         start = {"z": jnp.array([0.3, -1.0])}
         return run_in_pieces(
             mcmc, tmp_path, jax.random.key(0), num_samples=num_samples, init_params=start, progress_bar=False

@@ -48,7 +48,7 @@ FUNCTIONS = {
 
 def run(kernel, **options):
     options = {"num_warmup": 20, "num_samples": 15, "num_chains": 2, "chain_method": "vectorized", **options}
-    mcmc = MCMC(kernel, progress_bar=False, **options)
+    mcmc = MCMC(kernel, **options)
     mcmc.run(jax.random.key(0), *small_data(10))
     return mcmc
 
@@ -143,7 +143,7 @@ def test_what_is_not_a_kernel_or_a_function_is_refused():
     with pytest.raises(TypeError, match="model must come from collapse_readout or repriorise"):
         readout_function(network, small_data())
     potential = reduced(NUTS(potential_fn=lambda z: jnp.sum(z**2)), drop=["hidden"])
-    chain = MCMC(potential, num_warmup=0, num_samples=1, progress_bar=False)
+    chain = MCMC(potential, num_warmup=0, num_samples=1)
     with pytest.raises(ValueError, match="draws must be dictionaries of sites"):
         chain.run(KEY, init_params=jnp.zeros(2))
 

@@ -216,7 +216,6 @@ def statistics(model, name, key):
         num_samples=160,
         num_chains=4,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(key), X, CASES[name][1])
     predictions = np.asarray(mcmc.get_samples(group_by_chain=True)["predictions"], float)

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from numpyro.infer.util import potential_energy
 from numpyro_wide import ReprioriseReadout, repriorise, surrogate_targets
 from numpyro_wide.readout._transform import ReadoutTransform
 from numpyro_wide.surrogates import class_contrasts
+from tests.readout.test_posterior import disagreement
 
 LIKELIHOODS = {
     "categorical": (lambda f: dist.Categorical(logits=f), np.array([2, 0, 1, 1, 2]), {"num_classes": 3}),
@@ -126,7 +126,6 @@ def statistics(model, key):
         num_samples=400,
         num_chains=4,
         chain_method="vectorized",
-        progress_bar=False,
     )
     mcmc.run(jax.random.key(key), X, LABELS)
     draws = mcmc.get_samples(group_by_chain=True)
@@ -138,19 +137,6 @@ def statistics(model, key):
 @pytest.fixture(scope="module")
 def reference():
     return statistics(network, key=10)
-
-
-def disagreement(draws, reference):
-    """Largest difference of first and second moments from the plain model's, in Monte Carlo standard errors."""
-    means, errors = [], []
-    for sample in (reference, draws):
-        centred = sample - reference.mean((0, 1))
-        moments = np.concatenate([centred, centred**2], axis=-1)
-        ess = np.asarray(az.ess({"x": moments}, method="mean")["x"])
-        assert ess.min() > 100
-        means.append(moments.mean((0, 1)))
-        errors.append(moments.std((0, 1)) / np.sqrt(ess))
-    return np.abs((means[1] - means[0]) / np.hypot(*errors)).max()
 
 
 @pytest.mark.slow
