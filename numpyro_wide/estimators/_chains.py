@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._traces import latent_sites, run_model
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed, parts_of
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed, parts_of, run_network
 from numpyro_wide.linear_gaussian._problem import log_evidence
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
@@ -56,7 +57,8 @@ def run_chains(
 
     Return their posterior, chains and steps; None for too small a budget.
     """
-    model, args = collapsed(network), jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
+    args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
+    target = FlatTarget(network, args, latent_shapes(network, args))
     _, x, _ = args
     gradients = num_chains * gradient_seconds(len(x), network.depth, network.width, network.by_row)
     gradients *= x.dtype.itemsize / 4  # double precision takes twice as long
@@ -67,12 +69,12 @@ def run_chains(
     if affordable >= _FEWEST_STEPS:
         start_key, run_key = jax.random.split(key)
         if optima:
-            start = starts_near(optima, start_key, model, args, num_chains)
+            start = starts_near(optima, start_key, target.shapes, num_chains)
         else:
             clock.begin("Adam, for starts of the chains")
             num_adam, before = min(int(_ADAM_SHARE * clock.left / gradients), _NUM_ADAM), clock.seconds
             options: dict[str, Any] = {"num_chains": num_chains, "num_steps": num_adam, "hold": hold}
-            start = init_to_optimum(start_key, model, *args, progress_bar=False, **options)
+            start = init_to_optimum(start_key, collapsed(network), *args, progress_bar=False, **options)
             start = start if num_chains > 1 else {name: values[None] for name, values in start.items()}
             # A busy or a slow machine shows here, and programs that are there already.
             clock.pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
@@ -90,7 +92,6 @@ def run_chains(
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
-    target = FlatTarget(network, args, {name: values.shape[1:] for name, values in start.items()})
     potential, bias_tolerance = target.potential_energy, BIAS_TOLERANCE
     kernel = MicrocanonicalLangevin(potential_fn=potential, adjusted=False, bias_tolerance=bias_tolerance)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.values}
@@ -179,19 +180,28 @@ def judge(
     return posterior, is_settled, [*lines, *lost]
 
 
+def latent_shapes(network: Network, known: tuple) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the latent sites of a collapsed network."""
+
+    def run(known: tuple) -> dict[str, Array]:
+        sites = latent_sites(run_model(partial(run_network, network), known))
+        return {name: site["value"] for name, site in sites.items() if name != "readout"}
+
+    return {name: value.shape for name, value in jax.eval_shape(run, known).items()}
+
+
 def starts_near(
-    optima: Sequence[dict[str, np.ndarray]], key: Any, model: Any, args: tuple, num_chains: int
+    optima: Sequence[dict[str, np.ndarray]], key: Any, shapes: dict[str, tuple[int, ...]], num_chains: int
 ) -> dict[str, Array]:
     """Return starts of chains in turn near optima of some sites; all others, normal, are at their medians."""
-    sites = jax.eval_shape(lambda args: {n: s["value"] for n, s in latent_sites(run_model(model, args)).items()}, args)
     random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     start = {}
-    for name, site in sites.items():
-        values = np.zeros((num_chains, *site.shape))
+    for name, shape in shapes.items():
+        values = np.zeros((num_chains, *shape))
         if name in optima[0]:
             values = np.stack([optima[chain % len(optima)][name] for chain in range(num_chains)])
             values = values + _STARTS_APART * random.standard_normal(values.shape)
-        start[name] = jnp.asarray(values, site.dtype)
+        start[name] = jnp.asarray(values, float)
     return start
 
 

@@ -16,6 +16,7 @@ from numpyro_wide.estimators._chains import (
     convergence,
     finite_draws,
     gradient_seconds,
+    latent_shapes,
     run_chains,
     starts_near,
 )
@@ -81,8 +82,8 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
 def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(network):
     y = Y if network.num_outputs is None else np.stack([Y, Y**2], axis=1)
     model, args = collapsed(network), jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, y))
-    start = starts_near([{"hidden.hidden_0.kernel": np.ones((2, 4))}], jax.random.key(0), model, args, 3)
-    target = FlatTarget(network, args, {name: values.shape[1:] for name, values in start.items()})
+    target = FlatTarget(network, args, latent_shapes(network, args))
+    start = starts_near([{"hidden.hidden_0.kernel": np.ones((2, 4))}], jax.random.key(0), target.shapes, 3)
     z = target.vectors(start) + 0.5 * jax.random.normal(jax.random.key(1), target.vectors(start).shape)
     first = jax.tree.map(itemgetter(1), start)
     jax.tree.map(np.testing.assert_array_equal, target.values(target.vectors(start)[1]), first)
@@ -94,14 +95,13 @@ def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(networ
 def test_chains_start_near_the_optima_in_turn(monkeypatch):
     monkeypatch.setattr(_chains, "init_to_optimum", None)
     optima = [{"hidden.hidden_0.kernel": np.full((2, 4), size), "hidden.hidden_0.bias": np.ones(4)} for size in (9, -9)]
-    model = collapsed(Network(1, 4, "erf", None, by_row=True))
-    args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (SCALES, X, Y))
-    start = starts_near(optima, jax.random.key(0), model, args, 3)
+    network, args = Network(1, 4, "erf", None, by_row=True), jax.tree.map(jnp.asarray, (SCALES, X, Y))
+    start = starts_near(optima, jax.random.key(0), latent_shapes(network, args), 3)
     kernel = start["hidden.hidden_0.kernel"]
     np.testing.assert_allclose(kernel.mean(axis=(1, 2)), [9, -9, 9], atol=0.2)
     assert 0.05 < np.std(kernel[0] - kernel[2]) < 0.3  # apart
     assert start["noise.hidden_0.kernel"].shape == (3, 2, 16) and not start["noise_level_base"].any()
-    sites = trace(seed(model, 0)).get_trace(*args)
+    sites = trace(seed(collapsed(network), 0)).get_trace(*args)
     assert set(start) == {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
     (mcmc, num_steps), report = run(lambda *_: (True, []), optima=optima)
     assert num_steps > 400 and "from optima of the race, with scales and noise held" in report
