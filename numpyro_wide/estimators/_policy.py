@@ -96,13 +96,13 @@ def decide(
     # Noise: by row, which holds a constant one, too, so that no test need be trusted.
     is_by_row = noise == "by_row" and varies
     if noise == "auto" and varies:
-        fewest = _ROWS_A_COLUMN * (x.shape[1] + 2)
+        most = max(_MOST_WEIGHTED, _ROWS_A_COLUMN * x.shape[1])
         if has_steps(fit.targets, fit.noise_scale):
             # Exact predictions of such a value have an unbounded density.
             line = "the targets are discrete (such as ratings), and predicted as continuous ones"
             report.add("Noise", f"constant: {line}; one that varies would vanish")
-        elif len(x) < fewest:
-            report.add("Noise", f"constant: fewer than {fewest} rows, too few for one that varies")
+        elif len(x) <= most:
+            report.add("Noise", f"constant: {most} rows or fewer do not tell one that varies")
         else:
             is_by_row = True
             report.add("Noise", "by row, as a small network of the inputs")
@@ -195,7 +195,7 @@ def decide(
 # Rows
 _MANY = 10_000  # rows, above which a plan is announced
 _MOST_SCORED = 1000  # rows of compared log densities
-_ROWS_A_COLUMN = 10  # at least, for noise by row
+_ROWS_A_COLUMN = 10  # at the most with constant noise
 _NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
 _ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
 

@@ -1,4 +1,4 @@
-"""Leave-one-out log densities of known rows, and a test of their steps."""
+"""Leave-one-out log densities of known rows, and a test for discrete targets."""
 
 from typing import NamedTuple
 
