@@ -142,7 +142,7 @@ def check_no_nan(name: str, value: Any) -> None:
     # Each process can read its own part.
     parts = [np.asarray(value)] if is_known(value) else [np.asarray(part.data) for part in value.addressable_shards]
     for part in parts:
-        _refuse_other_than_numbers(name, part)
+        refuse_other_than_numbers(name, part)
     num_nan = sum(int(np.isnan(part).sum()) for part in parts)
     if num_nan:
         raise ValueError(
@@ -173,7 +173,7 @@ def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) 
     """Convert arrays to their common floating-point type, at least single precision."""
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]
     for i, x in enumerate(given):
-        _refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
+        refuse_other_than_numbers(names[i] if i < len(names) else "an array", x)
     if dtype is None:
         # The one promotion of types, also in JAX's strict mode. LAPACK has no half precision.
         with jax.numpy_dtype_promotion("standard"):
@@ -181,13 +181,24 @@ def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) 
     return tuple(jnp.asarray(x, dtype) for x in given)
 
 
-def _refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
+def refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not (
         x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
     ):
         raise TypeError(
             f"{name} must hold real numbers, but it has the type {x.dtype} and the shape {x.shape}; encode words."
         )
+
+
+def num_draws_of(name: str, draws: Mapping[str, Any]) -> int:
+    """Return the length of the leading axis of all draws."""
+    lengths = {site: np.shape(values)[0] if np.ndim(values) else 0 for site, values in draws.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(
+            f"{name} must hold arrays with a leading axis of at least one draw, of the same length, but the lengths "
+            f"are {lengths}."
+        )
+    return next(iter(lengths.values()))
 
 
 def check_key(name: str, value: Any, order: str, *, several: bool = False) -> None:
@@ -222,7 +233,7 @@ def late_progress(iterable: Iterable, *, desc: str, shown: bool = True) -> tqdm:
     return progress(iterable, shown=shown, desc=desc, delay=_PATIENCE, leave=False)
 
 
-def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool, stacklevel: int = 3) -> None:
+def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
     """Warn of chains with at most 2 % distinct draws; draws (chain, draw, ...) by site, or (draw, ...) of one chain."""
     is_moved: Any = False
     for values in draws.values():
@@ -243,5 +254,5 @@ def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool, stacklevel: int =
             f"of {chains.shape[1]}. Standardise inputs and targets, run {IN_FLOAT64}, run a longer warmup, or start "
             "elsewhere (init_strategy).",
             RuntimeWarning,
-            stacklevel=stacklevel,
+            stacklevel=3,
         )

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
 from scipy.special import bdtr, bdtrc
 
-from numpyro_wide._checks import check_key, check_levels, check_one_of, late_progress, whole_number
+from numpyro_wide._checks import (
+    check_key,
+    check_levels,
+    check_one_of,
+    late_progress,
+    refuse_other_than_numbers,
+    whole_number,
+)
 from numpyro_wide._traces import run_model, sample_sites
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -123,8 +129,7 @@ class Simulations:
 def real_array(name: str, values: ArrayLike) -> np.ndarray:
     """Copy real numbers into an array."""
     array = np.array(values)
-    if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"{name} must hold real numbers, but has the type {array.dtype}.")
+    refuse_other_than_numbers(name, array)
     return array
 
 

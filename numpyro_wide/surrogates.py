@@ -16,6 +16,7 @@ from numpyro_wide._checks import (
     check_names_known,
     check_no_nan,
     check_one_of,
+    num_draws_of,
     whole_number,
 )
 from numpyro_wide._compile import program_of, split
@@ -149,8 +150,12 @@ def mean_kernel(
     check_known("mean_kernel gives numbers")
     model = model.fn if isinstance(model, ReadoutModel) else model
     count = whole_number("num_draws", num_draws, order=order)
-    given = {} if samples is None else _chosen(samples, count)
-    count = len(next(iter(given.values()))) if given else count
+    given: dict[str, np.ndarray] = {}
+    if samples is not None:
+        total = num_draws_of("samples", samples)
+        rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
+        given = {name: np.asarray(draws)[rows] for name, draws in samples.items()}
+        count = len(rows)
     arrays, rebuild = split((model_args, model_kwargs))
 
     def of_draw(key: Array, values: dict[str, Array], arrays: list[Any]) -> Array:
@@ -167,18 +172,6 @@ def mean_kernel(
             raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
         kernel = kernel + psi @ psi.T / count
     return kernel
-
-
-def _chosen(samples: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
-    draws = {name: np.asarray(value) for name, value in samples.items()}
-    lengths = {name: value.shape[:1] for name, value in draws.items()}
-    if not draws or len(set(lengths.values())) != 1 or () in lengths.values() or (0,) in lengths.values():
-        raise ValueError(
-            f"samples must hold draws of sites, all with the same number, but their lengths are {lengths}."
-        )
-    (total,) = next(iter(lengths.values()))
-    rows = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(int))
-    return {name: value[rows] for name, value in draws.items()}
 
 
 def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:

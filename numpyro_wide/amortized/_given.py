@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from numpyro_wide._checks import num_draws_of
 from numpyro_wide._traces import Sites
 from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
@@ -16,11 +17,7 @@ from numpyro_wide.amortized._simulation import Draws, refuse_missing
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite."""
     refuse_missing("simulations", observed, simulations, "observed site")
-    lengths = {name: len(values) if np.ndim(values) else 0 for name, values in simulations.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(
-            f"simulations must be arrays with a leading axis of the same length, but their lengths are {lengths}."
-        )
+    num_draws_of("simulations", simulations)
     given, num_lost = finite(simulations)
     if num_lost:
         warnings.warn(f"{num_lost} simulations hold NaN or infinity, and are left out.", stacklevel=3)

@@ -25,6 +25,7 @@ from numpyro_wide._checks import (
     late_progress,
     listing,
     named_arguments,
+    num_draws_of,
     refuse_frames,
     warn_if_stuck,
     whole_number,
@@ -177,7 +178,7 @@ class ReadoutPredictive:
         self.draws: dict[str, Any] = {
             name: values if isinstance(values, np.memmap) else jnp.array(values) for name, values in draws.items()
         }
-        self.num_draws = _num_draws(self.draws)
+        self.num_draws = num_draws_of("draws", self.draws)
         call = as_call(model_args, model_kwargs, _ORDER)
         refuse_frames(*call)
         self._fit: Call = _copied(call)
@@ -496,13 +497,3 @@ def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
 def _copied(tree: Any) -> Any:
     """Return a tree whose NumPy arrays nobody else can change."""
     return jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, tree)
-
-
-def _num_draws(draws: Draws) -> int:
-    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in draws.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(
-            "draws must hold arrays with a leading axis of at least one draw, of the same length, but the lengths are "
-            f"{lengths}."
-        )
-    return next(iter(lengths.values()))

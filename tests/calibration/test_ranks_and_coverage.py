@@ -272,5 +272,5 @@ def test_simulations_hold_copies_of_real_numbers():
     assert held.log_density_truth.tolist() == [1, 1, 1]
     np.testing.assert_array_equal(sbc_ranks(held)["z"], before)
     for wrong in (np.zeros(3, complex), np.array(["a", "b", "c"]), np.array([None, 1.0, 2.0])):
-        with pytest.raises(TypeError, match="z must hold real numbers, but has the type"):
+        with pytest.raises(TypeError, match="z must hold real numbers, but it has the type"):
             Simulations({"z": wrong}, {"z": draws})

@@ -130,9 +130,9 @@ def test_it_follows_the_model_as_it_is_at_the_call():
         ),
         ((model, "features", np.full_like(X, np.inf)), {}, "the features 'features' must be finite"),
         ((model, "features", X), {"num_draws": 0}, "num_draws must be a whole number of at least 1"),
-        ((model, "features", X), {"samples": {}}, "samples must hold draws of sites"),
-        ((model, "features", X), {"samples": {"scale": 1.0}}, "samples must hold draws of sites"),
-        ((model, "features", X), {"samples": {"scale": np.ones(2), "w": np.ones((3, 5))}}, "all with the same number"),
+        ((model, "features", X), {"samples": {}}, "samples must hold arrays"),
+        ((model, "features", X), {"samples": {"scale": 1.0}}, "samples must hold arrays"),
+        ((model, "features", X), {"samples": {"scale": np.ones(2), "w": np.ones((3, 5))}}, "of the same length"),
     ],
 )
 def test_what_gives_no_kernel_is_refused(arguments, options, message):
