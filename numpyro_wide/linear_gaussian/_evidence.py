@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_wide._checks import is_known
 from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower, row_sums_of_squares, solve_lower
 from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
@@ -88,7 +89,7 @@ class Standardised(NamedTuple):
         loc = broadcastable_matrix(prior_loc, is_vector)
         scale = broadcastable_matrix(prior_scale, is_vector)
 
-        if not _is_known_zero(prior_loc):
+        if not is_known(prior_loc) or np.any(np.asarray(prior_loc)):
             targets = targets - features @ jnp.broadcast_to(loc, (features.shape[1], num_outputs))
         features = features * scale.T if scale.shape[1] == 1 else features[None] * scale.T[:, None]
 
@@ -147,10 +148,6 @@ def broadcastable_matrix(value: Array | np.ndarray, is_vector: bool) -> Array:
     """Return numbers that broadcast against (m,) or (m, k) as (1 or m, 1 or k)."""
     value = jnp.asarray(value)
     return value.reshape(-1, 1) if is_vector else value.reshape((1,) * (2 - value.ndim) + value.shape)
-
-
-def _is_known_zero(value: Array | np.ndarray) -> bool:
-    return not isinstance(value, jax.core.Tracer) and not np.any(np.asarray(value))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))

@@ -16,7 +16,7 @@ from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._evidence import as_matrix, broadcastable_matrix
 from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower
-from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, ReadoutShapes, as_scale, check_data
+from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutShapes, as_scale, check_data
 
 
 @jax.tree_util.register_dataclass
@@ -436,17 +436,3 @@ class BlockedProblem(ReadoutShapes):
         variance = jnp.ones(1, targets.dtype) if is_by_row else noise[0] ** 2
         prior_scale = jnp.broadcast_to(jnp.asarray(self.prior_scale).reshape(-1), (self.features.shape[1],))
         return StandardisedRows(self.features, targets, noise if is_by_row else None, prior_scale, variance)
-
-
-def readout_problem(
-    features: Array | RowFeatures,
-    targets: ArrayLike,
-    noise_scale: ArrayLike,
-    *,
-    variant: str = "auto",
-    prior_scale: ArrayLike = 1.0,
-) -> Any:
-    """Return a readout problem of mean zero: blocked if its features are, else dense."""
-    if isinstance(features, RowFeatures):
-        return BlockedProblem.of(features, targets, noise_scale, prior_scale)
-    return ReadoutProblem.of(features, targets, noise_scale, variant=variant, prior_scale=prior_scale)

@@ -185,12 +185,12 @@ def _convolve(x: Array, kernel: Array, strides: tuple[int, int], padding: str) -
     around = jax.lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
     x = jnp.pad(x, ((0, 0), *around, (0, 0)))
     spans = [size - part + 1 for size, part in zip(x.shape[1:3], window, strict=True)]
-
-    def seen_by(i: int, j: int) -> Array:
-        return x[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
-
-    patches = jnp.concatenate([seen_by(i, j) for i in range(window[0]) for j in range(window[1])], axis=-1)
-    return patches @ kernel.reshape(-1, kernel.shape[-1])
+    patches = [
+        x[:, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]]
+        for i in range(window[0])
+        for j in range(window[1])
+    ]
+    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 
 def _check_layer(layer: NTKDense | NTKConv) -> None:

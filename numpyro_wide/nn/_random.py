@@ -148,18 +148,14 @@ def by_row_blocks(
             return in_row_blocks(lambda start, size: network(take_rows(x, start, size)), num_rows, size)
         if size >= num_rows:
             return numpyro.deterministic(site, network(x))
-        return _recorded(site, RowFeatures.of(network, x, size))
+        features = RowFeatures.of(network, x, size)
+        # A handler of the function must not compute the numbers; unread numbers are free within jit.
+        # No name: the site has it.
+        asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
+        numpyro.deterministic(site, features if asked["value"] else jnp.asarray(features))
+        return features
 
     return blocked
-
-
-def _recorded(site: str, features: RowFeatures) -> RowFeatures:
-    """Record features as a deterministic site: by function for a handler that asks, else as numbers."""
-    # A handler of the function must not compute the numbers; unread numbers are free within jit.
-    # No name: the site has it.
-    asked = apply_stack({"type": "row_features", "site": site, "value": False, "cond_indep_stack": []})
-    numpyro.deterministic(site, features if asked["value"] else jnp.asarray(features))
-    return features
 
 
 def _numbers_per_row(network: Callable, x: Array) -> int:

@@ -15,8 +15,8 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
 from numpyro_wide._traces import STACK_LOCK, run_model, unwrap
-from numpyro_wide.linear_gaussian._problem import STATIC, check_variant
-from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, as_features, first_block, readout_problem
+from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutProblem, check_variant
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features, first_block
 
 Model: TypeAlias = Callable[..., Any]
 Draws: TypeAlias = dict[str, Array]
@@ -44,9 +44,12 @@ class ReadoutRun:
 
     def problem(self) -> Any:
         """Return the readout's problem less its prior mean, which ``loc`` holds."""
-        problem = readout_problem(
-            self.features, self.residual, self.noise_scale, variant=self.variant, prior_scale=self.prior_scale
-        )
+        args = self.residual, self.noise_scale
+        problem: ReadoutProblem | BlockedProblem
+        if isinstance(self.features, RowFeatures):
+            problem = BlockedProblem.of(self.features, *args, self.prior_scale)
+        else:
+            problem = ReadoutProblem.of(self.features, *args, variant=self.variant, prior_scale=self.prior_scale)
         problem.check_readout(f"readout {self.readout!r}", self.prior_loc.shape)
         return problem
 

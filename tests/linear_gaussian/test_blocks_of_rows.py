@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features, map_rows, readout_problem
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures, as_features, map_rows
 
 RNG = np.random.default_rng(0)
 NOISES = {
@@ -85,7 +85,8 @@ def test_features_by_blocks_and_dense_ones_are_used_alike():
         assert as_features(by_blocks) is by_blocks and as_features(np.asarray(dense)).shape == (47, 3)
         found = []
         for features, test_features in [(by_blocks, by_blocks), (by_blocks, dense), (dense, by_blocks), (dense, dense)]:
-            problem = readout_problem(features, y, 0.3, prior_scale=0.7)
+            kind = BlockedProblem if features is by_blocks else ReadoutProblem
+            problem = kind.of(features, y, 0.3, prior_scale=0.7)
             mean, variance, _ = problem.solved().predict(test_features)
             norms = map_rows(lambda rows: jnp.sum(rows**2, axis=1), features)
             found.append((problem.log_evidence(), problem.solved().draw(jnp.ones(3)).shape, mean, variance, norms))
