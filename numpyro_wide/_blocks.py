@@ -39,7 +39,7 @@ def take_rows(array: Array, start: Array | int, size: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis=0)
 
 
-def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int = 1) -> Any:
+def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int) -> Any:
     """Compute ``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
 
     There a slice of the draws is computed within whatever reads it, index by index, and its activations are not

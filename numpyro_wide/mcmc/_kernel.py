@@ -128,13 +128,10 @@ def over_states(fn: Callable[..., Any], state: KernelState, *others: Any) -> Any
     return jax.vmap(fn, in_axes=(_CHAIN_AXES, *(0 for _ in others)))(shared, *others)
 
 
-_MAPPED: dict[str, Any] = {name: 0 for name in (*KernelState._fields, *AdaptState._fields)} | {
-    "i": None,
-    "num_warmup": None,
-}
-_CHAIN_AXES = KernelState(
-    **{name: _MAPPED[name] for name in KernelState._fields if name != "adapt_state"},
-    adapt_state=AdaptState(**{name: _MAPPED[name] for name in AdaptState._fields}),
+_MAPPED: Any = 0
+_SHARED: Any = None
+_CHAIN_AXES = KernelState(*[_MAPPED] * len(KernelState._fields))._replace(
+    i=_SHARED, adapt_state=AdaptState(*[_MAPPED] * len(AdaptState._fields))._replace(num_warmup=_SHARED)
 )
 
 

@@ -61,7 +61,8 @@ class Reference(NamedTuple):
         found = [_measure(*leaf) for leaf in zip(self.window, self.moments, known, strict=True)]
         basis, mean, scale = (tuple(part) for part in zip(*found, strict=True))
         nothing = jax.tree.map(jnp.zeros_like, self)
-        return type(self)(basis, mean, scale, tuple(map(_directions, self.sketch)), nothing.sketch, nothing.moments)
+        window = tuple(jnp.linalg.qr(rows.T)[0].T for rows in self.sketch)
+        return type(self)(basis, mean, scale, window, nothing.sketch, nothing.moments)
 
     def center(self, z: PyTree) -> PyTree:
         """Return z − m."""
@@ -116,11 +117,6 @@ def _random_directions(seed: int, num_rows: int, dtype: jnp.dtype) -> Array:
     """Return orthonormal rows, (r, p), by NumPy: numbers known before a program need no compilation."""
     noise = np.random.default_rng(seed).normal(size=(num_rows, min(RANK, num_rows)))
     return jnp.asarray(np.linalg.qr(noise)[0].T, dtype)
-
-
-def _directions(rows: Array) -> Array:
-    """Return orthonormal rows of the same span."""
-    return jnp.linalg.qr(rows.T)[0].T
 
 
 def _measure(window: Array, moments: Array, known: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -172,13 +172,9 @@ class SplitHMC(MetropolisKernel):
     def _count(self, state: KernelState) -> int | Array:
         if self._num_steps is not None:
             return self._num_steps
-        return jnp.minimum(self._wanted(state), self._max_num_steps)
-
-    def _wanted(self, state: KernelState) -> Array:
-        """Return the number of rotations that a trajectory should have."""
         whole = steps_along(self._trajectory_angle, state.step_size)
         part = steps_along(self._trajectory_angle / PARTS, state.step_size)
-        return jnp.where(self._is_cut(state), part, whole)
+        return jnp.minimum(jnp.where(self._is_cut(state), part, whole), self._max_num_steps)
 
     def _is_cut(self, state: KernelState) -> Array:
         return state.adapt_state.is_cut & ~_is_arriving(state)
