@@ -186,8 +186,8 @@ def decide(
             report.add("Decision", f"weight of {kind}, stacked with the limit: {weight:.3f}, {least}")
             posterior.stack(limit, weight)
             return scale, "stacked", fit, posterior, mcmc, num_steps
-    if noise == "by_row":
-        line = "the limit has one noise for all rows: its intervals are too wide at some and too narrow at others"
+    if is_by_row:
+        line = "the limit has one noise for all rows: where it varies, intervals are too wide at some, narrow at others"
         report.add("Noise", f'{line}; method="chains" has a noise by row')
     return scale, "limit", fit, limit, None, 1
 
