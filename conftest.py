@@ -1,6 +1,5 @@
 """Sets JAX up for the whole suite, and runs the code blocks of README and documentation, each file in one namespace."""
 
-import functools
 import gc
 import os
 import sys
@@ -15,7 +14,6 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax
 import pytest
-from jax._src.interpreters import mlir
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 
@@ -50,14 +48,6 @@ def pytest_configure(config):
     """Make the marks of the schedule known."""
     for mark in schedule.MARKS:
         config.addinivalue_line("markers", mark)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_context():
-    """Lower the programs of a file in one context of MLIR, which takes 5 ms to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
-        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

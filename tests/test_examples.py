@@ -1,6 +1,5 @@
 """Every script in examples/, and the notebook, run at a tiny size, and draw their figures."""
 
-import functools
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from jax._src.interpreters import mlir
 
 ROOT = Path(__file__).parents[1]
 # What is made smaller in the text of an example, which has no options.
@@ -38,7 +36,6 @@ def script(path, arguments, folder, files):
     os.chdir(folder)
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)  # as in conftest.py
     sys.argv, sys.path[:0] = [str(path), *map(str, arguments)], [str(path.parent)]
     runpy.run_path(str(path), run_name="__main__")
 

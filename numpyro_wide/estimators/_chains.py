@@ -92,8 +92,7 @@ def run_chains(
         return None
     clock.begin("warmup of the chains")
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
-    potential, bias_tolerance = target.potential_energy, BIAS_TOLERANCE
-    kernel = MicrocanonicalLangevin(potential_fn=potential, adjusted=False, bias_tolerance=bias_tolerance)
+    kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.values}
     # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
