@@ -182,6 +182,7 @@ def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) 
 
 
 def refuse_other_than_numbers(name: str, x: Array | np.ndarray) -> None:
+    """Refuse an array of anything but real numbers."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not (
         x.dtype == bool or jnp.isdtype(x.dtype, ("real floating", "integral"))
     ):

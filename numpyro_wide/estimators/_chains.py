@@ -13,7 +13,7 @@ from jax import Array
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
-from numpyro_wide._traces import latent_sites, run_model
+from numpyro_wide._traces import abstract_sites, latent_sites
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed, parts_of, run_network
@@ -181,12 +181,8 @@ def judge(
 
 def latent_shapes(network: Network, known: tuple) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the latent sites of a collapsed network."""
-
-    def run(known: tuple) -> dict[str, Array]:
-        sites = latent_sites(run_model(partial(run_network, network), known))
-        return {name: site["value"] for name, site in sites.items() if name != "readout"}
-
-    return {name: value.shape for name, value in jax.eval_shape(run, known).items()}
+    sites = latent_sites(abstract_sites(partial(run_network, network), known, {}))
+    return {name: tuple(sites[name]["fn"].shape()) for name in sorted(sites) if name != "readout"}
 
 
 def starts_near(

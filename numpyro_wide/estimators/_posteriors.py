@@ -179,14 +179,16 @@ class DrawnPosterior:
 
         def moments_of(draws: Any, known: Any, new: Array) -> dict[str, Array]:
             def of_draw(draw: Any) -> dict[str, Array]:
-                features, noise, mean, spread = given_draw(self.network, draw, known, new)
-                variance = jnp.sum((features @ spread) * features, axis=1)
-                return {"mean": features @ mean, "variance": variance, "noise_scale": noise}
+                features, noise_scale, readout, spread = given_draw(self.network, draw, known, new)
+                mean = features @ readout
+                variance = jnp.sum((features @ spread) * features, axis=1, keepdims=mean.ndim > 1)
+                parts = {"mean": mean, "variance": variance, "noise_scale": noise_scale}
+                return {name: jnp.broadcast_to(part, mean.shape) for name, part in parts.items()}
 
             return jax.lax.map(of_draw, draws)
 
         found = self._run(moments_of, filled)
-        return {name: values[:, : len(x)] if values.ndim > 1 else values for name, values in found.items()}
+        return {name: values[:, : len(x)] for name, values in found.items()}
 
     def function(self, x: np.ndarray) -> Moments:
         """Return moments at x (m, d), kept for the last x."""
@@ -206,10 +208,8 @@ class DrawnPosterior:
     def _function(self, x: np.ndarray) -> Moments:
         """Compute the moments of :meth:`function`; the limit's, stacked, are in the place of some draws."""
         found = self.predictions(x)
-        mean = found["mean"].reshape(*found["mean"].shape[:2], -1)
-        variance, noise_scale = (
-            np.broadcast_to(found[name].reshape(len(mean), -1, 1), mean.shape) for name in ("variance", "noise_scale")
-        )
+        arrays = (found[name] for name in ("mean", "variance", "noise_scale"))
+        mean, variance, noise_scale = (array.reshape(*array.shape[:2], -1) for array in arrays)
         moments = mean, variance, noise_scale**2
         if self.limit is None:
             return moments
