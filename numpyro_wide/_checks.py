@@ -169,6 +169,18 @@ def check_finite(name: str, value: Any) -> None:
         )
 
 
+def check_ranks(name: str, ranks: np.ndarray, num_draws: int) -> None:
+    """Refuse what is no array (num_simulations, ...) of ranks among a number of draws."""
+    if ranks.ndim == 0 or len(ranks) == 0:
+        raise ValueError(f"{name} must be an array (num_simulations, ...), but the shape is {ranks.shape}.")
+    is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.rint(ranks))
+    if not is_rank.all():
+        raise ValueError(
+            f"{name} must be whole numbers from 0 to num_draws = {num_draws}, but {int((~is_rank).sum())} of "
+            f"{ranks.size} are not, such as {ranks[~is_rank][0]}."
+        )
+
+
 def as_floats(*arrays: ArrayLike, dtype: Any = None, names: Sequence[str] = ()) -> tuple[Array, ...]:
     """Convert arrays to their common floating-point type, at least single precision."""
     given = [x if isinstance(x, Array) else np.asarray(x) for x in arrays]

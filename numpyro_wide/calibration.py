@@ -17,6 +17,7 @@ from numpyro_wide._checks import (
     check_key,
     check_levels,
     check_one_of,
+    check_ranks,
     late_progress,
     refuse_other_than_numbers,
     whole_number,
@@ -170,12 +171,7 @@ def uniformity_p_value(ranks: ArrayLike, num_draws: int) -> np.ndarray:
     """
     num_draws = whole_number("num_draws", num_draws)
     ranks = real_array("ranks", ranks)
-    is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.rint(ranks))
-    if ranks.ndim == 0 or len(ranks) == 0 or not np.all(is_rank):
-        raise ValueError(
-            f"ranks must be an array (num_simulations, ...) of whole numbers in 0, ..., num_draws = {num_draws}, but "
-            f"are {ranks}."
-        )
+    check_ranks("ranks", ranks, num_draws)
     return _of_ranks(ranks, num_draws).p_value
 
 

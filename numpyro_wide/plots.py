@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide import _mixture
-from numpyro_wide._checks import check_levels, whole_number
+from numpyro_wide._checks import check_levels, check_ranks, whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
 from numpyro_wide.diagnostics._scores import averaged, binned
 from numpyro_wide.diagnostics._summary import entries_by_name
@@ -100,7 +100,7 @@ def plot_rank_ecdf(
     named = ranks if isinstance(ranks, Mapping) else {"": ranks}
     curves = entries_by_name({name: np.asarray(values) for name, values in named.items()}, 1)
     for label, values in curves.items():
-        _check_ranks(label, values, num_draws)
+        check_ranks(f"ranks of {label!r}" if label else "ranks", values, num_draws)
     ax = _axes_or_new(ax)
     points = np.arange(num_draws + 2)
     uniform = points / (num_draws + 1)
@@ -260,15 +260,6 @@ def _axes_or_new(ax: Any) -> Any:
     from matplotlib import pyplot  # needs a display
 
     return pyplot.subplots(figsize=(5, 3.5), layout="constrained")[1]
-
-
-def _check_ranks(label: str, ranks: np.ndarray, num_draws: int) -> None:
-    is_rank = (ranks >= 0) & (ranks <= num_draws) & (ranks == np.round(ranks))
-    if not is_rank.all():
-        raise ValueError(
-            f"ranks{f' of {label!r}' if label else ''} must be whole numbers from 0 to num_draws = {num_draws}, but "
-            f"{int((~is_rank).sum())} of {ranks.size} are not, such as {ranks[~is_rank][0]}."
-        )
 
 
 def _draw_band(ax: "Axes", x: np.ndarray, band: tuple[np.ndarray, np.ndarray], level: float, labels: list[str]) -> None:

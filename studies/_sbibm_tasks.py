@@ -21,10 +21,14 @@ BATCH_SIZE = 256
 
 
 class Task(NamedTuple):
-    """A task, the guide's family that holds its posterior or comes near, and whether draws are weighted as well."""
+    """A task, the guide's family that holds its posterior or comes near, and whether draws are weighted as well.
+
+    The emulator's family is that of the data given the parameters.
+    """
 
     model: Callable
     family: str
+    emulator: str = "independent"
     is_corrected: bool = False
 
 
@@ -138,7 +142,7 @@ TASKS = {
     "gaussian_mixture": Task(gaussian_mixture, "mixture"),
     "two_moons": Task(two_moons, "flow"),
     "slcp": Task(slcp, "flow"),
-    "bernoulli_glm": Task(bernoulli_glm, "normal"),
+    "bernoulli_glm": Task(bernoulli_glm, "normal", emulator="normal"),
     "sir": Task(sir, "normal", is_corrected=True),
     "lotka_volterra": Task(lotka_volterra, "normal", is_corrected=True),
 }

@@ -20,9 +20,13 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 from flax import linen
 from jax.scipy.special import logsumexp
+from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import Predictive
 
 import _common
@@ -136,22 +140,45 @@ def trained(trainer: AmortizedForwardKL, cell: Cell, simulations: dict, number: 
     return float(result.state.held_out.best_loss), result.params
 
 
+def emulator_of(family: str, simulations: dict, width: int) -> AutoAmortized:
+    """Make a guide for the data given the parameters."""
+    theta, x = simulations["theta"], simulations["x"]
+    distribution = dist.LogNormal if np.all(x > 0) else dist.Normal
+
+    def model():  # gives names, shapes and supports
+        numpyro.sample("theta", dist.Normal(0, 1).expand(theta.shape[1:]).to_event(1))
+        numpyro.sample("x", distribution(0, 1).expand(x.shape[1:]).to_event(1))
+
+    options = {"factor": "covariance"} if family == "normal" else {}
+    encoder = ResidualEncoder(width)
+    return AutoAmortized(model, observed="theta", sites=["x"], family=family, encoder=encoder, **options)
+
+
 def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> dict:
     """Put simulations by a network in front: a guide for the data, given the parameters, that is trained on these."""
-    encoder = ResidualEncoder(cell.width)
-    guide = AutoAmortized(model, observed="theta", sites=["x"], family="independent", encoder=encoder)
-    trainers = [trainer_of(model, guide, cell, decay, observed="theta") for decay in decays]
-    found = [trained(trainer, cell, simulations, 500) for trainer in trainers]
-    _, params = min(found, key=lambda entry: entry[0])
+    support = handlers.trace(handlers.seed(model, 0)).get_trace()["theta"]["fn"].support
+    unconstrained = jax.jit(jax.vmap(biject_to(support).inv))
+    real = simulations["x"]
+    are_counts = np.array_equal(real, np.round(real))
+    noise = np.random.default_rng(cell.seed).random(real.shape) if are_counts else 0.0
+    known = {"theta": np.asarray(unconstrained(simulations["theta"])), "x": np.float32(real + noise)}
+
+    # Twice as wide: a simulator has more to learn, over all of the prior, than its inverse on data.
+    guide = emulator_of(_sbibm_tasks.TASKS[cell.task].emulator, known, 2 * cell.width)
+    trainers = [trainer_of(guide.model, guide, cell, decay, observed="theta") for decay in decays]
+    _, params = min((trained(trainer, cell, known, 500) for trainer in trainers), key=lambda entry: entry[0])
 
     def single(key: jax.Array) -> dict[str, jax.Array]:
         prior_key, data_key = jax.random.split(key)
         theta = Predictive(model, num_samples=1, return_sites=["theta"])(prior_key)["theta"]
-        return {"theta": theta} | Predictive(guide, params=params, num_samples=1)(data_key, {"theta": theta[0]})
+        given = {"theta": biject_to(support).inv(theta[0])}
+        return {"theta": theta} | Predictive(guide, params=params, num_samples=1)(data_key, given)
 
-    emulated, real = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed), simulations["x"]
+    emulated, least, most = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed), real.min(0), real.max(0)
+    if are_counts:
+        emulated["x"] = np.clip(np.floor(emulated["x"]), least, most)
     # What lies beyond all simulations the network has not learnt.
-    is_known = np.all((emulated["x"] >= real.min(0)) & (emulated["x"] <= real.max(0)), axis=1)
+    is_known = np.all((emulated["x"] >= least) & (emulated["x"] <= most), axis=1)
     return {name: np.concatenate([emulated[name][is_known], values]) for name, values in simulations.items()}
 
 
