@@ -164,7 +164,7 @@ def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> 
     known = {"theta": np.asarray(unconstrained(simulations["theta"])), "x": np.float32(real + noise)}
 
     # Twice as wide: a simulator has more to learn, over all of the prior, than its inverse on data.
-    guide = emulator_of(_sbibm_tasks.TASKS[cell.task].emulator, simulations, 2 * cell.width)
+    guide = emulator_of(_sbibm_tasks.TASKS[cell.task].emulator, known, 2 * cell.width)
     trainers = [trainer_of(guide.model, guide, cell, decay, observed="theta") for decay in decays]
     _, params = min((trained(trainer, cell, known, 500) for trainer in trainers), key=lambda entry: entry[0])
 
