@@ -156,12 +156,14 @@ def emulator_of(family: str, simulations: dict, width: int) -> AutoAmortized:
 
 def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> dict:
     """Put simulations by a network in front: a guide for the data, given the parameters, that is trained on these."""
-    support = handlers.trace(handlers.seed(model, 0)).get_trace()["theta"]["fn"].support
-    unconstrained = jax.jit(jax.vmap(biject_to(support).inv))
+    sites = handlers.trace(handlers.seed(model, 0)).get_trace()
+    unconstrain = biject_to(sites["theta"]["fn"].support).inv
     real = simulations["x"]
+    least, most = real.min(0), real.max(0)
     are_counts = np.array_equal(real, np.round(real))
+    # Counts plus uniform noise are positive, as the logarithms that are then learnt ask for.
     noise = np.random.default_rng(cell.seed).random(real.shape) if are_counts else 0.0
-    known = {"theta": np.asarray(unconstrained(simulations["theta"])), "x": np.float32(real + noise)}
+    known = {"theta": np.asarray(jax.jit(jax.vmap(unconstrain))(simulations["theta"])), "x": np.float32(real + noise)}
 
     # Twice as wide: a simulator has more to learn, over all of the prior, than its inverse on data.
     guide = emulator_of(_sbibm_tasks.TASKS[cell.task].emulator, known, 2 * cell.width)
@@ -171,10 +173,10 @@ def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> 
     def single(key: jax.Array) -> dict[str, jax.Array]:
         prior_key, data_key = jax.random.split(key)
         theta = Predictive(model, num_samples=1, return_sites=["theta"])(prior_key)["theta"]
-        given = {"theta": biject_to(support).inv(theta[0])}
+        given = {"theta": unconstrain(theta[0])}
         return {"theta": theta} | Predictive(guide, params=params, num_samples=1)(data_key, given)
 
-    emulated, least, most = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed), real.min(0), real.max(0)
+    emulated = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed)
     if are_counts:
         emulated["x"] = np.clip(np.floor(emulated["x"]), least, most)
     # What lies beyond all simulations the network has not learnt.
