@@ -140,10 +140,10 @@ def trained(trainer: AmortizedForwardKL, cell: Cell, simulations: dict, number: 
     return float(result.state.held_out.best_loss), result.params
 
 
-def emulator_of(family: str, simulations: dict, width: int) -> AutoAmortized:
+def emulator_of(family: str, simulations: dict, width: int, *, are_positive: bool) -> AutoAmortized:
     """Make a guide for the data given the parameters."""
     theta, x = simulations["theta"], simulations["x"]
-    distribution = dist.LogNormal if np.all(x > 0) else dist.Normal
+    distribution = dist.LogNormal if are_positive else dist.Normal
 
     def model():  # gives names, shapes and supports
         numpyro.sample("theta", dist.Normal(0, 1).expand(theta.shape[1:]).to_event(1))
@@ -161,12 +161,13 @@ def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> 
     real = simulations["x"]
     least, most = real.min(0), real.max(0)
     are_counts = np.array_equal(real, np.round(real))
-    # Counts plus uniform noise are positive, as the logarithms that are then learnt ask for.
-    noise = np.random.default_rng(cell.seed).random(real.shape) if are_counts else 0.0
-    known = {"theta": np.asarray(jax.jit(jax.vmap(unconstrain))(simulations["theta"])), "x": np.float32(real + noise)}
+    # Square roots of counts, made continuous, have nearly the same noise everywhere.
+    learnt = np.sqrt(real + np.random.default_rng(cell.seed).random(real.shape)) if are_counts else real
+    known = {"theta": np.asarray(jax.jit(jax.vmap(unconstrain))(simulations["theta"])), "x": np.float32(learnt)}
 
     # Twice as wide: a simulator has more to learn, over all of the prior, than its inverse on data.
-    guide = emulator_of(_sbibm_tasks.TASKS[cell.task].emulator, known, 2 * cell.width)
+    family, are_positive = _sbibm_tasks.TASKS[cell.task].emulator, not are_counts and bool(np.all(real > 0))
+    guide = emulator_of(family, known, 2 * cell.width, are_positive=are_positive)
     trainers = [trainer_of(guide.model, guide, cell, decay, observed="theta") for decay in decays]
     _, params = min((trained(trainer, cell, known, 500) for trainer in trainers), key=lambda entry: entry[0])
 
@@ -178,7 +179,7 @@ def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> 
 
     emulated = _sbibm_tasks.drawn(single, cell.emulated, 2000 + cell.seed)
     if are_counts:
-        emulated["x"] = np.clip(np.floor(emulated["x"]), least, most)
+        emulated["x"] = np.clip(np.floor(np.maximum(emulated["x"], 0) ** 2), least, most)
     # What lies beyond all simulations the network has not learnt.
     is_known = np.all((emulated["x"] >= least) & (emulated["x"] <= most), axis=1)
     return {name: np.concatenate([emulated[name][is_known], values]) for name, values in simulations.items()}
