@@ -15,6 +15,8 @@ from numpyro_wide._checks import is_tracing
 # By their text, the oldest first.
 _SHARED: dict[str, Callable] = {}
 _MOST_SHARED = 256
+# Half of LLVM's work takes three quarters of the time of compilation, for code as fast or faster wherever measured.
+_USUALLY = {"xla_backend_optimization_level": "1"}
 # Without optimisations, and without the code generators of fusions, most of the time of compilation. Code is then
 # generated in one part: parts generated in parallel have come out wrong.
 _QUICKLY = {
@@ -57,14 +59,15 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     if key not in _SHARED:
         while len(_SHARED) >= _MOST_SHARED:
             del _SHARED[next(iter(_SHARED))]
-        _SHARED[key] = _compiled_quickly(lowered) if quick else lowered.compile()
+        is_as_ever = jax.config.read("jax_disable_most_optimizations") or jax.default_backend() != "cpu"
+        _SHARED[key] = _compiled(lowered, _QUICKLY if quick else {} if is_as_ever else _USUALLY)
     shared = _SHARED[key]
     return lambda *args: jax.tree.unflatten(results, shared(*needed(args)))
 
 
-def _compiled_quickly(lowered: Any) -> Any:
+def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
     try:
-        return lowered.compile(_QUICKLY)
+        return lowered.compile(options)
     except jax.errors.JaxRuntimeError:  # another version of XLA has other options
         return lowered.compile()
 

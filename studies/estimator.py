@@ -43,6 +43,7 @@ class Row(NamedTuple):
 
     rmse: float
     log_density: float
+    crps: float
     coverage_90: float
     widening: float
     is_finite: float
@@ -88,6 +89,7 @@ def run(cell, options):
     return Row(
         rmse=_common.rms(test.targets - model.predict(test.inputs)),
         log_density=float(np.mean(model.log_density(*test))),
+        crps=crps_of(test.targets, model.sample_y(test.inputs, 1000)),
         coverage_90=float(np.mean((lower < test.targets) & (test.targets < upper))),
         widening=float(np.median(upper - lower) / np.median(known)),
         is_finite=float(model.method_ != "limit"),
@@ -95,6 +97,14 @@ def run(cell, options):
         seconds=seconds,
         core_seconds=core_seconds,
     )
+
+
+def crps_of(targets, draws):
+    """Return the mean continuous ranked probability score of draws (n, s), without the bias that few would have."""
+    ordered, number = np.sort(draws, axis=1), draws.shape[1]
+    places = 2 * np.arange(1, number + 1) - number - 1
+    apart = ordered @ places / (number * (number - 1))  # half the mean distance of two draws
+    return float(np.mean(np.abs(draws - targets[:, None]).mean(axis=1) - apart))
 
 
 def summary_of(name, kind, by_split, by_hand):
@@ -106,6 +116,7 @@ def summary_of(name, kind, by_split, by_hand):
         "splits": f"{len(found)} {kind}",
         "RMSE": _common.with_error(found.rmse),
         "log density": _common.with_error(found.log_density),
+        "CRPS": _common.with_error(found.crps) if kind == RANDOM else "",  # as published ones
         f"over {BY_HAND}": _common.with_error(gains, "+.2g") if gains and kind == RANDOM else "",
         "90 % interval holds": f"{found.coverage_90.mean():.2f}",
         "widening": f"{found.widening.median():.2f}",

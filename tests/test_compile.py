@@ -94,7 +94,21 @@ def test_a_tree_is_split_into_arrays_and_all_else():
     np.testing.assert_array_equal(found[0]["x"], 2 * X)
 
 
-def test_options_of_another_compiler_are_left_out(monkeypatch):
-    monkeypatch.setattr("numpyro_wide._compile._QUICKLY", {"xla_has_no_such_option": True})
-    found = run_program(lambda x: 2.75 * x, X, quick=True)
+@pytest.mark.parametrize("quick", [True, False])
+def test_options_of_another_compiler_are_left_out(quick, monkeypatch):
+    options = "_QUICKLY" if quick else "_USUALLY"
+    monkeypatch.setattr(f"numpyro_wide._compile.{options}", {"xla_has_no_such_option": True})
+    found = run_program(lambda x: 2.75 * x, X, quick=quick)
     np.testing.assert_allclose(found, 2.75 * X)
+
+
+@pytest.mark.parametrize("is_wished", [True, False])
+def test_most_optimisations_are_left_out_where_a_user_wishes_so(is_wished, monkeypatch):
+    given = []
+    monkeypatch.setattr("numpyro_wide._compile._SHARED", {})
+    monkeypatch.setattr("numpyro_wide._compile._compiled", lambda lowered, options: given.append(options))
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", is_wished)
+    program_of(lambda x: 3.125 * x + is_wished, X)
+    jax.config.update("jax_disable_most_optimizations", before)
+    assert given == [{} if is_wished else {"xla_backend_optimization_level": "1"}]

@@ -31,10 +31,10 @@ _FEWEST_STEPS = 50  # of warmup
 _STARTS_APART = 0.1  # of those near one optimum, in prior deviations
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
-_SAMPLES_SHARE = 0.9  # of those after it: scores follow
+_SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
 _COMPILING = 3.7  # seconds of Adam's compilation: measured
-_NUM_PROGRAMS, _JUDGING = 3, 0.5  # of that cost: in warmup and samples, and in predictions; measured
+_NUM_PROGRAMS, _JUDGING = 2, 0.5  # of that cost: in warmup and samples, and in predictions; measured
 _GRADIENTS_A_PREDICTION = 3  # cost of a draw's predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
 _MOST_TIMES = 10  # as many steps, that are worth a number
@@ -114,7 +114,7 @@ def run_chains(
     step = go_on(num_kept)
     num_steps = num_warmup + num_kept
     num_samples = _affordable(clock, step, judging)
-    if num_samples >= 2 * _NUM_SAMPLES:  # with fewer, no longer run could follow a first look
+    if num_samples >= 3 * _NUM_SAMPLES:  # with fewer, no run twice as long could follow a first look
         num_samples = _NUM_SAMPLES
     while True:
         num_samples = max(num_samples // num_kept, 1) * num_kept
@@ -126,7 +126,7 @@ def run_chains(
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
-        num_samples = min(affordable, 2 * num_samples)
+        num_samples = affordable if affordable < 6 * num_samples else 2 * num_samples
     report.add(
         "Chains",
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "

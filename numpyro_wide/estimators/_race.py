@@ -24,12 +24,13 @@ RACED = ("tanh", "gelu", "relu", "erf")
 DEPTHS = (2, 3, 1)  # in the order of the race
 LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
-MOST_LEARNT, _MOST_HELD = 800, 700  # rows
+# Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
+MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
 _LEARNT = 0.8  # share of the rows
 WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
 _SHARE = 0.15  # of the budget
-_SECONDS = 6.0  # of the first depth with its compilation: measured
+_COMPILING, _SECONDS_A_ROW = 3.0, 0.004  # of the first depth: measured
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
 _B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
@@ -67,10 +68,10 @@ class Entry(NamedTuple):
     noise: Any
 
 
-def parted(num_rows: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+def parted(num_rows: int, budget: float, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
     """Return indices of rows to learn from, and of rows left out."""
     rows = random.permutation(num_rows)
-    num_learnt = min(int(_LEARNT * num_rows), MOST_LEARNT)
+    num_learnt = min(int(_LEARNT * num_rows), max(MOST_LEARNT, int(_LEARNT_A_SECOND * budget)))
     return rows[:num_learnt], rows[num_learnt : num_learnt + _MOST_HELD]
 
 
@@ -100,7 +101,8 @@ def race(
             starts = _starts(random, len(RACED) * len(LEVELS), largest, learnt[0].shape[1])
             weights = run_program(optima_of, _entries(one), starts, *rows[:2])
             found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
-            clock.pace = clock.pace if optima else (clock.seconds - begin) / _SECONDS
+            if not optima:
+                clock.pace = (clock.seconds - begin) / (_COMPILING + _SECONDS_A_ROW * len(learnt[0]))
             optima += [_best(one, activation, found) for activation in range(len(RACED))]
     return in_order([optimum for optimum in optima if optimum is not None])
 
@@ -242,7 +244,7 @@ def with_limit(
 ) -> list[Optimum]:
     """Return optima in order; none where the limit, of kernel ``gram``, is better."""
     fit = limit.fit
-    learnt, left_out = parted(len(fit.inputs), random)
+    learnt, left_out = parted(len(fit.inputs), clock.budget, random)
     known, others = ((fit.inputs[part], fit.targets[part]) for part in (learnt, left_out))
     optima = race(known, others, depth, clock, random)
     of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
