@@ -59,10 +59,15 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     if key not in _SHARED:
         while len(_SHARED) >= _MOST_SHARED:
             del _SHARED[next(iter(_SHARED))]
-        is_as_ever = jax.config.read("jax_disable_most_optimizations") or jax.default_backend() != "cpu"
-        _SHARED[key] = _compiled(lowered, _QUICKLY if quick else {} if is_as_ever else _USUALLY)
+        _SHARED[key] = _compiled(lowered, _QUICKLY if quick else _usual_options())
     shared = _SHARED[key]
     return lambda *args: jax.tree.unflatten(results, shared(*needed(args)))
+
+
+def _usual_options() -> dict[str, Any]:
+    """Return the compiler's options; none on other devices, or where a user's setting asks for less."""
+    has_less = jax.config.read("jax_disable_most_optimizations")
+    return {} if has_less or jax.default_backend() != "cpu" else _USUALLY
 
 
 def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
