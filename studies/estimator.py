@@ -86,10 +86,13 @@ def run(cell, options):
     (reports / "{}_{}_{}.txt".format(*cell)).write_text(f"{model.report_}\n")
     lower, upper = model.predict_interval(test.inputs, 0.9).T
     known = np.ptp(model.predict_interval(train.inputs, 0.9), axis=1)
+    draws = model.sample_y(test.inputs, 1000)
+    if "the targets are discrete" in str(model.report_):
+        draws = rounded(draws, np.unique(train.targets))
     return Row(
         rmse=_common.rms(test.targets - model.predict(test.inputs)),
         log_density=float(np.mean(model.log_density(*test))),
-        crps=crps_of(test.targets, model.sample_y(test.inputs, 1000)),
+        crps=crps_of(test.targets, draws),
         coverage_90=float(np.mean((lower < test.targets) & (test.targets < upper))),
         widening=float(np.median(upper - lower) / np.median(known)),
         is_finite=float(model.method_ != "limit"),
@@ -97,6 +100,11 @@ def run(cell, options):
         seconds=seconds,
         core_seconds=core_seconds,
     )
+
+
+def rounded(draws, values):
+    """Return the nearest of some ordered values to each draw."""
+    return values[np.searchsorted((values[1:] + values[:-1]) / 2, draws)]
 
 
 def crps_of(targets, draws):

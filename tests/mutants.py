@@ -126,8 +126,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "race: rows learnt from are those that score",
-            "rows[num_learnt : num_learnt + _MOST_HELD]",
-            "rows[:num_learnt][: len(rows) - num_learnt]",
+            "order[num_learnt : num_learnt + num_held])",
+            "order[:num_held])",
             "estimators/test_race.py::test_rows_left_out_are_not_learnt_from",
         ),
         (
@@ -150,9 +150,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "race: no look at the clock",
-            "if optima and clock.seconds - begin",
+            "if optima and not raced and clock.seconds - begin",
             "if not clock and clock.seconds - begin",
             "estimators/test_race.py::test_a_race_ends_with_its_share_of_the_budget",
+        ),
+        (
+            "race: no part is left out but the first",
+            "if 2 * clock.seconds - before - begin > _SHARE",
+            "if clock.seconds >= 0 * _SHARE",
+            "estimators/test_race.py::test_parts_are_left_out_in_turn_while_the_budget_lasts",
         ),
     ],
     "estimators/_policy.py": [

@@ -33,7 +33,7 @@ GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
-_COMPILING = 3.7  # seconds of Adam's compilation: measured
+_COMPILING_ADAM = 3.7  # seconds of Adam's compilation: measured
 _NUM_PROGRAMS, _JUDGING = 2, 0.5  # of that cost: in warmup and samples, and in predictions; measured
 _GRADIENTS_A_PREDICTION = 3  # cost of a draw's predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
@@ -77,8 +77,8 @@ def run_chains(
             start = init_to_optimum(start_key, collapsed(network), *args, progress_bar=False, **options)
             start = start if num_chains > 1 else {name: values[None] for name, values in start.items()}
             # A busy or a slow machine shows here, and programs that are there already.
-            clock.pace = (clock.seconds - before) / (_COMPILING + num_adam * gradients)
-        compiling, measured = clock.pace * _COMPILING, max(1.0, clock.pace) * gradients
+            clock.pace = (clock.seconds - before) / (_COMPILING_ADAM + num_adam * gradients)
+        compiling, measured = clock.pace * _COMPILING_ADAM, max(1.0, clock.pace) * gradients
         judging = _JUDGING * compiling + _judging(num_kept, measured)
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))

@@ -100,7 +100,8 @@ def decide(
         if has_steps(fit.targets, fit.noise_scale):
             # Exact predictions of such a value have an unbounded density.
             line = "the targets are discrete (such as ratings), and predicted as continuous ones"
-            report.add("Noise", f"constant: {line}; one that varies would vanish")
+            mend = "round draws of sample_y to their values for the probability of each"
+            report.add("Noise", f"constant: {line}; one that varies would vanish", mend)
         elif len(x) <= most:
             report.add("Noise", f"constant: {most} rows or fewer do not tell one that varies")
         else:
@@ -226,7 +227,7 @@ _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more tha
 _CHEAP_WIDTH = 16
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
 # Seconds of compiling chains: in all, and of noise by row besides.
-_COMPILING, _COMPILING_BY_ROW = 8.5, 2.0
+_COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0
 
 
 def affordable(
@@ -249,7 +250,7 @@ def affordable(
     def is_affordable(one: Optimum, units: int, by_row: bool) -> bool:
         gradient = gradient_seconds(num_rows, one.depth, units, by_row)
         gradient *= 1 + needs_double(one.noise_scale, one.size, num_rows)[0]
-        compiling = _COMPILING + _COMPILING_BY_ROW * by_row
+        compiling = _COMPILING_CHAINS + _COMPILING_BY_ROW * by_row
         return compiling + GRADIENTS_A_STEP * num_chains * gradient * _FEWEST_STEPS < clock.left
 
     place = next((place for place, choice in enumerate(choices) if is_affordable(*choice)), len(choices) - 1)

@@ -5,6 +5,7 @@ program serves all networks, whose depth, activation and noise are data.
 """
 
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -26,11 +27,13 @@ LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
 # Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
 MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
+_MOST_PARTS = 5  # left out in turn
+_HURRIED = 60.0  # seconds, up to which a standard error excuses fewer layers
 _LEARNT = 0.8  # share of the rows
 WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
 _SHARE = 0.15  # of the budget
-_COMPILING, _SECONDS_A_ROW = 3.0, 0.004  # of the first depth: measured
+_COMPILING_RACE, _SECONDS_A_RACED_ROW = 3.0, 0.004  # of the first depth: measured
 _NOISE_SHARE, _LEAST_NOISE = 0.8, 1e-3
 # Medians and spreads of the scales: units have variance one, inputs any relevance.
 _B_STD, _READOUT, _READOUT_B_STD = 0.5, 1.6, 0.3
@@ -46,7 +49,7 @@ class Optimum(NamedTuple):
     residuals: np.ndarray  # at rows left out, (m, k), averaged over two levels
     scales: dict[str, Any]  # as of a limit's fit
     size: float  # prior variance of its outputs
-    weights: list[dict[str, np.ndarray]]  # by site of the hidden layers, at each level, the best first
+    weights: list[dict[str, np.ndarray]]  # by site of the hidden layers, the best first
 
     @property
     def error(self) -> float:
@@ -68,24 +71,28 @@ class Entry(NamedTuple):
     noise: Any
 
 
-def parted(num_rows: int, budget: float, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices of rows to learn from, and of rows left out."""
+def parted(num_rows: int, budget: float, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return parts of a cross-validation: indices of rows to learn from, and of rows left out."""
     rows = random.permutation(num_rows)
     num_learnt = min(int(_LEARNT * num_rows), max(MOST_LEARNT, int(_LEARNT_A_SECOND * budget)))
-    return rows[:num_learnt], rows[num_learnt : num_learnt + _MOST_HELD]
+    num_held = min(num_rows - num_learnt, _MOST_HELD)
+    moved = (np.roll(rows, -part * num_held) for part in range(min(_MOST_PARTS, -(-num_rows // num_held))))
+    return [(order[:num_learnt], order[num_learnt : num_learnt + num_held]) for order in moved]
 
 
 def race(
-    learnt: tuple[np.ndarray, np.ndarray],
-    left_out: tuple[np.ndarray, np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
+    parts: list[tuple[np.ndarray, np.ndarray]],
     depth: int | None,
     clock: Clock,
     random: np.random.RandomState,
     num_steps: int = _NUM_STEPS,
-) -> list[Optimum]:
-    """Return optima for rows x (n, d) and y (n,) or (n, k), in order, as many as the budget's share pays for."""
-    begin, optima = clock.seconds, list[Optimum | None]()
-    largest = depth or max(DEPTHS)
+) -> list[list[Optimum]]:
+    """Return optima for x (n, d) and y (n,) or (n, k) by part, as many as the budget's share pays for."""
+    begin, raced = clock.seconds, list[list[Optimum]]()
+    depths: tuple[int, ...] = DEPTHS if depth is None else (depth,)
+    largest = max(depths)
 
     def optima_of(entries: Entry, starts: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
         return over_chains(lambda entry, start: _descend(num_steps, entry, start, x, y))(entries, starts)
@@ -94,28 +101,46 @@ def race(
         return over_chains(lambda entry, weights: _results(entry, weights, *rows))(entries, optima)
 
     with precision(False):
-        rows = [jnp.asarray(part, float) for part in (*learnt, *left_out)]
-        for one in DEPTHS if depth is None else (depth,):
-            if optima and clock.seconds - begin > _SHARE * clock.budget:
+        for learnt, left_out in parts:
+            before, optima = clock.seconds, list[Optimum | None]()
+            rows = [jnp.asarray(values[part], float) for part in (learnt, left_out) for values in (x, y)]
+            for place, one in enumerate(depths):
+                if optima and not raced and clock.seconds - begin > _SHARE * clock.budget:
+                    depths = depths[:place]
+                    break
+                starts = _starts(random, len(RACED) * len(LEVELS), largest, x.shape[1])
+                weights = run_program(optima_of, _entries(one), starts, *rows[:2])
+                found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
+                if not optima and not raced:
+                    clock.pace = (clock.seconds - begin) / (_COMPILING_RACE + _SECONDS_A_RACED_ROW * len(learnt))
+                optima += [_best(one, activation, found) for activation in range(len(RACED))]
+            raced.append([optimum for optimum in optima if optimum is not None])
+            if 2 * clock.seconds - before - begin > _SHARE * clock.budget:  # with as long a part again
                 break
-            starts = _starts(random, len(RACED) * len(LEVELS), largest, learnt[0].shape[1])
-            weights = run_program(optima_of, _entries(one), starts, *rows[:2])
-            found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
-            if not optima:
-                clock.pace = (clock.seconds - begin) / (_COMPILING + _SECONDS_A_ROW * len(learnt[0]))
-            optima += [_best(one, activation, found) for activation in range(len(RACED))]
-    return in_order([optimum for optimum in optima if optimum is not None])
+    return raced
 
 
-def in_order(optima: list[Optimum]) -> list[Optimum]:
-    """Order by error, but first by the rule of one standard error: of fewest layers within that of the least."""
+def joined(raced: list[list[Optimum]]) -> list[Optimum]:
+    """Return the optima of the first part, with residuals and weights of all parts."""
+    by_part = [{(one.depth, one.activation): one for one in optima} for optima in raced]
+    optima = []
+    for kind, first in by_part[0].items():
+        if all(kind in part for part in by_part):
+            residuals = np.concatenate([part[kind].residuals for part in by_part])
+            weights = chain.from_iterable(zip(*(part[kind].weights for part in by_part), strict=False))
+            optima.append(first._replace(residuals=residuals, weights=list(weights)))
+    return optima
+
+
+def in_order(optima: list[Optimum], tolerance: float) -> list[Optimum]:
+    """Order by error, but first of fewest layers within so many standard errors of the least."""
     by_error = sorted(optima, key=lambda one: one.error)
     if not by_error:
         return []
 
     def is_level(one: Optimum) -> bool:
         excess = np.mean(one.residuals**2 - by_error[0].residuals ** 2, axis=1)
-        return bool(excess.mean() <= excess.std() / len(excess) ** 0.5)
+        return bool(excess.mean() <= tolerance * excess.std() / len(excess) ** 0.5)
 
     first = min(filter(is_level, by_error), key=lambda one: one.depth)
     return [first, *(one for one in by_error if one is not first)]
@@ -244,14 +269,20 @@ def with_limit(
 ) -> list[Optimum]:
     """Return optima in order; none where the limit, of kernel ``gram``, is better."""
     fit = limit.fit
-    learnt, left_out = parted(len(fit.inputs), clock.budget, random)
-    known, others = ((fit.inputs[part], fit.targets[part]) for part in (learnt, left_out))
-    optima = race(known, others, depth, clock, random)
-    of_limit = (others[1] - limit.predicted(gram, learnt, left_out)).reshape(len(left_out), -1)
+    parts = parted(len(fit.inputs), clock.budget, random)
+    raced = race(fit.inputs, fit.targets, parts, depth, clock, random)
+    parts = parts[: len(raced)]
+    # Chains of more layers gain more over their optima, but slowly.
+    tolerance = min(1.0, _HURRIED / clock.budget)
+    optima = in_order(joined(raced), tolerance)
+    residuals = [fit.targets[left_out] - limit.predicted(gram, learnt, left_out) for learnt, left_out in parts]
+    of_limit = np.concatenate(residuals)
+    kind = "left out" + f" in {len(parts)} parts" * (len(parts) > 1)
     report.add(
         HEADING,
-        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(learnt)} rows; errors of "
-        f"{len(left_out)} rows left out; the first has the fewest layers within a standard error of the least",
+        f"optima of networks of {WIDTH} units with the noise held, learnt from {len(parts[0][0])} rows; errors of "
+        f"{len(of_limit)} rows {kind}; the first has the fewest layers within {tolerance:.2g} "
+        "standard errors of the least",
         table(optima, of_limit),
     )
     if not optima:

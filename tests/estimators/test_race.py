@@ -17,12 +17,16 @@ from numpyro_wide.wide_limit import WideLimitFit
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 2))
 Y = np.sin(2 * X[:, 0]) + 0.1 * RANDOM.normal(size=60)
-LEARNT, LEFT_OUT = (X[:48], Y[:48]), (X[48:], Y[48:])
+PARTS = [(np.arange(48), np.arange(48, 60)), (np.arange(12, 60), np.arange(12))]
 
 
-def run(learnt=LEARNT, left_out=LEFT_OUT, depth=1, num_steps=20, seed=0):
-    with Clock(1e6) as clock:
-        return _race.race(learnt, left_out, depth, clock, np.random.RandomState(seed), num_steps)
+def run(x=X, y=Y, parts=PARTS[:1], depth=1, num_steps=20, seed=0, budget=1e6):
+    with Clock(budget) as clock:
+        return _race.race(x, y, parts, depth, clock, np.random.RandomState(seed), num_steps)
+
+
+def first_of(raced):
+    return _race.in_order(_race.joined(raced), 1.0)[0]
 
 
 def started(largest):
@@ -63,7 +67,7 @@ def test_slope_of_the_potential_is_that_of_differences():
 
 
 def test_weights_are_those_of_the_levels_the_best_first():
-    found = run(num_steps=100)[0]
+    found = first_of(run(num_steps=100))
     assert len(found.weights) == 3 and found.weights[0]["hidden.hidden_0.kernel"].shape == (2, 32)
     form = {name: found.scales[name] for name in ("b_std", "input_scale", "w_std", "readout_b_std")}
     errors = []
@@ -79,13 +83,13 @@ def test_weights_are_those_of_the_levels_the_best_first():
 
 def test_the_first_depth_tells_the_pace():
     with Clock(1e6) as clock:
-        _race.race(LEARNT, LEFT_OUT, 1, clock, np.random.RandomState(0), 20)
-        assert 0 < clock.pace < clock.seconds / _race._COMPILING + 1e-9
+        _race.race(X, Y, PARTS[:1], 1, clock, np.random.RandomState(0), 20)
+        assert 0 < clock.pace < clock.seconds / _race._COMPILING_RACE + 1e-9
 
 
 def test_order_of_the_rows_changes_nothing():
-    order = RANDOM.permutation(48)
-    both = run(), run((X[order], Y[order]))
+    moved = [(RANDOM.permutation(learnt), left_out) for learnt, left_out in PARTS]
+    both = (_race.joined(run(parts=parts)) for parts in (PARTS, moved))
     for one, other in zip(*both, strict=True):
         assert one.activation == other.activation
         np.testing.assert_allclose(one.error, other.error, rtol=1e-3)
@@ -95,7 +99,8 @@ def test_the_known_architecture_wins():
     # Kinks along a slope: ReLUs make it of one layer, and smooth units round it off.
     x = RANDOM.uniform(-2, 2, (300, 1))
     y = 4 * np.abs(((x[:, 0] + 2) % 1) - 0.5) - 1
-    races = [run((x[:240], y[:240]), (x[240:], y[240:]), num_steps=300, seed=seed) for seed in range(3)]
+    parts = [(np.arange(240), np.arange(240, 300))]
+    races = [_race.in_order(_race.joined(run(x, y, parts, num_steps=300, seed=seed)), 1.0) for seed in range(3)]
     optima = min(races, key=lambda optima: optima[0].error)  # an optimum may be a local one
     assert optima[0].activation == "relu"
     assert [one.error for one in optima[1:]] == sorted(one.error for one in optima[1:])
@@ -103,49 +108,63 @@ def test_the_known_architecture_wins():
 
 
 def test_what_diverges_is_left_out(monkeypatch):
-    found = run()
+    [found] = run()
     explosive = dict(_race.ACTIVATIONS, tanh=lambda u: jnp.exp(jnp.exp(50 * u)))
     monkeypatch.setattr(_race, "ACTIVATIONS", explosive)
-    others = run()
+    [others] = run()
     assert {one.activation for one in found} == set(_race.RACED)
     assert {one.activation for one in others} == set(_race.RACED) - {"tanh"}
     assert all(np.isfinite(one.error) for one in others)
+    assert len(_race.joined([found, others])) == len(_race.joined([others, found])) == len(_race.RACED) - 1
 
 
 def test_a_race_ends_with_its_share_of_the_budget():
-    with Clock(1e-3) as clock:
-        optima = _race.race(LEARNT, LEFT_OUT, None, clock, np.random.RandomState(0), 2)
+    [optima] = run(parts=PARTS, depth=None, num_steps=2, budget=1e-3)
     assert {one.depth for one in optima} == {_race.DEPTHS[0]}
+
+
+def test_parts_are_left_out_in_turn_while_the_budget_lasts():
+    raced = run(parts=PARTS)
+    [apart] = run(parts=PARTS[1:])
+    assert len(raced) == 2 and len(raced[1]) == len(apart)
+    for one in _race.joined(raced):
+        of_part = [next(other for other in part if other.activation == one.activation) for part in raced]
+        np.testing.assert_array_equal(one.residuals, np.concatenate([other.residuals for other in of_part]))
+        ranks = [(level, part) for level in range(3) for part in range(2)]
+        assert all(one.weights[at] is of_part[part].weights[level] for at, (level, part) in enumerate(ranks))
 
 
 def test_rows_left_out_are_not_learnt_from():
     for num_rows, budget, sizes in ((60, 9.0, (48, 12)), (3000, 60.0, (800, 700)), (3000, 600.0, (2400, 600))):
         parts = _race.parted(num_rows, budget, np.random.RandomState(0))
-        assert tuple(map(len, parts)) == sizes and not set(parts[0]) & set(parts[1])
+        for learnt, left_out in parts:
+            assert (len(learnt), len(left_out)) == sizes and not set(learnt) & set(left_out)
+        left_out = np.concatenate([part for _, part in parts])
+        assert len(parts) == 5 and len(set(left_out)) == min(num_rows, 5 * sizes[1])
 
 
 def test_several_targets_are_raced_together():
-    both = [(x, np.stack([y, -y], axis=1)) for x, y in (LEARNT, LEFT_OUT)]
-    assert run(*both)[0].residuals.shape == (12, 2)
+    [found] = run(y=np.stack([Y, -Y], axis=1))
+    assert found[0].residuals.shape == (12, 2)
 
 
 def optimum(depth, error, activation="tanh"):
     return Optimum(depth, activation, 0.3, np.full((12, 1), error), {}, 1.0, [])
 
 
-def test_layers_that_gain_less_than_a_standard_error_are_not_taken():
+def test_layers_that_gain_less_than_standard_errors_are_not_taken():
     residuals = RANDOM.normal(size=(200, 1))
     deep = optimum(3, 0.0)._replace(residuals=residuals)
-    for factor, depths in ((1.01, [1, 3, 2]), (1.5, [3, 2, 1])):
+    for factor, tolerance, depths in ((1.01, 1.0, [1, 3, 2]), (1.5, 1.0, [3, 2, 1]), (1.01, 1e-3, [3, 2, 1])):
         shallow, middle = (optimum(depth, 0.0)._replace(residuals=factor * residuals[::-1]) for depth in (1, 2))
-        assert [one.depth for one in _race.in_order([middle, shallow, deep])] == depths
-    assert _race.in_order([]) == []
+        assert [one.depth for one in _race.in_order([middle, shallow, deep], tolerance)] == depths
+    assert _race.in_order([], 1.0) == []
 
 
 def with_limit(noise_scale, optima, monkeypatch):
     scales = {"w_std": np.ones(1), "b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1}
     limit = LimitPosterior(WideLimitFit("erf", 1, 0.0, noise_scale, scales, {}, [], X, Y))
-    monkeypatch.setattr(_race, "race", lambda *_: optima)
+    monkeypatch.setattr(_race, "race", lambda *_: [optima])
     report = Report("race")
     with Clock(1e6) as clock:
         found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report)
@@ -155,7 +174,7 @@ def with_limit(noise_scale, optima, monkeypatch):
 def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     limit, found, report = with_limit(0.1, [optimum(1, 5.0)], monkeypatch)
     assert found == [] and "the limit's error is below 0.8 of the least" in report
-    learnt, left_out = _race.parted(60, 1.0, np.random.RandomState(0))
+    learnt, left_out = _race.parted(60, 1.0, np.random.RandomState(0))[0]
     alone = WideLimitFit("erf", 1, 0.0, 0.1, limit.fit.scales, {}, [], X[learnt], Y[learnt])
     error = np.sqrt(np.mean((np.asarray(alone.predict(X[left_out])[0]) - Y[left_out]) ** 2))
     assert f"the limit {error:7.4f}" in report
