@@ -116,6 +116,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "if found.largest > 0:",
             "estimators/test_chains.py::test_judgement_of_chains",
         ),
+        (
+            "estimators: all chains have the same weight",
+            "round(len(moments[0]) * np.cumsum(weights))",
+            "round(len(moments[0]) * np.cumsum(0 * weights + 1 / num_chains))",
+            "estimators/test_chains.py::test_chains_that_predict_rows_left_out_better_have_more_draws",
+        ),
     ],
     "estimators/_race.py": [
         (

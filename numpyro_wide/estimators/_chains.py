@@ -17,6 +17,7 @@ from numpyro_wide._traces import abstract_sites, latent_sites
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
 from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed, parts_of, run_network
+from numpyro_wide.estimators._scoring import chain_weights, of_regression
 from numpyro_wide.linear_gaussian._problem import log_evidence
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
 from numpyro_wide.runs._optimum import init_to_optimum
@@ -33,9 +34,9 @@ GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
-_COMPILING_ADAM = 3.7  # seconds of Adam's compilation: measured
+_COMPILING_ADAM = 3.7  # seconds
 _NUM_PROGRAMS, _JUDGING = 2, 0.5  # of that cost: in warmup and samples, and in predictions; measured
-_GRADIENTS_A_PREDICTION = 3  # cost of a draw's predictions, in float64: measured
+_GRADIENTS_A_PREDICTION = 3  # cost of predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
 _MOST_TIMES = 10  # as many steps, that are worth a number
 _TOLERANCE = 0.1  # of the budget, by which it may be overrun
@@ -94,7 +95,7 @@ def run_chains(
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.values}
-    # Equally many kept draws make all runs one program.
+    # As many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
     vectors = target.vectors(start)
@@ -122,11 +123,13 @@ def run_chains(
         step = go_on(num_samples)
         num_steps += num_samples
         before = clock.seconds
-        posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
+        posterior, num_left, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
         num_samples = affordable if affordable < 6 * num_samples else 2 * num_samples
+    if num_left > 1:
+        lines.append(weigh(posterior, num_left, *scored))
     report.add(
         "Chains",
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
@@ -165,8 +168,8 @@ class FlatTarget(NamedTuple):
 
 def judge(
     network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
-) -> tuple[DrawnPosterior, bool, list[str]]:
-    """Return the posterior of finite draws, whether chains have settled by predictions at x and y, and report lines."""
+) -> tuple[DrawnPosterior, int, bool, list[str]]:
+    """Return the posterior of finite draws, their chains, whether these settled, and report lines."""
     x, y = scored
     posterior = DrawnPosterior(network, draws, known)
     function = posterior.function(x)
@@ -176,7 +179,20 @@ def judge(
     some = slice(None, None, -(-len(x) // MOST_CHECKED))
     mean, variance, noise_variance = (part[kept, some] for part in function)
     is_settled, lines = convergence(mean, variance + noise_variance, y[some], num_left)
-    return posterior, is_settled, [*lines, *lost]
+    return posterior, num_left, is_settled, [*lines, *lost]
+
+
+def weigh(posterior: DrawnPosterior, num_chains: int, x: np.ndarray, y: np.ndarray) -> str:
+    """Repeat or leave out draws of chains by weights of leave-one-out at x and y; return a report line."""
+    some = slice(None, None, -(-len(x) // MOST_CHECKED))
+    moments = [part[:, some] for part in posterior.function(x)]
+    by_chain = zip(*(np.split(part, num_chains) for part in moments), strict=True)
+    weights = chain_weights(np.array([of_regression(one, y[some]).by_row for one in by_chain]))
+    ends = np.round(len(moments[0]) * np.cumsum(weights)).astype(int)
+    numbers, length = np.diff(ends, prepend=0), len(moments[0]) // num_chains
+    rows = [np.linspace(one * length, (one + 1) * length - 1, number) for one, number in enumerate(numbers)]
+    posterior.choose(np.concatenate(rows).astype(int))
+    return f"weights of the chains: {', '.join(f'{weight:.2f}' for weight in weights)}"
 
 
 def latent_shapes(network: Network, known: tuple) -> dict[str, tuple[int, ...]]:

@@ -99,9 +99,8 @@ def decide(
         most = max(_MOST_WEIGHTED, _ROWS_A_COLUMN * x.shape[1])
         if has_steps(fit.targets, fit.noise_scale):
             # Exact predictions of such a value have an unbounded density.
-            line = "the targets are discrete (such as ratings), and predicted as continuous ones"
-            mend = "round draws of sample_y to their values for the probability of each"
-            report.add("Noise", f"constant: {line}; one that varies would vanish", mend)
+            line = "the targets are discrete, such as ratings, but predicted as continuous: round draws of sample_y"
+            report.add("Noise", f"constant: {line}; one that varies would vanish")
         elif len(x) <= most:
             report.add("Noise", f"constant: {most} rows or fewer do not tell one that varies")
         else:
@@ -226,7 +225,7 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
-# Seconds of compiling chains: in all, and of noise by row besides.
+# Seconds: in all, and of noise by row besides.
 _COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0
 
 

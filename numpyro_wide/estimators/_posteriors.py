@@ -201,6 +201,11 @@ class DrawnPosterior:
         self._last[key] = moments
         return moments
 
+    def choose(self, rows: np.ndarray) -> None:
+        """Take draws by their indices, as many as before, from now on."""
+        self.draws = {name: values[rows] for name, values in self.draws.items()}
+        self._last = {key: tuple(part[rows] for part in moments) for key, moments in self._last.items()}
+
     def stack(self, limit: LimitPosterior, weight: float) -> None:
         """Predict as a weighted mean with the limit from now on."""
         self.limit, self.weight, self._last = limit, weight, {}

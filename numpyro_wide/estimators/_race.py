@@ -28,7 +28,6 @@ LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
 # Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
 MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
 _MOST_PARTS = 5  # left out in turn
-_HURRIED = 60.0  # seconds, up to which a standard error excuses fewer layers
 _LEARNT = 0.8  # share of the rows
 WIDTH = 32
 _NUM_STEPS, _STEP_SIZE = 300, 0.02  # of Adam
@@ -132,15 +131,15 @@ def joined(raced: list[list[Optimum]]) -> list[Optimum]:
     return optima
 
 
-def in_order(optima: list[Optimum], tolerance: float) -> list[Optimum]:
-    """Order by error, but first of fewest layers within so many standard errors of the least."""
+def in_order(optima: list[Optimum]) -> list[Optimum]:
+    """Order by error, but first by the rule of one standard error: of fewest layers within that of the least."""
     by_error = sorted(optima, key=lambda one: one.error)
     if not by_error:
         return []
 
     def is_level(one: Optimum) -> bool:
         excess = np.mean(one.residuals**2 - by_error[0].residuals ** 2, axis=1)
-        return bool(excess.mean() <= tolerance * excess.std() / len(excess) ** 0.5)
+        return bool(excess.mean() <= excess.std() / len(excess) ** 0.5)
 
     first = min(filter(is_level, by_error), key=lambda one: one.depth)
     return [first, *(one for one in by_error if one is not first)]
@@ -272,17 +271,12 @@ def with_limit(
     parts = parted(len(fit.inputs), clock.budget, random)
     raced = race(fit.inputs, fit.targets, parts, depth, clock, random)
     parts = parts[: len(raced)]
-    # Chains of more layers gain more over their optima, but slowly.
-    tolerance = min(1.0, _HURRIED / clock.budget)
-    optima = in_order(joined(raced), tolerance)
-    residuals = [fit.targets[left_out] - limit.predicted(gram, learnt, left_out) for learnt, left_out in parts]
-    of_limit = np.concatenate(residuals)
-    kind = "left out" + f" in {len(parts)} parts" * (len(parts) > 1)
+    optima = in_order(joined(raced))
+    of_limit = np.concatenate([fit.targets[new] - limit.predicted(gram, known, new) for known, new in parts])
     report.add(
         HEADING,
         f"optima of networks of {WIDTH} units with the noise held, learnt from {len(parts[0][0])} rows; errors of "
-        f"{len(of_limit)} rows {kind}; the first has the fewest layers within {tolerance:.2g} "
-        "standard errors of the least",
+        f"{len(of_limit)} rows left out; the first has the fewest layers within a standard error of the least",
         table(optima, of_limit),
     )
     if not optima:

@@ -1,5 +1,6 @@
 """Chains of the estimators: how long they run, and what is compiled for them."""
 
+from hashlib import sha256
 from operator import itemgetter
 
 import jax
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer.util import log_density
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 
 from numpyro_wide.estimators import WideBNNRegressor, _chains
 from numpyro_wide.estimators._base import Clock, Report
@@ -19,9 +22,11 @@ from numpyro_wide.estimators._chains import (
     latent_shapes,
     run_chains,
     starts_near,
+    weigh,
 )
 from numpyro_wide.estimators._policy import needs_double
-from numpyro_wide.estimators._posteriors import LimitPosterior, Network, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, collapsed
+from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
 
@@ -46,7 +51,8 @@ class GivenClock(Clock):
 def run(judge, optima=()):
     report = Report("chains")
     with GivenClock(1e6) as clock, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, *judge(draws, clock)))
+        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, 2, *judge(draws, clock)))
+        patch.setattr(_chains, "weigh", lambda *_: "weights")
         options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
         found = run_chains(Network(1, 4, "erf", None, False), (SCALES, X, Y), (X, Y), 2, optima=optima, **options)
     return found and found[1:], str(report)
@@ -185,6 +191,33 @@ def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_dou
     args = jax.tree.map(jnp.asarray, (scales | {"noise": noise}, X, Y))
     sites = trace(seed(substitute(model, {"noise_base": 0.0, "readout_w_std_base": 0.0}), 0)).get_trace(*args)
     assert np.isfinite(float(sites["y"]["fn"].log_prob(sites["y"]["value"]))) is not is_double
+
+
+def test_chains_that_predict_rows_left_out_better_have_more_draws():
+    random = np.random.default_rng(0)
+    network, draws = Network(1, 4, "erf", None, False), np.arange(200.0)
+    posterior = DrawnPosterior(network, {"z": draws}, (SCALES, X, Y))
+    mean = Y[:, None] + 0.3 * random.normal(size=(40, 1)) + np.repeat([0.0, 2.0], 100)[:, None, None]
+    moments = mean, np.full((200, 40, 1), 0.01), np.full((200, 40, 1), 0.09)
+    posterior._last = {sha256(X.tobytes()).digest(): moments}
+    line = weigh(posterior, 2, X, Y[:, None])
+    assert line == "weights of the chains: 0.75, 0.25"  # halfway from a half to all
+    kept = posterior.draws["z"]
+    assert len(kept) == 200 and (kept < 100).sum() == 150 and set(kept) > set(range(100))
+    np.testing.assert_array_equal(posterior.function(X)[0], mean[kept.astype(int)])
+
+
+def test_weights_of_chains_are_halfway_to_the_best_mixture():
+    log_densities = np.random.default_rng(1).normal(size=(3, 400))
+    found = chain_weights(log_densities)
+
+    def loss(free):
+        return -np.mean(logsumexp(log_densities, axis=0, b=np.append(free, 1 - free.sum())[:, None]))
+
+    best = minimize(loss, np.full(2, 0.3), bounds=[(0, 0.5)] * 2, tol=1e-10).x
+    np.testing.assert_allclose(found[:2], (best + 1 / 3) / 2, atol=2e-3)
+    np.testing.assert_allclose(chain_weights(np.zeros((4, 9))), 0.25)
+    assert np.isfinite(chain_weights(np.array([[0.0], [-1e4]]))).all()
 
 
 def test_judgement_of_chains():

@@ -26,7 +26,7 @@ def run(x=X, y=Y, parts=PARTS[:1], depth=1, num_steps=20, seed=0, budget=1e6):
 
 
 def first_of(raced):
-    return _race.in_order(_race.joined(raced), 1.0)[0]
+    return _race.in_order(_race.joined(raced))[0]
 
 
 def started(largest):
@@ -100,7 +100,7 @@ def test_the_known_architecture_wins():
     x = RANDOM.uniform(-2, 2, (300, 1))
     y = 4 * np.abs(((x[:, 0] + 2) % 1) - 0.5) - 1
     parts = [(np.arange(240), np.arange(240, 300))]
-    races = [_race.in_order(_race.joined(run(x, y, parts, num_steps=300, seed=seed)), 1.0) for seed in range(3)]
+    races = [_race.in_order(_race.joined(run(x, y, parts, num_steps=300, seed=seed))) for seed in range(3)]
     optima = min(races, key=lambda optima: optima[0].error)  # an optimum may be a local one
     assert optima[0].activation == "relu"
     assert [one.error for one in optima[1:]] == sorted(one.error for one in optima[1:])
@@ -152,13 +152,13 @@ def optimum(depth, error, activation="tanh"):
     return Optimum(depth, activation, 0.3, np.full((12, 1), error), {}, 1.0, [])
 
 
-def test_layers_that_gain_less_than_standard_errors_are_not_taken():
+def test_layers_that_gain_less_than_a_standard_error_are_not_taken():
     residuals = RANDOM.normal(size=(200, 1))
     deep = optimum(3, 0.0)._replace(residuals=residuals)
-    for factor, tolerance, depths in ((1.01, 1.0, [1, 3, 2]), (1.5, 1.0, [3, 2, 1]), (1.01, 1e-3, [3, 2, 1])):
+    for factor, depths in ((1.01, [1, 3, 2]), (1.5, [3, 2, 1])):
         shallow, middle = (optimum(depth, 0.0)._replace(residuals=factor * residuals[::-1]) for depth in (1, 2))
-        assert [one.depth for one in _race.in_order([middle, shallow, deep], tolerance)] == depths
-    assert _race.in_order([], 1.0) == []
+        assert [one.depth for one in _race.in_order([middle, shallow, deep])] == depths
+    assert _race.in_order([]) == []
 
 
 def with_limit(noise_scale, optima, monkeypatch):
