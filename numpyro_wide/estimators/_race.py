@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 def parted(num_rows: int, budget: float, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return parts of a cross-validation: indices of rows to learn from, and of rows left out."""
+    """Return indices of rows to learn from, and of others, by part of a cross-validation."""
     rows = random.permutation(num_rows)
     num_learnt = min(int(_LEARNT * num_rows), max(MOST_LEARNT, int(_LEARNT_A_SECOND * budget)))
     num_held = min(num_rows - num_learnt, _MOST_HELD)
@@ -88,7 +88,7 @@ def race(
     random: np.random.RandomState,
     num_steps: int = _NUM_STEPS,
 ) -> list[list[Optimum]]:
-    """Return optima for x (n, d) and y (n,) or (n, k) by part, as many as the budget's share pays for."""
+    """Return optima for x (n, d) and y (n,) or (n, k) by part, while the budget's share lasts."""
     begin, raced = clock.seconds, list[list[Optimum]]()
     depths: tuple[int, ...] = DEPTHS if depth is None else (depth,)
     largest = max(depths)
@@ -114,7 +114,7 @@ def race(
                     clock.pace = (clock.seconds - begin) / (_COMPILING_RACE + _SECONDS_A_RACED_ROW * len(learnt))
                 optima += [_best(one, activation, found) for activation in range(len(RACED))]
             raced.append([optimum for optimum in optima if optimum is not None])
-            if 2 * clock.seconds - before - begin > _SHARE * clock.budget:  # with as long a part again
+            if 2 * clock.seconds - before - begin > _SHARE * clock.budget:  # with one more
                 break
     return raced
 

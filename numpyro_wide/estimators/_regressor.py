@@ -46,7 +46,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         model_: collapsed model, ``model_(medians, x, y)``; None for the limit.
         model_args_: arguments of the model's fit; None for the limit.
         mcmc_: NumPyro's ``MCMC`` after its run; None without chains.
-        draws_: draws of the latent sites, N(0, 1) a priori, by site; None for the limit.
+        draws_: draws of latent sites, N(0, 1) a priori, by site, as many of a chain as its weight; None for the limit.
         n_iter_: steps by chain, warmup included; 1 without chains.
 
     Example:
