@@ -123,13 +123,13 @@ def run_chains(
         step = go_on(num_samples)
         num_steps += num_samples
         before = clock.seconds
-        posterior, num_left, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
+        posterior, num_apart, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
         num_samples = affordable if affordable < 6 * num_samples else 2 * num_samples
-    if num_left > 1:
-        lines.append(weigh(posterior, num_left, *scored))
+    if num_apart > 1:
+        lines.append(weigh(posterior, num_apart, *scored))
     report.add(
         "Chains",
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
@@ -169,7 +169,7 @@ class FlatTarget(NamedTuple):
 def judge(
     network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
 ) -> tuple[DrawnPosterior, int, bool, list[str]]:
-    """Return the posterior of finite draws, their chains, whether these settled, and report lines."""
+    """Return the posterior of finite draws, how many chains disagree, whether all settled, and lines."""
     x, y = scored
     posterior = DrawnPosterior(network, draws, known)
     function = posterior.function(x)
@@ -178,8 +178,8 @@ def judge(
         posterior = DrawnPosterior(network, {name: values[kept] for name, values in draws.items()}, known)
     some = slice(None, None, -(-len(x) // MOST_CHECKED))
     mean, variance, noise_variance = (part[kept, some] for part in function)
-    is_settled, lines = convergence(mean, variance + noise_variance, y[some], num_left)
-    return posterior, num_left, is_settled, [*lines, *lost]
+    is_settled, lines, agree = convergence(mean, variance + noise_variance, y[some], num_left)
+    return posterior, 1 if agree else num_left, is_settled, [*lines, *lost]
 
 
 def weigh(posterior: DrawnPosterior, num_chains: int, x: np.ndarray, y: np.ndarray) -> str:
@@ -232,22 +232,22 @@ def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.
     return rows, len(chains), [f"{line}{len(rows)} draws of {len(chains)} chains are kept"]
 
 
-def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> tuple[bool, list[str]]:
-    """Judge chains by predictive moments (chains · draws, rows, k) for y (rows, k)."""
+def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> tuple[bool, list[str], bool]:
+    """Tell by moments (chains · draws, rows, k) for y (rows, k) whether chains settled, and agree."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     sizes = _arviz.effective_sample_size(by_chain[0])
     lines = [f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"]
     if num_chains == 1:
-        return True, [*lines, "R-hat is unknown for a single chain; run more of them"]
+        return True, [*lines, "R-hat is unknown for a single chain; run more"], True
     found = pooling(y, *by_chain)
     lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
     if not found.unsettled:
-        return True, [*lines, found.advice]
+        return True, [*lines, found.advice], found.between <= found.limit
     # The excess of its square goes with one over the length.
     factor = (found.between**2 - 1) / (found.limit**2 - 1)
     many = f"about {factor:.1f} times" if factor < _MOST_TIMES else f"more than {_MOST_TIMES} times"
-    longer = f"{many} as many steps, of as much of the time_budget, would bring R-hat to {found.limit:g}"
-    return False, [*lines, found.advice, *([longer] if factor > 1 else [])]
+    longer = f"{many} as many steps, and time_budget, would bring R-hat to {found.limit:g}"
+    return False, [*lines, found.advice, *([longer] if factor > 1 else [])], False
 
 
 def gradient_seconds(num_rows: int, depth: int, width: int, by_row: bool = False) -> float:
@@ -272,6 +272,6 @@ def _affordable(clock: Clock, step: float, judging: float) -> int:
 
 
 def _rounded(number: int) -> int:
-    """Round down to few different numbers, to reuse compiled programs."""
+    """Round down, to reuse programs."""
     step = 10 ** max(1, len(str(number)) - 2)
     return number // step * step

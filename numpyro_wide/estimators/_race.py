@@ -25,7 +25,7 @@ RACED = ("tanh", "gelu", "relu", "erf")
 DEPTHS = (2, 3, 1)  # in the order of the race
 LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
-# Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
+# Rows, and rows a second: more of them want deeper networks, as chains on all rows will.
 MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
 _MOST_PARTS = 5  # left out in turn
 _LEARNT = 0.8  # share of the rows
@@ -120,7 +120,7 @@ def race(
 
 
 def joined(raced: list[list[Optimum]]) -> list[Optimum]:
-    """Return the optima of the first part, with residuals and weights of all parts."""
+    """Return the optima of the first part, with all parts' residuals and weights."""
     by_part = [{(one.depth, one.activation): one for one in optima} for optima in raced]
     optima = []
     for kind, first in by_part[0].items():

@@ -9,7 +9,7 @@ from numpyro_wide._arviz import pareto_smoothed
 from numpyro_wide.estimators._posteriors import Mixture, Moments
 
 LARGEST_SHAPE = 0.7  # reliable Pareto shape (Vehtari et al. 2017)
-_NUM_STACKING = 200  # steps
+_NUM_STACKING = 200  # steps of EM
 _MOST_UNSURE = 0.1  # share of rows above it, with which the average is too large
 
 
@@ -47,7 +47,7 @@ def chain_weights(by_chain: np.ndarray) -> np.ndarray:
     """Return weights of chains by log densities (chains, rows): halfway from equal ones to stacking (Yao 2018)."""
     equal = np.full(len(by_chain), 1 / len(by_chain))
     weights = equal
-    for _ in range(_NUM_STACKING):  # of expectation maximisation
+    for _ in range(_NUM_STACKING):
         weights = softmax(np.log(weights + 1e-30)[:, None] + by_chain, axis=0).mean(axis=1)
     return (equal + weights) / 2
 

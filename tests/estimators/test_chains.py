@@ -52,7 +52,7 @@ def run(judge, optima=()):
     report = Report("chains")
     with GivenClock(1e6) as clock, pytest.MonkeyPatch.context() as patch:
         patch.setattr(_chains, "judge", lambda network, draws, *_: (None, 2, *judge(draws, clock)))
-        patch.setattr(_chains, "weigh", lambda *_: "weights")
+        patch.setattr(_chains, "weigh", lambda *_: "weights of two")
         options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
         found = run_chains(Network(1, 4, "erf", None, False), (SCALES, X, Y), (X, Y), 2, optima=optima, **options)
     return found and found[1:], str(report)
@@ -224,15 +224,17 @@ def test_judgement_of_chains():
     random = np.random.default_rng(0)
     y, variance = np.zeros((20, 1)), np.ones((800, 20, 1))
     alike = random.normal(size=(800, 20, 1))
-    assert convergence(alike, variance, y, 4)[0]
+    assert convergence(alike, variance, y, 4)[::2] == (True, True)
     apart = alike + 5.0 * np.repeat(np.arange(4), 200)[:, None, None]
-    is_settled, lines = convergence(apart, variance, y, 4)  # longer chains would not meet
-    assert is_settled and "an ensemble" in lines[-1]
+    is_settled, lines, agree = convergence(apart, variance, y, 4)  # longer chains would not meet
+    assert is_settled and not agree and "an ensemble" in lines[-1]
     halves = np.repeat(np.tile([0.0, 0.5], 4), 100)[:, None, None]
-    is_settled, lines = convergence(alike + np.repeat(np.arange(4), 200)[:, None, None] * 0.3 + halves, variance, y, 4)
+    is_settled, lines, _ = convergence(
+        alike + np.repeat(np.arange(4), 200)[:, None, None] * 0.3 + halves, variance, y, 4
+    )
     assert not is_settled and "not settled" in lines[-2] and "times as many steps" in lines[-1]
     moving = alike + np.tile(np.linspace(0, 5, 200), 4)[:, None, None]
-    is_settled, lines = convergence(moving, variance, y, 4)
+    is_settled, lines, _ = convergence(moving, variance, y, 4)
     assert not is_settled and "not settled" in lines[-1]  # all move alike, and R-hat tells nothing of it
     assert "a single chain" in convergence(moving, variance, y, 1)[1][-1]
 
@@ -255,7 +257,7 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
 @pytest.mark.parametrize("noise", ["constant", "by_row"])
 @pytest.mark.slow
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
-    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, []))
+    monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True))
 
     def fit(x, y):
         options = {"method": "chains", "noise": noise, "hidden": (4,), "num_chains": 2, "random_state": 0}
