@@ -16,7 +16,7 @@ from numpyro_wide import _arviz
 from numpyro_wide._traces import abstract_sites, latent_sites
 from numpyro_wide.diagnostics._pooling import pooling
 from numpyro_wide.estimators._base import Clock, Report
-from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed, parts_of, run_network
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Moments, Network, collapsed, parts_of, run_network
 from numpyro_wide.estimators._scoring import chain_weights, of_regression
 from numpyro_wide.linear_gaussian._problem import log_evidence
 from numpyro_wide.mcmc.microcanonical import MicrocanonicalLangevin
@@ -36,7 +36,7 @@ _SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
 _COMPILING_ADAM = 3.7  # seconds
 _NUM_PROGRAMS, _JUDGING = 2, 0.5  # of that cost: in warmup and samples, and in predictions; measured
-_GRADIENTS_A_PREDICTION = 3  # cost of predictions, in float64: measured
+_GRADIENTS_A_PREDICTION = 3  # cost of a draw's predictions, in float64: measured
 _BY_ROW = 1.3  # cost of a gradient with noise by row
 _MOST_TIMES = 10  # as many steps, that are worth a number
 _TOLERANCE = 0.1  # of the budget, by which it may be overrun
@@ -95,7 +95,7 @@ def run_chains(
     num_warmup = _rounded(min(affordable, _NUM_WARMUP))
     kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
     form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.values}
-    # As many kept draws make all runs one program.
+    # Equally many kept draws make all runs one program.
     mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
     fields = {"extra_fields": ("accept_prob", "num_grad")}
     vectors = target.vectors(start)
@@ -123,13 +123,11 @@ def run_chains(
         step = go_on(num_samples)
         num_steps += num_samples
         before = clock.seconds
-        posterior, num_apart, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
+        posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
         affordable = _affordable(clock, step, clock.seconds - before)
         if is_settled or affordable <= num_samples:
             break
         num_samples = affordable if affordable < 6 * num_samples else 2 * num_samples
-    if num_apart > 1:
-        lines.append(weigh(posterior, num_apart, *scored))
     report.add(
         "Chains",
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
@@ -168,8 +166,8 @@ class FlatTarget(NamedTuple):
 
 def judge(
     network: Network, draws: dict[str, Any], known: tuple, scored: tuple[np.ndarray, np.ndarray], num_chains: int
-) -> tuple[DrawnPosterior, int, bool, list[str]]:
-    """Return the posterior of finite draws, how many chains disagree, whether all settled, and lines."""
+) -> tuple[DrawnPosterior, bool, list[str]]:
+    """Return the posterior of finite draws, weighted if chains disagree, whether they settled at x and y, and lines."""
     x, y = scored
     posterior = DrawnPosterior(network, draws, known)
     function = posterior.function(x)
@@ -179,15 +177,15 @@ def judge(
     some = slice(None, None, -(-len(x) // MOST_CHECKED))
     mean, variance, noise_variance = (part[kept, some] for part in function)
     is_settled, lines, agree = convergence(mean, variance + noise_variance, y[some], num_left)
-    return posterior, 1 if agree else num_left, is_settled, [*lines, *lost]
+    if not agree:
+        lines.append(weigh(posterior, num_left, (mean, variance, noise_variance), y[some]))
+    return posterior, is_settled, [*lines, *lost]
 
 
-def weigh(posterior: DrawnPosterior, num_chains: int, x: np.ndarray, y: np.ndarray) -> str:
-    """Repeat or leave out draws of chains by weights of leave-one-out at x and y; return a report line."""
-    some = slice(None, None, -(-len(x) // MOST_CHECKED))
-    moments = [part[:, some] for part in posterior.function(x)]
+def weigh(posterior: DrawnPosterior, num_chains: int, moments: Moments, y: np.ndarray) -> str:
+    """Repeat or leave out draws of chains by weights of leave-one-out at rows of y; return a report line."""
     by_chain = zip(*(np.split(part, num_chains) for part in moments), strict=True)
-    weights = chain_weights(np.array([of_regression(one, y[some]).by_row for one in by_chain]))
+    weights = chain_weights(np.array([of_regression(one, y).by_row for one in by_chain]))
     ends = np.round(len(moments[0]) * np.cumsum(weights)).astype(int)
     numbers, length = np.diff(ends, prepend=0), len(moments[0]) // num_chains
     rows = [np.linspace(one * length, (one + 1) * length - 1, number) for one, number in enumerate(numbers)]
@@ -233,12 +231,12 @@ def finite_draws(function: tuple[np.ndarray, ...], num_chains: int) -> tuple[np.
 
 
 def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chains: int) -> tuple[bool, list[str], bool]:
-    """Tell by moments (chains · draws, rows, k) for y (rows, k) whether chains settled, and agree."""
+    """Tell by predictive moments (chains · draws, rows, k) for y (rows, k) whether chains settled, and agree."""
     by_chain = [part.reshape(num_chains, -1, *y.shape) for part in (mean, variance)]
     sizes = _arviz.effective_sample_size(by_chain[0])
     lines = [f"effective draws of predictions: median {np.nanmedian(sizes):.0f}, smallest {np.nanmin(sizes):.0f}"]
     if num_chains == 1:
-        return True, [*lines, "R-hat is unknown for a single chain; run more"], True
+        return True, [*lines, "R-hat is unknown for a single chain; run more of them"], True
     found = pooling(y, *by_chain)
     lines.append(f"R-hat of predictions between chains: {found.between:.3f}, largest {found.largest:.3f}")
     if not found.unsettled:
@@ -246,7 +244,7 @@ def convergence(mean: np.ndarray, variance: np.ndarray, y: np.ndarray, num_chain
     # The excess of its square goes with one over the length.
     factor = (found.between**2 - 1) / (found.limit**2 - 1)
     many = f"about {factor:.1f} times" if factor < _MOST_TIMES else f"more than {_MOST_TIMES} times"
-    longer = f"{many} as many steps, and time_budget, would bring R-hat to {found.limit:g}"
+    longer = f"{many} as many steps, of as much of the time_budget, would bring R-hat to {found.limit:g}"
     return False, [*lines, found.advice, *([longer] if factor > 1 else [])], False
 
 
@@ -272,6 +270,6 @@ def _affordable(clock: Clock, step: float, judging: float) -> int:
 
 
 def _rounded(number: int) -> int:
-    """Round down, to reuse programs."""
+    """Round down to few different numbers, to reuse programs."""
     step = 10 ** max(1, len(str(number)) - 2)
     return number // step * step

@@ -225,7 +225,7 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
-# Seconds: in all, and of noise by row besides.
+# Seconds of compiling chains: in all, and of noise by row besides.
 _COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0
 
 

@@ -25,7 +25,7 @@ RACED = ("tanh", "gelu", "relu", "erf")
 DEPTHS = (2, 3, 1)  # in the order of the race
 LEAST_BUDGET = 30.0  # seconds that pay for a race
 LEVELS = (0.1, 0.3, 0.8)  # held, in targets' deviations
-# Rows, and rows a second: more of them want deeper networks, as chains on all rows will.
+# Rows, and rows for a second of the budget: more of them want deeper networks, as chains on all rows will.
 MOST_LEARNT, _LEARNT_A_SECOND, _MOST_HELD = 800, 8, 700
 _MOST_PARTS = 5  # left out in turn
 _LEARNT = 0.8  # share of the rows

@@ -51,8 +51,7 @@ class GivenClock(Clock):
 def run(judge, optima=()):
     report = Report("chains")
     with GivenClock(1e6) as clock, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, 2, *judge(draws, clock)))
-        patch.setattr(_chains, "weigh", lambda *_: "weights of two")
+        patch.setattr(_chains, "judge", lambda network, draws, *_: (None, *judge(draws, clock)))
         options = {"clock": clock, "key": jax.random.key(0), "report": report, "are_asked_for": False}
         found = run_chains(Network(1, 4, "erf", None, False), (SCALES, X, Y), (X, Y), 2, optima=optima, **options)
     return found and found[1:], str(report)
@@ -200,7 +199,7 @@ def test_chains_that_predict_rows_left_out_better_have_more_draws():
     mean = Y[:, None] + 0.3 * random.normal(size=(40, 1)) + np.repeat([0.0, 2.0], 100)[:, None, None]
     moments = mean, np.full((200, 40, 1), 0.01), np.full((200, 40, 1), 0.09)
     posterior._last = {sha256(X.tobytes()).digest(): moments}
-    line = weigh(posterior, 2, X, Y[:, None])
+    line = weigh(posterior, 2, moments, Y[:, None])
     assert line == "weights of the chains: 0.75, 0.25"  # halfway from a half to all
     kept = posterior.draws["z"]
     assert len(kept) == 200 and (kept < 100).sum() == 150 and set(kept) > set(range(100))
