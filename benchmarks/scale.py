@@ -62,7 +62,7 @@ def tables() -> None:
             finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             seconds, gigabytes, value = map(float, finished.stdout.split())
             rows = "all" if block_size == "none" else block_size
-            print(f"| {form} | {rows} | {seconds:.0f} | {gigabytes:.2f} GB | at most 6 GB | {value:.7g} |", flush=True)
+            print(f"| {form} | {rows} | {seconds:.3g} | {gigabytes:.2f} GB | at most 6 GB | {value:.7g} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,14 @@ import numpy as np
 from jax import Array
 
 from numpyro_wide._checks import is_known
-from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower, row_sums_of_squares, solve_lower
+from numpyro_wide.linear_gaussian._linalg import (
+    cholesky,
+    diagonal,
+    full_precision,
+    inverse_lower,
+    row_sums_of_squares,
+    solve_lower,
+)
 from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
 
@@ -73,6 +80,7 @@ class Standardised(NamedTuple):
     log_scale: Array  # sum of the log divisors of all targets, scalar
 
     @classmethod
+    @full_precision
     def of(
         cls,
         features: Array,
@@ -128,6 +136,7 @@ class Standardised(NamedTuple):
         _, by_output = self.for_each_output(lambda *arrays: ((), core(*arrays, variant)))
         return by_output.sum()
 
+    @full_precision
     def for_each_output(self, core: Core, *columns: Array) -> tuple[Any, Any]:
         """Run ``core`` once or by output; the second result has a leading axis, 1 or k."""
         if self.is_shared:
@@ -157,6 +166,7 @@ def log_evidence_of(features: Array, targets: Array, variance: Array, variant: s
 
 
 @log_evidence_of.defjvp
+@full_precision
 def _log_evidence_jvp(
     variant: str, primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
 ) -> tuple[Array, Array]:

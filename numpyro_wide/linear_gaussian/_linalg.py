@@ -1,11 +1,29 @@
 """Factors and solves of Gram matrices, in forms with fast derivatives."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import optimization_barrier
 from jax.lax.linalg import cholesky as lax_cholesky
 from jax.lax.linalg import triangular_solve
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def full_precision(fn: Callable[P, R]) -> Callable[P, R]:
+    """Make a function's products full ones: accelerators round float32 to ten bits, too few for Gram matrices."""
+
+    @wraps(fn)
+    def of_full_products(*args: P.args, **kwargs: P.kwargs) -> R:
+        with jax.default_matmul_precision("highest"):
+            return fn(*args, **kwargs)
+
+    return of_full_products
 
 
 @jax.custom_jvp
@@ -15,6 +33,7 @@ def gram_factor(rows: Array, regulariser: Array) -> Array:
 
 
 @gram_factor.defjvp
+@full_precision
 def _gram_factor_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     rows, regulariser = primals
     rows_dot, regulariser_dot = tangents
@@ -96,7 +115,7 @@ def transposed_times(matrix: Array, columns: Array) -> Array:
 
 def row_sums_of_squares(matrix: Array) -> Array:
     """Return row sums of squares as a product, which XLA vectorises."""
-    return jnp.matmul(matrix**2, jnp.ones(matrix.shape[-1], matrix.dtype), precision="highest")
+    return matrix**2 @ jnp.ones(matrix.shape[-1], matrix.dtype)
 
 
 def solve_lower(factor: Array, columns: Array, transpose: bool = False) -> Array:

@@ -22,6 +22,7 @@ from numpyro_wide.linear_gaussian._evidence import (
     log_evidence_of,
     posterior_moments,
 )
+from numpyro_wide.linear_gaussian._linalg import full_precision
 from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
@@ -224,6 +225,7 @@ class ReadoutProblem(ReadoutShapes):
         standard = self.exact()._standardised()
         return standard.sum_over_outputs(log_evidence_of, self.variant) - standard.log_scale
 
+    @full_precision
     def predict(
         self, test_features: ArrayLike, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
     ) -> tuple[Array, Array, Array]:
@@ -261,6 +263,7 @@ class ReadoutProblem(ReadoutShapes):
         variance = jnp.broadcast_to(unit**2 * spread.T, mean.shape)
         return mean.reshape(self.targets.shape), variance.reshape(self.targets.shape)
 
+    @full_precision
     def predict_jointly(self, test_features: ArrayLike) -> tuple[Array, Array]:
         """Return the function's mean at new rows, (m, k), and covariance, (1 or k, m, m)."""
         test_features = as_test_features(test_features, self.features)

@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 from numpyro_wide.linear_gaussian._linalg import (
     add_diagonal,
     diagonal,
+    full_precision,
     gram_factor,
     inverse_lower,
     relative_factor_tangent,
@@ -28,6 +29,7 @@ def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Ar
 
 
 @posterior_root_functions.defjvp
+@full_precision
 def _posterior_root_functions_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array, Array, Array], tuple[Array, Array, Array, Array]]:
@@ -220,6 +222,7 @@ def andrews_map(features: Array, regulariser: Array, factor: Array, targets: Arr
 
 
 @andrews_map.defjvp
+@full_precision
 def _andrews_map_jvp(
     primals: tuple[Array, ...], tangents: tuple[Array, ...]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from numpyro_wide._blocks import in_row_blocks, take_rows
 from numpyro_wide._checks import as_floats
 from numpyro_wide.linear_gaussian._evidence import as_matrix, broadcastable_matrix
-from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, inverse_lower
+from numpyro_wide.linear_gaussian._linalg import cholesky, diagonal, full_precision, inverse_lower
 from numpyro_wide.linear_gaussian._problem import STATIC, ReadoutShapes, as_scale, check_data
 
 
@@ -176,6 +176,7 @@ def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, 
     return value_of_sums(problem, sums), (problem, sums)
 
 
+@full_precision
 def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
     problem, sums = kept
     variance = problem.variance
@@ -231,6 +232,7 @@ def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
     return jnp.where(sums.is_lost, jnp.nan, found)
 
 
+@full_precision
 def sums_by_blocks(problem: StandardisedRows) -> Sums:
     """Return sums of two passes over the rows."""
     variance = problem.variance
@@ -323,10 +325,12 @@ class BlockedPosterior:
     root: Array  # R with the readout's covariance RᵀR, (1, d, d), or (k, d, d) for noise by output
     log_evidence: Array  # scalar
 
+    @full_precision
     def draw(self, phi: ArrayLike) -> Array:
         r"""Return the readout's draw for standard normal $\phi$, (d,) or (d, k)."""
         return self.mean + self._deviation(phi).reshape(self.mean.shape)
 
+    @full_precision
     def predict(
         self, test_features: RowFeatures | Array, phi: ArrayLike | None = None, residuals: ArrayLike | None = None
     ) -> tuple[Array, Array, Array]:
@@ -343,6 +347,7 @@ class BlockedPosterior:
         shape = (test_features.shape[0], *self.mean.shape[1:])
         return jax.tree.map(lambda part: part.reshape(shape), map_rows(moments, test_features))
 
+    @full_precision
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
         """Return the mean at new rows, (m, k), and covariance, (1 or k, m, m)."""
         test = jnp.asarray(test_features).astype(self.mean.dtype)
