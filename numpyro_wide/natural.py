@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import gammaln, i0e, log_ndtr
+from jax.lax import stop_gradient
+from jax.scipy.special import gammaln, i0e
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
@@ -201,18 +202,60 @@ class NaturalPoisson(dist.Poisson):
         return count * self.log_rate - jnp.exp(self.log_rate) - gammaln(count + 1)
 
 
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+_DEPTH = 40.0  # nats below the mode that hold all mass
+
+
 class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
-    """Normal distribution on an interval, with a log density that holds far from its mean."""
+    """Normal distribution on an interval, by quadrature: it holds far from its mean, and where it is nearly uniform."""
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Evaluate the log density of values in the interval."""
-        low, high = ((bound - self.base_dist.loc) / self.base_dist.scale for bound in (self.low, self.high))
-        # In the lower tail, where small probabilities have small relative errors.
-        is_above = low > 0
-        below, above = jnp.where(is_above, -high, low), jnp.where(is_above, -low, high)
-        log_mass = log_ndtr(above) + jnp.log1p(-jnp.exp(log_ndtr(below) - log_ndtr(above)))
-        return self.base_dist.log_prob(value) - log_mass
+        value, mode, width, *form, begin, end = promote_shapes(*as_floats(value, *self._around_mode()))
+        return _log_form((value - mode) / width, *form) - jnp.log(_mass(begin, end, *form) * width)
+
+    def icdf(self, q: ArrayLike) -> Array:
+        """Compute quantiles, in the interval."""
+        q, mode, width, *form, begin, end = promote_shapes(*as_floats(q, *self._around_mode()))
+        wanted = q * _mass(begin, end, *form)
+
+        def halve(_: Array, ends: Array) -> Array:
+            middle = ends.mean(axis=0)
+            is_below = _mass(begin, middle, *form) < wanted
+            return jnp.stack([jnp.where(is_below, middle, ends[0]), jnp.where(is_below, ends[1], middle)])
+
+        ends = jnp.stack([jnp.broadcast_to(end, wanted.shape) for end in (begin, end)])
+        found = stop_gradient(jax.lax.fori_loop(0, jnp.finfo(ends.dtype).nmant, halve, ends).mean(axis=0))
+        # A step of Newton's has the derivatives; of its value rounding is left.
+        step = (_mass(begin, found, *form) - wanted) / jnp.exp(_log_form(found, *form))
+        found -= step - stop_gradient(step)
+        is_outside = jnp.less(q, 0) | jnp.greater(q, 1)
+        return jnp.where(is_outside, jnp.nan, jnp.clip(mode + width * found, self.low, self.high))
+
+    def _around_mode(self) -> tuple[Array, ...]:
+        """Return mode and width, and in units of it from the mode slope and curvature of −log density and the ends."""
+        low, high, loc, scale = as_floats(self.low, self.high, self.base_dist.loc, self.base_dist.scale)
+        width = high - low
+        # Derivatives are those of the slope, from wherever it is told: the ends' would cancel.
+        mode = stop_gradient(jnp.clip(loc, low, high))
+        slope, curvature = width * (mode - loc) / scale**2, (width / scale) ** 2
+        steep, curved = stop_gradient((slope, 2 * _DEPTH * curvature))
+        reach = 2 * _DEPTH / jnp.maximum(jnp.abs(steep) + jnp.sqrt(steep**2 + curved), 2 * _DEPTH)
+        begin, end = ((bound - mode) / width for bound in (low, high))
+        return mode, width, slope, curvature, jnp.maximum(begin, -reach), jnp.minimum(end, reach)
+
+
+def _log_form(x: Array, slope: Array, curvature: Array) -> Array:
+    return -x * (slope + 0.5 * curvature * x)
+
+
+def _mass(begin: Array, end: Array, slope: Array, curvature: Array) -> Array:
+    """Integrate the form from ``begin`` to ``end``."""
+    middle, half = (begin + end) / 2, (end - begin) / 2
+    nodes, weights = (jnp.asarray(part, half.dtype).reshape(-1, *[1] * half.ndim) for part in (_NODES, _WEIGHTS))
+    form = _log_form(middle[None] + half[None] * nodes, slope[None], curvature[None])
+    return half * jnp.sum(weights * jnp.exp(form), axis=0)
 
 
 _SMALL, _LARGE = 0.5, 30.0  # limits of the two series

@@ -52,6 +52,7 @@ class Cell(NamedTuple):
     width: int  # of the encoder
     factor: str  # of joint normals
     emulated: int  # simulations by a network, beside those of the budget
+    emulator_width: int  # of that network's encoder
 
 
 class Row(NamedTuple):
@@ -165,9 +166,8 @@ def with_emulated(model, cell: Cell, simulations: dict, decays: list[float]) -> 
     learnt = np.sqrt(real + np.random.default_rng(cell.seed).random(real.shape)) if are_counts else real
     known = {"theta": np.asarray(jax.jit(jax.vmap(unconstrain))(simulations["theta"])), "x": np.float32(learnt)}
 
-    # Twice as wide: a simulator has more to learn, over all of the prior, than its inverse on data.
     family, are_positive = _sbibm_tasks.TASKS[cell.task].emulator, not are_counts and bool(np.all(real > 0))
-    guide = emulator_of(family, known, 2 * cell.width, are_positive=are_positive)
+    guide = emulator_of(family, known, cell.emulator_width, are_positive=are_positive)
     trainers = [trainer_of(guide.model, guide, cell, decay, observed="theta") for decay in decays]
     _, params = min((trained(trainer, cell, known, 500) for trainer in trainers), key=lambda entry: entry[0])
 
@@ -250,9 +250,9 @@ def table_of(rows: dict[Cell, Row], folder: Path | None) -> list[dict]:
     for cell, row in rows.items():
         groups.setdefault(cell._replace(seed=0), []).append(row)
     table = []
-    for (task, family, budget, _, num_epochs, num_guides, width, factor, emulated), found in sorted(groups.items()):
+    for (task, family, budget, _, num_epochs, num_guides, width, factor, emulated, by), found in sorted(groups.items()):
         line = {"task": task, "simulations": budget, "family": family, "epochs": num_epochs, "guides": num_guides}
-        line |= {"emulated": emulated or ""}
+        line |= {"emulated": emulated or "", "emulator's width": by if emulated else ""}
         line |= {"width": width, "factor": factor if family in ("normal", "mixture") else "", "seeds": len(found)}
         rivals = {name: f"{others[task, budget, name]:.3f}" for name in ALGORITHMS if (task, budget, name) in others}
         trained = {"held-out loss": np.mean([row.held_out for row in found]).round(3)}
@@ -308,6 +308,7 @@ def main() -> None:
         family=("", "family of the guides, by default the task's own"),
         factor=("precision", "of joint normals: precision or covariance"),
         emulated=(0, "simulations to add by a network that learns the simulator"),
+        emulator_width=(512, "units of its encoder's layers"),
     )
     everything = list(_sbibm_tasks.TASKS) if options.data else ["gaussian_linear"]
     tasks = everything if options.tasks == ["all"] else options.tasks
@@ -322,6 +323,7 @@ def main() -> None:
             options.width,
             options.factor,
             options.emulated,
+            options.emulator_width,
         )
         for task in tasks
         for budget in options.budgets

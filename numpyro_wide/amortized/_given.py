@@ -29,7 +29,8 @@ def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...])
 
 def finite(simulations: Mapping[str, Any]) -> tuple[Draws, int]:
     """Return the simulations that are finite, and the number of the others."""
-    arrays = {name: np.asarray(values) for name, values in simulations.items()}
+    with np.errstate(over="ignore"):  # too large for single precision is infinite
+        arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
     kept = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
     if kept.sum() < 2:
         raise ValueError("fewer than two of the simulations are finite; look at the simulator.")

@@ -15,7 +15,7 @@ from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, 
 from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, listing, whole_number
-from numpyro_wide._traces import run_model
+from numpyro_wide._traces import Sites, run_model
 from numpyro_wide.amortized._families import (
     ConditionalNormals,
     FlowPart,
@@ -27,6 +27,7 @@ from numpyro_wide.amortized._given import finite
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
+    check_data_set,
     check_params,
     check_simulator,
     latent_names,
@@ -133,8 +134,12 @@ class AutoAmortized:
     def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
-        latents = self._latents(partial(self.model, *args, **kwargs))
-        constants = self._constants(args, kwargs)
+        sites = run_model(self.model, args, kwargs)
+        latents, constants = self._latents(sites), self._constants(args, kwargs)
+        examples = {name: sites[name]["value"] for name in self.observed if name in sites}
+        if self.pool is None:  # without an axis of rows, they have the shape of one data set
+            examples = {name: moments["loc"] for name, moments in constants["observed"].items()}
+        check_data_set(observed_values, examples)
         features = self.features(observed_values, constants)
         moments = jax.tree.map(lambda leaf: leaf.astype(features.dtype), constants["latents"])
         latents = {name: latent._replace(**moments[name]) for name, latent in latents.items()}
@@ -146,7 +151,7 @@ class AutoAmortized:
 
         They are a value of the guide's mutable site; other arguments are those of the model.
         """
-        latents = self._latents(partial(self.model, *args, **kwargs))
+        latents = self._latents(run_model(self.model, args, kwargs))
         refuse_missing("simulations", latents, simulations, "latent site")
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
@@ -190,6 +195,7 @@ class AutoAmortized:
         if simulations is None:
             number = whole_number("num_simulations", num_simulations, 4)
             simulations = self._simulate(model, random.split(rng_key, number))
+        refuse_missing("simulations", self.observed, simulations)
         constants = params[f"{self.prefix}_constants"]
 
         def features(values: Draws) -> Array:
@@ -231,9 +237,8 @@ class AutoAmortized:
         rest = [value[None] for value in inputs.values() if not value.ndim]
         return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
 
-    def _latents(self, model: Callable) -> dict[str, "_Latent"]:
+    def _latents(self, sites: Sites) -> dict[str, "_Latent"]:
         """Read the latents off one run of the model."""
-        sites = run_model(model)
         known = latent_names(sites, self.observed)
         names = [name for name in known if not sites[name]["fn"].support.is_discrete]
         if not names:
@@ -256,8 +261,9 @@ class AutoAmortized:
 
     def _simulate(self, model: Callable, keys: Array) -> Draws:
         """Simulate, and refuse supports that vary."""
-        check_simulator(run_model(model), self.observed)
-        latents = self._latents(model)
+        sites = run_model(model)
+        check_simulator(sites, self.observed)
+        latents = self._latents(sites)
 
         def single(key: Array) -> tuple[Draws, Any]:
             sites = run_model(model, rng_key=key)
@@ -424,7 +430,9 @@ def _fourth_moment(values: np.ndarray) -> np.ndarray:
 def _signed_log(values: Any, unit: Any) -> Any:
     """Take columns with a unit to their signed logarithm."""
     numpy: Any = np if isinstance(values, np.ndarray) else jnp
-    logarithm = numpy.sign(values) * numpy.log1p(numpy.abs(values) / numpy.where(unit > 0, unit, 1.0))
+    # log(1 + |x|/c), whose ratio may overflow.
+    size, unit_size = (numpy.where(part == 0, 1.0, numpy.abs(part)) for part in (values, unit))
+    logarithm = numpy.sign(values) * numpy.logaddexp(0.0, numpy.log(size) - numpy.log(unit_size))
     return numpy.where(unit > 0, logarithm, values)
 
 

@@ -11,11 +11,12 @@ from jax import Array, random
 from numpyro.infer.util import log_density as model_log_density
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import check_key, check_no_nan, listing, whole_number
+from numpyro_wide._checks import check_key, listing, whole_number
 from numpyro_wide._traces import Sites, run_model, unwrap
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
+    check_data_set,
     check_guide,
     check_params,
     check_simulator,
@@ -90,13 +91,7 @@ def importance_sample(
     guide_sites = check_params(guide, rng_key, params, simulated)
     check_guide(guide_sites, model_sites, observed)
     _check_tractable(model_sites, guide_sites, observed)
-    for name, value in values.items():
-        check_no_nan(f"observed_values[{name!r}]", value)
-        if value.shape != simulated[name].shape:  # which the likelihood might broadcast
-            raise ValueError(
-                f"observed_values[{name!r}] must have the shape of one simulated data set, {simulated[name].shape}, "
-                f"but has {value.shape}."
-            )
+    check_data_set(values, simulated)
 
     def single(key: Array) -> tuple[Draws, Array]:
         draws, log_q = draw_from_guide(guide, key, params, values)

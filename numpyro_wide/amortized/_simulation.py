@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpyro.primitives import Messenger
 
-from numpyro_wide._checks import check_names_known, kind_of, listing
+from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, listing
 from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites
 
 Draws = dict[str, Array]
@@ -95,6 +95,17 @@ def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
     _check_plates_and_scales("model", sites)
 
 
+def check_data_set(values: Mapping[str, Any], examples: Mapping[str, Any]) -> None:
+    """Refuse NaN in one data set, and other shapes than those of a simulated one, with which all might broadcast."""
+    for name, example in examples.items():
+        check_no_nan(f"observed_values[{name!r}]", values[name])
+        if jnp.shape(values[name]) != jnp.shape(example):
+            raise ValueError(
+                f"observed_values[{name!r}] must have the shape of one simulated data set, {jnp.shape(example)}, but "
+                f"has {jnp.shape(values[name])}."
+            )
+
+
 def check_guide(sites: Sites, model_sites: Sites, observed: tuple[str, ...]) -> None:
     """Refuse a guide whose density is not one of latents of the model."""
     latents = latent_names(model_sites, observed)
@@ -141,7 +152,9 @@ def check_params(
     guide: Callable, rng_key: Array, params: Mapping[str, Any], observed_values: Mapping[str, Any]
 ) -> Sites:
     """Run the guide once, and refuse parameters that lack a site."""
-    kind, mend = "param and mutable sites of the guide", "Pass what a trainer's run or get_params returned."
+    kind, mend = "param and mutable sites of the guide", "Pass a trainer's run(...).params or get_params(state)."
+    if not isinstance(params, Mapping):
+        raise ValueError(f"params must be a dictionary of the {kind}, but got {kind_of(params)}. {mend}")
     recorder = Recorder(guide)
     try:
         sites = run_guide(recorder, rng_key, params, observed_values)

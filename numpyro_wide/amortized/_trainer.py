@@ -238,7 +238,7 @@ class AmortizedForwardKL:
             init_state: state to continue from.
             init_params: first values of param and mutable sites, by name.
             held_out: number of held-out simulations, the last of given ones; the parameters of their smallest loss are
-                returned.
+                returned, be they of this run or of those that ``init_state`` comes from.
             evaluate_every: steps between held-out evaluations, num_steps / 20 by default.
             patience: number of evaluations without improvement before a stop; None for all steps.
             simulations: simulations {site: (n, ...)} of latents and data to train on instead of fresh ones, shuffled
@@ -274,6 +274,9 @@ class AmortizedForwardKL:
         if held_out:
             none = jnp.zeros(0, jnp.int32), jnp.zeros(0)
             best = state.held_out or HeldOut(*none, self.get_params(state), jnp.asarray(jnp.inf), state.step)
+            if best.steps.size:  # these arguments and simulations may be others than those of the loss
+                loss = evaluate(best.best_params, state.rng_key, arrays, apart, num_simulations=held_out)
+                best = best._replace(best_loss=loss)
             to_look = every - int(state.step) % every  # at multiples of the step itself, for runs in parts
         with progress(total=num_steps, shown=progress_bar) as bar:
             while done < num_steps and not _is_patience_lost(best, patience):
@@ -291,7 +294,7 @@ class AmortizedForwardKL:
                 bar.update(length)
         losses = jnp.concatenate([jnp.zeros(0), *parts])
         state = state._replace(held_out=best or first.held_out)
-        params = best.best_params if best and best.steps.size else self.get_params(state)
+        params = best.best_params if best and np.isfinite(best.best_loss) else self.get_params(state)
         if not_jax_tracer(losses) and 2 * (num_skipped := int(state.num_skipped - first.num_skipped)) > len(losses):
             warnings.warn(
                 f"{num_skipped} of {len(losses)} steps were skipped, as the loss or its gradient was not finite: "
@@ -457,7 +460,9 @@ class AmortizedForwardKL:
                 draws, keys = trainer._held_out(rng_key, num_simulations)
             else:
                 draws, keys = self._of_guide(given), random.split(rng_key, num_simulations)
-            return -jnp.mean(trainer._log_prob(params, draws, keys)[0])
+            # A simulation that failed says nothing of the guide.
+            is_finite = [jnp.isfinite(value).reshape(num_simulations, -1).all(axis=1) for value in draws.values()]
+            return -jnp.mean(trainer._log_prob(params, draws, keys)[0], where=jnp.stack(is_finite).all(axis=0))
 
         if key not in self._programs:
             self._programs[key] = (

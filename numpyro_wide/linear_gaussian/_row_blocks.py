@@ -176,13 +176,17 @@ def _forward(problem: StandardisedRows) -> tuple[Array, tuple[StandardisedRows, 
     return value_of_sums(problem, sums), (problem, sums)
 
 
-@full_precision
 def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[StandardisedRows]:
     problem, sums = kept
     variance = problem.variance
-    precision = jnp.einsum("qij,qik->qjk", sums.inverse, sums.inverse)
+    precision = full_precision(jnp.einsum)("qij,qik->qjk", sums.inverse, sums.inverse)
     shared = problem.num_sharing * precision.sum(axis=0)
     common, rows = _floats(problem.common()), _floats(problem.by_row())
+
+    @full_precision
+    def slopes(features: Array, targets: Array) -> tuple[Array, Array]:
+        alpha = (targets - features @ sums.mean) / variance[None]
+        return alpha @ sums.mean.T - features @ shared, alpha
 
     def step(carry: tuple[Any, Any], index: Array) -> tuple[tuple[Any, Any], None]:
         totals, by_row = carry
@@ -193,8 +197,7 @@ def _backward(kept: tuple[StandardisedRows, Sums], cotangent: Array) -> tuple[St
             return problem.block(_filled(common, problem.common()), _filled(rows, whole))
 
         (features, targets), pull = jax.vjp(block, common, problem.read(rows, start))
-        alpha = (targets - features @ sums.mean) / variance[None]
-        of_features = alpha @ sums.mean.T - features @ shared
+        of_features, alpha = slopes(features, targets)
         of_common, of_rows = pull((jnp.where(is_new, of_features, 0), jnp.where(is_new, -alpha, 0)))
         # In place: the derivative by whole arrays would cost as much for each block as for all.
         by_row = jax.tree.map(lambda all_rows, part: _add_rows(all_rows, part, start), by_row, of_rows)

@@ -166,6 +166,45 @@ def test_held_out_loss_and_early_stopping():
     assert len(again.losses) == 0
 
 
+def test_a_run_with_other_arguments_compares_by_its_own_held_out_simulations():
+    """Losses of less noise are smaller: those of the run before would keep its parameters for ever."""
+
+    def model(noise_scale):
+        numpyro.sample("x", dist.Normal(numpyro.sample("theta", dist.Normal(0.0, 1.0)), noise_scale))
+
+    training = AmortizedForwardKL(model, lambda x, _: linear_guide(x), optax.adam(0.02), observed="x", batch_size=64)
+    options = {"held_out": 500, "progress_bar": False}
+    precise = training.run(KEY, 400, 0.1, **options)
+    result = training.run(KEY, 400, 2.0, init_state=precise.state, **options)
+    seen = result.state.held_out
+    assert int(seen.best_step) > 400
+    assert float(seen.best_loss) > float(seen.losses[: len(precise.state.held_out.losses)].min())
+    np.testing.assert_allclose(result.params["slope"], 0.2, atol=0.05)
+    # The same simulations have the same loss.
+    again = training.run(KEY, 1, 2.0, init_state=result.state, evaluate_every=1000, **options)
+    assert float(again.state.held_out.best_loss) == float(seen.best_loss)
+
+
+def test_held_out_simulations_that_fail_are_left_out():
+    """One in ten is NaN; those that are not have the posterior's entropy as their least loss."""
+    training = trainer(optax.adam(0.02), failing_model, batch_size=16)
+    with pytest.warns(UserWarning, match="steps were skipped"):
+        result = training.run(KEY, 600, held_out=500, progress_bar=False)
+    seen = result.state.held_out
+    assert np.isfinite(seen.losses).all() and int(seen.best_step) > 0
+    assert float(seen.best_loss) == pytest.approx(ENTROPY, abs=0.2)
+
+
+def test_without_a_finite_held_out_loss_the_last_parameters_are_returned():
+    def guide(x):
+        loc = numpyro.param("w", 1.0) * jnp.nan
+        numpyro.sample("theta", dist.Normal(loc, 1.0, validate_args=False))
+
+    training = trainer(guide=guide)
+    result = training.run(KEY, 3, held_out=50, stable_update=False, progress_bar=False)
+    assert_same(result.params, training.get_params(result.state))
+
+
 def test_runs_are_vectorised_over_keys():
     training = trainer()
     keys = jax.random.split(KEY, 2)
@@ -237,3 +276,5 @@ def test_posterior_predictive_is_that_of_the_guide():
         training.posterior_predictive(KEY, 10, params, {"y": 2.0})
     with pytest.raises(ValueError, match="params must be a dictionary with the param and mutable sites of"):
         training.posterior_predictive(KEY, 10, {"slope": params["slope"]}, observed)
+    with pytest.raises(ValueError, match=r"params must be a dictionary .*Pass a trainer's run\(...\).params"):
+        training.posterior_predictive(KEY, 10, training.run(KEY, 1, progress_bar=False), observed)

@@ -17,7 +17,7 @@ from numpyro.infer import Predictive
 
 from numpyro_wide import AmortizedForwardKL
 from numpyro_wide.amortized import importance_sample
-from numpyro_wide.amortized._guide import _log_unit
+from numpyro_wide.amortized._guide import _log_unit, _signed_log
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.calibration import from_guide, sbc_ranks, uniformity_p_value
 from numpyro_wide.nn import ResidualEncoder
@@ -324,6 +324,38 @@ def test_an_observation_unlike_all_simulations_is_told(trained):
     assert far.p_value == pytest.approx(1 / 201) and far.distance > 20
     given = {"slope": jnp.zeros((400, 1)), "offset": jnp.zeros(400), "x": jnp.tile(likely, (10, 1))}
     assert guide.typicality(KEY, params, {"x": likely[0]}, simulations=given).p_value > 0.01
+
+
+def test_data_in_another_shape_than_the_simulations_are_refused(trained):
+    guide, params = trained
+    ask = Predictive(guide, params=params, num_samples=2)
+    for wrong in (jnp.zeros(2), jnp.zeros((3, 1)), jnp.zeros((4, 3)), 1.0):
+        with pytest.raises(ValueError, match=r"\['x'\] must have the shape of one simulated data set, \(3,\), but has"):
+            ask(KEY, {"x": wrong})
+    with pytest.raises(ValueError, match=r"observed_values\['x'\] must not contain NaN"):
+        ask(KEY, {"x": jnp.array([0.0, jnp.nan, 0.0])})
+    with pytest.raises(ValueError, match=r"must have the shape of one simulated data set"):
+        guide.typicality(KEY, params, {"x": jnp.zeros(2)})
+    with pytest.raises(ValueError, match=r"simulations must be a dictionary with the observed site 'x', but got 'y'"):
+        guide.typicality(KEY, params, {"x": jnp.zeros(3)}, simulations={"y": jnp.zeros((9, 3))})
+
+
+def test_rows_are_as_many_as_the_arguments_say():
+    def model(num_rows):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(mu, 1.0).expand([num_rows]).to_event(1))
+
+    guide = AutoAmortized(model, observed="y", pool="rows", encoder=SMALL)
+    with pytest.raises(ValueError, match=r"must have the shape of one simulated data set, \(9,\), but has \(8,\)"):
+        seed(guide, KEY)({"y": jnp.zeros(8)}, 9)
+
+
+def test_the_logarithm_of_data_does_not_overflow():
+    """Sixty orders of magnitude, in single precision, by what their logarithms are."""
+    log_x = np.array([-60.0, 0.0, 60.0])
+    found = _signed_log(jnp.exp(jnp.asarray(log_x)), jnp.asarray(np.exp(-65.0), float))
+    np.testing.assert_allclose(found, log_x + 65, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(_signed_log(np.array([-2.0, 0.0, 3.0]), 0.5), [-np.log(5), 0, np.log(7)], rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Natural parameters against SciPy, and the convexity that they are for."""
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+import scipy.integrate
 import scipy.stats
 from numpyro.distributions import biject_to
 
 from numpyro_wide import natural
+from tests.conftest import enable_x64
 
 
 class Case(NamedTuple):
@@ -184,6 +187,55 @@ def test_an_interval_far_from_the_mean():
         q = natural.TruncatedNormal(natural.parameters(dist.Normal(sign * 0.5, 0.05)), low=low, high=high)
         expected = scipy.stats.truncnorm(30, 50, loc=0.5, scale=0.05).logpdf(value)
         np.testing.assert_allclose(q.log_prob(sign * jnp.asarray(value)), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize(
+    "eta", [[0, -1e-14], [1e-8, -1e-8], [5, -1e-3], [-20, -0.5], [-400, -5], [3000, -0.5], [10, -10], [5e5, -5e5]]
+)
+def test_an_interval_against_adaptive_quadrature(eta, is_double):
+    """Nearly uniform, nearly exponential, many deviations from the mean, and narrow: density, slopes, draws."""
+    with enable_x64(is_double):
+        eta = jnp.asarray(eta, float)
+        first, second = map(float, eta)
+        value, mode = float(jnp.asarray(0.3)), min(max(-first / (2 * second), 0.0), 1.0)
+        cuts = sorted({min(max(mode + sign * 10.0**-size, 0.0), 1.0) for sign in (-1, 1) for size in range(1, 7)})
+
+        def log_form(x):
+            return (x - mode) * (first + second * (x + mode))
+
+        def moment(power):
+            form = lambda x: (x - mode) ** power * np.exp(log_form(x))  # noqa: E731
+            ends = [0.0, *cuts, mode, 1.0]
+            return sum(scipy.integrate.quad(form, *pair, epsabs=0)[0] for pair in itertools.pairwise(sorted(ends)))
+
+        mass, shift, square = map(moment, range(3))
+        mean, deviation = mode + shift / mass, (square / mass - (shift / mass) ** 2) ** 0.5
+        q = natural.TruncatedNormal(eta)
+        log_prob, slopes = jax.value_and_grad(lambda eta: natural.TruncatedNormal(eta).log_prob(value))(eta)
+        tolerance = 1e-9 if is_double else 1e-6
+        np.testing.assert_allclose(log_prob, log_form(value) - np.log(mass), rtol=tolerance, atol=tolerance)
+        of_eta = [value - mean, value**2 - mean**2 - deviation**2]
+        np.testing.assert_allclose(slopes, of_eta, rtol=1e-6 if is_double else 2e-3)
+        draws = q.sample(jax.random.key(0), (4000,))
+        assert bool(jnp.all((draws >= 0) & (draws <= 1)))
+        np.testing.assert_allclose(draws.mean(), mean, atol=4 * deviation / 4000**0.5)
+        np.testing.assert_allclose(draws.std(), deviation, rtol=0.1)
+
+
+def test_quantiles_of_an_interval_and_their_slopes(x64):
+    def exact(loc, scale):
+        return scipy.stats.truncnorm(-loc / scale, (1 - loc) / scale, loc=loc, scale=scale).ppf(0.3)
+
+    def found(loc, scale):
+        return natural.NaturalTruncatedNormal(dist.Normal(loc, scale), 0.0, 1.0).icdf(0.3)
+
+    for loc, scale in ((0.3, 0.5), (-2.0, 0.6), (4.0, 1.0)):
+        np.testing.assert_allclose(found(loc, scale), exact(loc, scale), rtol=1e-10)
+        slopes = [(exact(loc + a, scale + b) - exact(loc - a, scale - b)) / 2e-5 for a, b in ((1e-5, 0), (0, 1e-5))]
+        np.testing.assert_allclose(jax.grad(found, (0, 1))(loc, scale), slopes, rtol=1e-5)
+    ends = natural.NaturalTruncatedNormal(dist.Normal(-9.0, 0.5), 0.0, 1.0).icdf(jnp.array([-0.1, 0.0, 1.0, 1.1]))
+    np.testing.assert_allclose(ends, [np.nan, 0.0, 1.0, np.nan], atol=0.01)
 
 
 def test_the_rate_of_a_poisson_may_underflow():
