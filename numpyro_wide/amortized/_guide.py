@@ -1,6 +1,6 @@
 """A guide for any model: its latents, unconstrained and standardised, given features of the data by a network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -151,8 +151,10 @@ class AutoAmortized:
 
         They are a value of the guide's mutable site; other arguments are those of the model.
         """
-        latents = self._latents(run_model(self.model, args, kwargs))
+        model = partial(self.model, *args, **kwargs)
+        latents = self._latents(run_model(model))
         refuse_missing("simulations", latents, simulations, "latent site")
+        self._refuse_varying_supports(model, latents)
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
             values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
@@ -260,24 +262,29 @@ class AutoAmortized:
         return constants
 
     def _simulate(self, model: Callable, keys: Array) -> Draws:
-        """Simulate, and refuse supports that vary."""
+        """Simulate latents and data once for each key."""
         sites = run_model(model)
         check_simulator(sites, self.observed)
         latents = self._latents(sites)
 
-        def single(key: Array) -> tuple[Draws, Any]:
+        def single(key: Array) -> Draws:
             sites = run_model(model, rng_key=key)
-            supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
-            return {name: sites[name]["value"] for name in (*latents, *self.observed)}, supports
+            return {name: sites[name]["value"] for name in (*latents, *self.observed)}
 
-        found, supports = jax.jit(jax.vmap(single))(keys)
+        return jax.jit(jax.vmap(single))(keys)
+
+    def _refuse_varying_supports(self, model: Callable, latents: Iterable[str]) -> None:
+        def single(key: Array) -> dict[str, Any]:
+            sites = run_model(model, rng_key=key)
+            return {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
+
+        supports = jax.jit(jax.vmap(single))(random.split(random.key(0), PILOT_SIZE))
         varying = [name for name in supports if any(bool((leaf != leaf[:1]).any()) for leaf in supports[name])]
         if varying:
             raise ValueError(
                 f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
                 "sample a standardised site, and compute the other by numpyro.deterministic."
             )
-        return found
 
     def _encode(self, name: str, module: Any, inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""

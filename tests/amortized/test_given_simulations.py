@@ -105,6 +105,11 @@ def positive_model():
     numpyro.sample("x", dist.Normal(numpyro.sample("theta", dist.LogNormal(0.0, 1.0)), 1.0))
 
 
+def dependent_model():
+    high = numpyro.sample("high", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("x", dist.Normal(numpyro.sample("theta", dist.Uniform(0.0, high)), 1.0))
+
+
 GIVEN = {"theta": np.ones(20), "x": np.ones(20)}
 
 
@@ -127,6 +132,11 @@ GIVEN = {"theta": np.ones(20), "x": np.ones(20)}
             {"model": positive_model, "simulations": GIVEN | {"theta": -np.ones(20)}},
             ValueError,
             "must lie in the support",
+        ),
+        (
+            {"model": dependent_model, "guide": None, "simulations": GIVEN | {"high": 2 * np.ones(20)}},
+            ValueError,
+            "supports that do not vary with other sites, but those of 'theta' do",
         ),
         ({"held_out": 15}, ValueError, "batch of 8 to train on, but of 20 finite ones 15 are held out"),
         ({"guide": None, "simulations": {"x": np.ones(20)}}, ValueError, "latent site 'theta', but got 'x'"),
