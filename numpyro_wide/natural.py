@@ -215,6 +215,11 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
         value, mode, width, *form, begin, end = promote_shapes(*as_floats(value, *self._around_mode()))
         return _log_form((value - mode) / width, *form) - jnp.log(_mass(begin, end, *form) * width)
 
+    def cdf(self, value: ArrayLike) -> Array:
+        """Compute the probability below any values."""
+        value, mode, width, *form, begin, end = promote_shapes(*as_floats(value, *self._around_mode()))
+        return _mass(begin, jnp.clip((value - mode) / width, begin, end), *form) / _mass(begin, end, *form)
+
     def icdf(self, q: ArrayLike) -> Array:
         """Compute quantiles, in the interval."""
         q, mode, width, *form, begin, end = promote_shapes(*as_floats(q, *self._around_mode()))

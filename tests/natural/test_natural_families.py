@@ -234,6 +234,9 @@ def test_quantiles_of_an_interval_and_their_slopes(x64):
         np.testing.assert_allclose(found(loc, scale), exact(loc, scale), rtol=1e-10)
         slopes = [(exact(loc + a, scale + b) - exact(loc - a, scale - b)) / 2e-5 for a, b in ((1e-5, 0), (0, 1e-5))]
         np.testing.assert_allclose(jax.grad(found, (0, 1))(loc, scale), slopes, rtol=1e-5)
+    far = natural.NaturalTruncatedNormal(dist.Normal(-20.0, 1.0), 0.0, 1.0)
+    np.testing.assert_allclose(far.cdf(jnp.array([-1.0, 0.03, 2.0])), [0, 1 - np.exp(-0.6), 1], atol=2e-3)
+    np.testing.assert_allclose(far.cdf(far.icdf(jnp.array([0.1, 0.9]))), [0.1, 0.9], rtol=1e-9)
     ends = natural.NaturalTruncatedNormal(dist.Normal(-9.0, 0.5), 0.0, 1.0).icdf(jnp.array([-0.1, 0.0, 1.0, 1.1]))
     np.testing.assert_allclose(ends, [np.nan, 0.0, 1.0, np.nan], atol=0.01)
 
