@@ -89,9 +89,8 @@ def race(
     num_steps: int = _NUM_STEPS,
 ) -> list[list[Optimum]]:
     """Return optima for x (n, d) and y (n,) or (n, k) by part, while the budget's share lasts."""
-    begin, raced = clock.seconds, list[list[Optimum]]()
     depths: tuple[int, ...] = DEPTHS if depth is None else (depth,)
-    largest = max(depths)
+    most, raced_depths = clock.seconds + _SHARE * clock.budget, list[int]()
 
     def optima_of(entries: Entry, starts: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
         return over_chains(lambda entry, start: _descend(num_steps, entry, start, x, y))(entries, starts)
@@ -99,23 +98,29 @@ def race(
     def results_of(entries: Entry, optima: dict[str, Array], *rows: Array) -> dict[str, Any]:
         return over_chains(lambda entry, weights: _results(entry, weights, *rows))(entries, optima)
 
+    def race_depth(one: int, part: tuple[np.ndarray, np.ndarray]) -> list[Optimum]:
+        rows = [jnp.asarray(values[indices], float) for indices in part for values in (x, y)]
+        starts = _starts(random, len(RACED) * len(LEVELS), max(depths), x.shape[1])
+        weights = run_program(optima_of, _entries(one), starts, *rows[:2])
+        found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
+        optima = (_best(one, activation, found) for activation in range(len(RACED)))
+        return [optimum for optimum in optima if optimum is not None]
+
     with precision(False):
-        for learnt, left_out in parts:
-            before, optima = clock.seconds, list[Optimum | None]()
-            rows = [jnp.asarray(values[part], float) for part in (learnt, left_out) for values in (x, y)]
-            for place, one in enumerate(depths):
-                if optima and not raced and clock.seconds - begin > _SHARE * clock.budget:
-                    depths = depths[:place]
-                    break
-                starts = _starts(random, len(RACED) * len(LEVELS), largest, x.shape[1])
-                weights = run_program(optima_of, _entries(one), starts, *rows[:2])
-                found = jax.tree.map(np.asarray, run_program(results_of, _entries(one), weights, *rows, quick=True))
-                if not optima and not raced:
-                    clock.pace = (clock.seconds - begin) / (_COMPILING_RACE + _SECONDS_A_RACED_ROW * len(learnt))
-                optima += [_best(one, activation, found) for activation in range(len(RACED))]
-            raced.append([optimum for optimum in optima if optimum is not None])
-            if 2 * clock.seconds - before - begin > _SHARE * clock.budget:  # with one more
+        before, first = clock.seconds, list[Optimum]()
+        for one in depths:
+            if raced_depths and clock.seconds > most:
                 break
+            first += race_depth(one, parts[0])
+            if not raced_depths:
+                clock.pace = (clock.seconds - before) / (_COMPILING_RACE + _SECONDS_A_RACED_ROW * len(parts[0][0]))
+            raced_depths.append(one)
+        raced = [first]
+        for part in parts[1:]:
+            if 2 * clock.seconds - before > most:  # with one more
+                break
+            before = clock.seconds
+            raced.append([optimum for one in raced_depths for optimum in race_depth(one, part)])
     return raced
 
 
