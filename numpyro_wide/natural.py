@@ -212,17 +212,17 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
         """Evaluate the log density of values in the interval."""
-        value, mode, width, *form, begin, end = promote_shapes(*as_floats(value, *self._around_mode()))
+        value, mode, width, *form, begin, end = self._around_mode(value)
         return _log_form((value - mode) / width, *form) - jnp.log(_mass(begin, end, *form) * width)
 
     def cdf(self, value: ArrayLike) -> Array:
         """Compute the probability below any values."""
-        value, mode, width, *form, begin, end = promote_shapes(*as_floats(value, *self._around_mode()))
+        value, mode, width, *form, begin, end = self._around_mode(value)
         return _mass(begin, jnp.clip((value - mode) / width, begin, end), *form) / _mass(begin, end, *form)
 
     def icdf(self, q: ArrayLike) -> Array:
         """Compute quantiles, in the interval."""
-        q, mode, width, *form, begin, end = promote_shapes(*as_floats(q, *self._around_mode()))
+        q, mode, width, *form, begin, end = self._around_mode(q)
         wanted = q * _mass(begin, end, *form)
 
         def halve(_: Array, ends: Array) -> Array:
@@ -238,9 +238,9 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
         is_outside = jnp.less(q, 0) | jnp.greater(q, 1)
         return jnp.where(is_outside, jnp.nan, jnp.clip(mode + width * found, self.low, self.high))
 
-    def _around_mode(self) -> tuple[Array, ...]:
-        """Return mode and width, and in units of it from the mode slope and curvature of −log density and the ends."""
-        low, high, loc, scale = as_floats(self.low, self.high, self.base_dist.loc, self.base_dist.scale)
+    def _around_mode(self, value: ArrayLike) -> list[Array]:
+        """Return a value, mode and width, and in units of it slope and curvature of −log density, and the ends."""
+        value, low, high, loc, scale = as_floats(value, self.low, self.high, self.base_dist.loc, self.base_dist.scale)
         width = high - low
         # Derivatives are those of the slope, from wherever it is told: the ends' would cancel.
         mode = stop_gradient(jnp.clip(loc, low, high))
@@ -248,7 +248,8 @@ class NaturalTruncatedNormal(dist.TwoSidedTruncatedDistribution):
         steep, curved = stop_gradient((slope, 2 * _DEPTH * curvature))
         reach = 2 * _DEPTH / jnp.maximum(jnp.abs(steep) + jnp.sqrt(steep**2 + curved), 2 * _DEPTH)
         begin, end = ((bound - mode) / width for bound in (low, high))
-        return mode, width, slope, curvature, jnp.maximum(begin, -reach), jnp.minimum(end, reach)
+        ends = jnp.maximum(begin, -reach), jnp.minimum(end, reach)
+        return promote_shapes(value, mode, width, slope, curvature, *ends)
 
 
 def _log_form(x: Array, slope: Array, curvature: Array) -> Array:

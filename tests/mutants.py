@@ -1576,8 +1576,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "natural.py": [
         (
             "truncated normal: a rule's nodes over all of a long interval",
-            "jnp.maximum(begin, -reach), jnp.minimum(end, reach)",
-            "begin, end",
+            "ends = jnp.maximum(begin, -reach), jnp.minimum(end, reach)",
+            "ends = begin, end",
             "natural/test_natural_families.py::test_an_interval_against_adaptive_quadrature",
         ),
         (
