@@ -14,13 +14,14 @@ NEWER_VENV := .venv-newer
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Every case is in one of these (tests/schedule.py).
+# Every case is in one of the first four (tests/schedule.py), and in one of those that CI runs, the second and the last.
 QUICK := -m "not numerics and not long and not shown"
 NUMERICS := -m "numerics"
 LONG := -m "long"
 SHOWN := -m "shown"
+REST := -m "not numerics"
 
-.PHONY: demo test test-numerics test-long test-shown mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -47,11 +48,15 @@ test-long: $(VENV)/.dev-installed
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
 
+# All but the numerics, in one session: what a case compiles, the next of its file finds.
+test-rest: $(VENV)/.dev-installed
+	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(REST) $(PYTEST_ARGS)
+
 # Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
 mutants: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(BIN)/python -m tests.mutants $(if $(ONLY),"$(ONLY)")
 
-test-all: test test-numerics test-long test-shown test-newer
+test-all: test-numerics test-rest test-newer
 
 test-newer:
 	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \

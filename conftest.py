@@ -12,6 +12,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Positions of source lines, which no test reads, are not written into programs.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
+# Workers with a core each: XLA's threads of both on all cores would take turns, for a tenth more time. Read at JAX's
+# import.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
+        os.sched_setaffinity(0, cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) :][:1])
+
 import jax
 import pytest
 from sybil import Sybil
@@ -52,10 +59,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Mark every test with the step of CI that runs it, unless that is ``make test``."""
+    """Mark every test with the part that it is in, unless that is ``make test``; put the longest files first."""
     for item in items:
-        if (step := schedule.step_of(item)) is not None:
-            item.add_marker(step)
+        if (part := schedule.part_of(item)) is not None:
+            item.add_marker(part)
+    items.sort(key=lambda item: not item.path.as_posix().endswith(schedule.LONGEST))
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -1,4 +1,4 @@
-"""Division of the suite into the four steps of CI, each of which runs the cases that no other runs.
+"""Division of the suite into four parts, each of which has the cases that no other has.
 
 ``make test`` runs what bears none of the three marks given here; CI runs the rest, too.
 """
@@ -46,19 +46,21 @@ MANY_PROGRAMS = (
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
 SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
+# Minutes each, in one worker: they start first, so that the workers end together.
+LONGEST = ("tests/test_studies.py", "tests/mcmc/test_peer_targets.py", "tests/readout/test_random_models.py")
 # Of a test of these rooms over several cases, `make test` runs one in so many.
 STRIDE = 6
 
 MARKS = (
-    "numerics: compiled as users compile, by make test-numerics alone",
-    "long: many models and their chains, compiled quickly, by make test-long alone",
-    "shown: pages, docstrings, examples, studies and the notebook, run by make test-shown alone",
+    "numerics: compiled as users compile, by make test-numerics",
+    "long: many models and their chains, compiled quickly, by make test-long",
+    "shown: pages, docstrings, examples, studies and the notebook, run by make test-shown",
     "slow: long chains, several processes, many programs: never among the cases of make test",
 )
 
 
-def step_of(item: pytest.Item) -> str | None:
-    """Return the mark of the step that runs a test, or None for ``make test``."""
+def part_of(item: pytest.Item) -> str | None:
+    """Return the mark of the part that runs a test, or None for ``make test``."""
     path = item.path.relative_to(ROOT)
     if any(path.is_relative_to(part) for part in SHOWN):
         return "shown"
@@ -82,7 +84,7 @@ def turn_of(item: pytest.Item) -> int | None:
     """Return which of `STRIDE` groups a case of a test is in; None for a test of one case.
 
     ``make test`` takes the group 1. The places of its parameters in their lists decide, so that a case is in the same
-    step whatever else is selected, and every value of a parameter has its turn in a table of several.
+    part whatever else is selected, and every value of a parameter has its turn in a table of several.
     """
     callspec = getattr(item, "callspec", None)
     if callspec is None:

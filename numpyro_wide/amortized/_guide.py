@@ -1,6 +1,6 @@
 """A guide for any model: its latents, unconstrained and standardised, given features of the data by a network."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -135,7 +135,8 @@ class AutoAmortized:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
         sites = run_model(self.model, args, kwargs)
-        latents, constants = self._latents(sites), self._constants(args, kwargs)
+        latents = self._latents(sites)
+        constants = self._constants(args, kwargs, latents)
         examples = {name: sites[name]["value"] for name in self.observed if name in sites}
         if self.pool is None:  # without an axis of rows, they have the shape of one data set
             examples = {name: moments["loc"] for name, moments in constants["observed"].items()}
@@ -154,7 +155,10 @@ class AutoAmortized:
         model = partial(self.model, *args, **kwargs)
         latents = self._latents(run_model(model))
         refuse_missing("simulations", latents, simulations, "latent site")
-        self._refuse_varying_supports(model, latents)
+        self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())  # to look at supports
+        return self._standardisation(simulations, latents)
+
+    def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
             values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
@@ -196,7 +200,7 @@ class AutoAmortized:
         check_params(guide, rng_key, params, values)
         if simulations is None:
             number = whole_number("num_simulations", num_simulations, 4)
-            simulations = self._simulate(model, random.split(rng_key, number))
+            simulations = self._simulate(model, random.split(rng_key, number), self.observed)
         refuse_missing("simulations", self.observed, simulations)
         constants = params[f"{self.prefix}_constants"]
 
@@ -250,41 +254,36 @@ class AutoAmortized:
             names = [name for name in names if name in self.sites]
         return {name: _Latent.of(sites[name]) for name in names}
 
-    def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+    def _constants(self, args: tuple, kwargs: dict, latents: dict[str, "_Latent"]) -> dict[str, Any]:
         name = f"{self.prefix}_constants"
         constants: Any = mutable(name)
         if constants is None:
             # Also where the guide is first traced.
             with jax.ensure_compile_time_eval():
                 model = partial(self.model, *args, **kwargs)
-                simulations = self._simulate(model, random.split(random.key(0), PILOT_SIZE))
-                constants = mutable(name, self.standardisation(finite(simulations)[0], *args, **kwargs)[name])
+                simulations = self._simulate(model, random.split(random.key(0), PILOT_SIZE), self.observed)
+                constants = mutable(name, self._standardisation(finite(simulations)[0], latents)[name])
         return constants
 
-    def _simulate(self, model: Callable, keys: Array) -> Draws:
-        """Simulate latents and data once for each key."""
+    def _simulate(self, model: Callable, keys: Array, observed: tuple[str, ...]) -> Draws:
+        """Simulate latents and data once for each key; refuse supports that vary."""
         sites = run_model(model)
-        check_simulator(sites, self.observed)
+        check_simulator(sites, observed)
         latents = self._latents(sites)
 
-        def single(key: Array) -> Draws:
+        def single(key: Array) -> tuple[Draws, dict[str, list]]:
             sites = run_model(model, rng_key=key)
-            return {name: sites[name]["value"] for name in (*latents, *self.observed)}
+            supports = {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
+            return {name: sites[name]["value"] for name in (*latents, *observed)}, supports
 
-        return jax.jit(jax.vmap(single))(keys)
-
-    def _refuse_varying_supports(self, model: Callable, latents: Iterable[str]) -> None:
-        def single(key: Array) -> dict[str, Any]:
-            sites = run_model(model, rng_key=key)
-            return {name: jax.tree.leaves(sites[name]["fn"].support) for name in latents}
-
-        supports = jax.jit(jax.vmap(single))(random.split(random.key(0), PILOT_SIZE))
-        varying = [name for name in supports if any(bool((leaf != leaf[:1]).any()) for leaf in supports[name])]
-        if varying:
+        draws, supports = jax.jit(jax.vmap(single))(keys)
+        bounds = jax.tree.map(np.asarray, supports)
+        if varying := [name for name in bounds if any((bound != bound[:1]).any() for bound in bounds[name])]:
             raise ValueError(
                 f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
                 "sample a standardised site, and compute the other by numpyro.deterministic."
             )
+        return draws
 
     def _encode(self, name: str, module: Any, inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""

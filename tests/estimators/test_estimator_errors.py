@@ -181,10 +181,10 @@ def test_a_finite_network_that_fails_leaves_the_limit(monkeypatch):
     monkeypatch.setattr(_policy, "run_chains", fail)
     monkeypatch.setattr(_policy, "_MOST_WEIGHTED", 10)
     with pytest.warns(UserWarning, match="given up, and the limit predicts: nowhere finite"):
-        model = WideBNNRegressor(random_state=0).fit(X, Y)
+        model = WideBNNRegressor(random_state=0, time_budget=20.0).fit(X, Y)
     assert model.method_ == "limit" and "nowhere finite" in str(model.report_)
     with pytest.raises(ValueError, match="nowhere finite"):
-        WideBNNRegressor(method="chains", random_state=0).fit(X, Y)
+        WideBNNRegressor(method="chains", random_state=0, time_budget=20.0).fit(X, Y)
 
 
 @pytest.mark.slow
