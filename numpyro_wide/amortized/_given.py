@@ -17,10 +17,10 @@ from numpyro_wide.amortized._simulation import Draws, refuse_missing
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
     """Check simulations {site: (n, ...)}, and return those that are finite."""
     refuse_missing("simulations", observed, simulations, "observed site")
-    num_draws_of("simulations", simulations)
+    number = num_draws_of("simulations", simulations)
     given, num_lost = finite(simulations)
     if num_lost:
-        warnings.warn(f"{num_lost} simulations hold NaN or infinity, and are left out.", stacklevel=3)
+        warnings.warn(f"{num_lost} of {number} simulations hold NaN or infinity, and are left out.", stacklevel=3)
     for name, values in given.items():
         if name in model_sites:
             _check_site(name, values, model_sites[name])

@@ -126,9 +126,11 @@ class AutoAmortized:
             raise ValueError(f"factor={factor!r} is of joint normals, but the family is {family!r}; leave it out.")
         if pool is not None:
             check_one_of("pool", pool, ("rows",), also="or None")
+        if isinstance(encoder, type):
+            raise TypeError(f"encoder must be a flax module, such as {encoder.__name__}(), but got the class.")
         self.model, self.observed, self.family, self.encoder = model, site_names(observed), family, encoder
         self.factor, self.pool, self.prefix = factor, pool, prefix
-        self.sites = None if sites is None else site_names(sites)
+        self.sites = None if sites is None else site_names(sites, "sites")
         self.num_components = whole_number("num_components", num_components) if family == "mixture" else 1
 
     def __call__(self, observed_values: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Array]:
@@ -189,6 +191,8 @@ class AutoAmortized:
         A network's answer means little where it has not been trained. The distance is Mahalanobis's, of the encoder's
         features; moments are those of one half of the simulations, the p-value is the rank among the others: below
         0.01, say, the observation is unlike them.
+
+        The p-value is at least 2 / (2 + number of simulations): few of them can tell nothing.
 
         ``params`` and ``observed_values`` are as of :func:`numpyro_wide.amortized.importance_sample`, ``simulations``,
         {site: (n, ...)}, in the place of ``num_simulations`` new ones; other arguments are those of the model.

@@ -15,11 +15,11 @@ from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sit
 Draws = dict[str, Array]
 
 
-def site_names(observed: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the observed sites as a tuple."""
-    names = (observed,) if isinstance(observed, str) or not isinstance(observed, Sequence) else tuple(observed)
+def site_names(given: str | Sequence[str], role: str = "observed") -> tuple[str, ...]:
+    """Return names of sites as a tuple."""
+    names = (given,) if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"observed must be the name of a site, or a sequence of names, but is {observed!r}.")
+        raise ValueError(f"{role} must be the name of a site, or a sequence of names, but is {given!r}.")
     return names
 
 

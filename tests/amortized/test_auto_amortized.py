@@ -409,6 +409,8 @@ def failing():
         ({"model": dependent}, ValueError, "supports that do not vary with other sites, but those of 'low' do"),
         ({"model": failing}, ValueError, "fewer than two of the simulations are finite"),
         ({"observed": "y"}, ValueError, "first argument must be a dictionary with the observed site 'y', but got 'x'"),
+        ({"sites": []}, ValueError, r"sites must be the name of a site, or a sequence of names, but is \[\]"),
+        ({"encoder": ResidualEncoder}, TypeError, r"such as ResidualEncoder\(\), but got the class"),
         ({"family": "mixture", "num_components": 0}, ValueError, "num_components must be a whole number"),
     ],
 )

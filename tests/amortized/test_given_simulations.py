@@ -95,7 +95,7 @@ def test_simulations_that_failed_are_counted_and_left_out():
     failed["x"] = failed["x"].astype(float)
     failed["x"][[3, 40]], failed["theta"][5] = (np.nan, 1e39), np.inf  # the former is infinite in single precision
     kept = {name: np.delete(values, [3, 5, 40]) for name, values in given.items()}
-    with pytest.warns(UserWarning, match="3 simulations hold NaN or infinity, and are left out") as caught:
+    with pytest.warns(UserWarning, match="3 of 60 simulations hold NaN or infinity, and are left out") as caught:
         losses = trainer().run(KEY, 10, simulations=failed, progress_bar=False).losses
     assert caught[0].filename == __file__
     np.testing.assert_array_equal(losses, trainer().run(KEY, 10, simulations=kept, progress_bar=False).losses)
