@@ -1085,8 +1085,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "isokinetic kick: sign of the turn",
-            "lambda g: -g / divisor",
-            "lambda g: g / divisor",
+            "downhill = -gradient /",
+            "downhill = gradient /",
             "mcmc/test_isokinetic.py::test_a_kick_solves_its_differential_equation",
         ),
         (
@@ -1097,8 +1097,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "isokinetic step: mass left out of the drift",
-            "velocity = _scaled_direction(direction, scale)",
-            "velocity = direction",
+            "half * (scale * direction)",
+            "half * direction",
             "mcmc/test_isokinetic.py::test_a_mass_is_a_change_of_units",
         ),
     ],

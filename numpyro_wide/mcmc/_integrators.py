@@ -180,64 +180,52 @@ OUTER_KICK = 0.1931833275037836
 GRADIENTS_PER_STEP = 2
 
 
-def unit(tree: PyTree) -> PyTree:
+def unit(momentum: Array) -> Array:
     """Return the direction of a momentum of any length."""
-    length = _norm(tree)
-    return jax.tree.map(lambda x: x / length, tree)
+    return momentum / jnp.linalg.norm(momentum)
 
 
-def isokinetic_kick(direction: PyTree, gradient: PyTree, time: Array) -> tuple[PyTree, Array]:
-    """Turn a direction towards −g for a time, exactly (:eq:`isokinetic-kick`).
+def isokinetic_kick(direction: Array, gradient: Array, time: Array) -> tuple[Array, Array]:
+    """Turn a direction (d,) towards −g for a time, exactly (:eq:`isokinetic-kick`).
 
     Also returns −log of the factor by which the map stretches volumes on the sphere; ``gradient`` is g = S ∇U.
     """
-    size = size_of(gradient)
-    length = _norm(gradient)
+    size, length = gradient.size, jnp.linalg.norm(gradient)
     # Without a force there is no direction to turn to, and no turn.
-    divisor = jnp.where(length > 0, length, 1.0)
-    downhill = jax.tree.map(lambda g: -g / divisor, gradient)
-    cos = jnp.clip(total(jax.tree.map(jnp.multiply, downhill, direction)), -1.0, 1.0)
+    downhill = -gradient / jnp.where(length > 0, length, 1.0)
+    cos = jnp.clip(jnp.sum(downhill * direction), -1.0, 1.0)
     angle = size**0.5 / (size - 1) * time * length
     # Hyperbolic functions of a large angle overflow; their ratios do not.
     decay, lost = jnp.exp(-angle), -jnp.expm1(-angle)
     along = lost * (1 + decay + cos * lost)
-    turned = unit(jax.tree.map(lambda u, e: 2 * decay * u + along * e, direction, downhill))
+    turned = unit(2 * decay * direction + along * downhill)
     return turned, (size - 1) * _log_cosh_plus(angle, cos)
 
 
 def isokinetic_step(
-    evaluate: Evaluate, point: Point, direction: PyTree, step_size: Array, scale: PyTree = None
-) -> tuple[Point, PyTree, Array]:
+    evaluate: Evaluate, point: Point, direction: Array, step_size: Array, scale: Array
+) -> tuple[Point, Array, Array]:
     """Take one step of minimal norm: kick, drift, kick, drift, kick.
 
-    A position moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse mass.
+    A position (d,) moves by about ``step_size`` in every coordinate; ``scale`` is the square root S of the inverse
+    mass, (d,).
     Also returns the error in the energy: the change of U less the logarithm of the stretched volume, zero for the exact
     flow (:eq:`isokinetic-error`).
     """
-    half = 0.5 * size_of(point.z) ** 0.5 * step_size
+    half = 0.5 * direction.size**0.5 * step_size
     before = point.potential_energy
 
-    def body(i: Array, carry: tuple[Point, PyTree, Array]) -> tuple[Point, PyTree, Array]:
+    def body(i: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
         point, direction, stretched = carry
         time = jnp.where(i == 0, OUTER_KICK, 1 - 2 * OUTER_KICK) * step_size
-        direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), time)
-        velocity = _scaled_direction(direction, scale)
-        point = evaluate(jax.tree.map(lambda z, v: z + half * v, point.z, velocity))
-        return point, direction, stretched + change
+        direction, change = isokinetic_kick(direction, scale * point.z_grad, time)
+        return evaluate(point.z + half * (scale * direction)), direction, stretched + change
 
     # A loop, so that the gradient is compiled once.
     point, direction, stretched = jax.lax.fori_loop(0, 2, body, (point, direction, jnp.zeros_like(before)))
-    direction, change = isokinetic_kick(direction, _scaled_direction(point.z_grad, scale), OUTER_KICK * step_size)
+    direction, change = isokinetic_kick(direction, scale * point.z_grad, OUTER_KICK * step_size)
     # The two energies are large, and what is left of them small: their difference first.
     return point, direction, (point.potential_energy - before) + (stretched + change)
-
-
-def _scaled_direction(tree: PyTree, scale: PyTree) -> PyTree:
-    return tree if scale is None else jax.tree.map(jnp.multiply, tree, scale)
-
-
-def _norm(tree: PyTree) -> Array:
-    return jnp.sqrt(total(jax.tree.map(jnp.square, tree)))
 
 
 def _log_cosh_plus(angle: Array, cos: Array) -> Array:
