@@ -15,7 +15,6 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
-from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
@@ -243,11 +242,14 @@ class _Loop(NamedTuple):
 _OF_A_TRACE = "_loop", "_potential_fn_gen", "_postprocess_fn", "_sample_fn", "_supports"
 
 
-class TargetKernel(MCMCKernel):
-    """A kernel that knows its target and nothing yet about how to move."""
+class MetropolisKernel(MCMCKernel):
+    """Base of the kernels: a subclass proposes, this class does the rest; ``max_step_size`` is a bound, or None."""
 
     sample_field = "z"
     _needs_gradient = True
+    _needs_momentum = False
+    # Percentages of warmup between which windows of draws renew the preconditioner.
+    _windows: tuple[int, ...] = ()
     # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
     _supports: dict[str, Constraint] | None
     _loop: _Loop | None
@@ -260,13 +262,23 @@ class TargetKernel(MCMCKernel):
         self,
         model: Callable[..., Any] | None,
         potential_fn: Callable[[PyTree], Array] | None,
+        *,
+        step_size: float,
+        adapt_step_size: bool,
+        target_accept_prob: float,
+        find_heuristic_step_size: bool,
         init_strategy: Callable[..., Any],
+        max_step_size: float | None = None,
     ) -> None:
         check_target(model, potential_fn)
-        self._model = model
-        self._potential_fn = potential_fn
-        self._init_strategy = init_strategy
+        self._model, self._potential_fn, self._init_strategy = model, potential_fn, init_strategy
         self._forget_model()
+        bound = math.inf if max_step_size is None else max_step_size
+        self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
+        target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
+        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size)
+        self._adapt_step_size = adapt_step_size
+        self._searches = find_heuristic_step_size
 
     @property
     def model(self) -> Callable[..., Any] | None:
@@ -384,49 +396,6 @@ class TargetKernel(MCMCKernel):
         if not self._needs_gradient:
             return lambda z: Point(z, checked(z), None)
         return lambda z: Point(z, *jax.value_and_grad(checked)(z))
-
-
-def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
-    """Return the first position of a block of ``Gibbs``, which hands over values of the sites, not positions."""
-    if supports is None:
-        raise ValueError(
-            f"The bounds of a site of this block of Gibbs, which has {listing(values)}, are arrays. Those may depend "
-            "on the sites of other blocks, and must be numbers: sample a Uniform(0, 1), and scale it in the model."
-        )
-    return {name: biject_to(supports[name]).inv(value) for name, value in values.items()}
-
-
-def _as_floats(tree: PyTree) -> PyTree:
-    """Give all leaves the default float type: whole numbers and weak types would change in the first step."""
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.result_type(float)), tree)
-
-
-class MetropolisKernel(TargetKernel):
-    """Base of the kernels: a subclass proposes, this class does the rest; ``max_step_size`` is a bound, or None."""
-
-    _needs_momentum = False
-    # Percentages of warmup between which windows of draws renew the preconditioner.
-    _windows: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        model: Callable[..., Any] | None,
-        potential_fn: Callable[[PyTree], Array] | None,
-        *,
-        step_size: float,
-        adapt_step_size: bool,
-        target_accept_prob: float,
-        find_heuristic_step_size: bool,
-        init_strategy: Callable[..., Any] = init_to_uniform,
-        max_step_size: float | None = None,
-    ) -> None:
-        super().__init__(model, potential_fn, init_strategy)
-        bound = math.inf if max_step_size is None else max_step_size
-        self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
-        target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
-        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size)
-        self._adapt_step_size = adapt_step_size
-        self._searches = find_heuristic_step_size
 
     def get_diagnostics_str(self, state: KernelState) -> str:
         """Describe the state for the progress bar."""
@@ -628,6 +597,21 @@ class MetropolisKernel(TargetKernel):
         if is_prng_key(state.rng_key):
             return fn(state, *args)
         return over_states(lambda chain: fn(chain, *args), state)
+
+
+def _start_of_block(values: dict[str, Any], supports: dict[str, Constraint] | None) -> dict[str, Array]:
+    """Return the first position of a block of ``Gibbs``, which hands over values of the sites, not positions."""
+    if supports is None:
+        raise ValueError(
+            f"The bounds of a site of this block of Gibbs, which has {listing(values)}, are arrays. Those may depend "
+            "on the sites of other blocks, and must be numbers: sample a Uniform(0, 1), and scale it in the model."
+        )
+    return {name: biject_to(supports[name]).inv(value) for name, value in values.items()}
+
+
+def _as_floats(tree: PyTree) -> PyTree:
+    """Give all leaves the default float type: whole numbers and weak types would change in the first step."""
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.result_type(float)), tree)
 
 
 def _is_finite(point: Point) -> bool:
