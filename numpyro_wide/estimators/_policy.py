@@ -27,7 +27,6 @@ from numpyro_wide.estimators._posteriors import (
 )
 from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
 from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
-from numpyro_wide.estimators._scoring import has_steps
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._limit import wide_limit_draws
@@ -97,7 +96,7 @@ def decide(
     is_by_row = noise == "by_row" and varies
     if noise == "auto" and varies:
         most = max(_MOST_WEIGHTED, _ROWS_A_COLUMN * x.shape[1])
-        if has_steps(fit.targets, fit.noise_scale):
+        if loo.has_steps(fit.targets, fit.noise_scale):
             # Exact predictions of such a value have an unbounded density.
             line = "the targets are discrete, such as ratings, but predicted as continuous: round draws of sample_y"
             report.add("Noise", f"constant: {line}; one that varies would vanish")

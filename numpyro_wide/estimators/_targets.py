@@ -6,13 +6,13 @@ import numpy as np
 
 from numpyro_wide.estimators._base import Report, moments
 from numpyro_wide.estimators._posteriors import LimitPosterior, Mixture
+from numpyro_wide.estimators._scoring import is_better
 from numpyro_wide.wide_limit._fit import fit
 
 _NAMES = {"none": "as they are", "cube_root": "cube roots", "log": "logarithms"}  # in the order of extrapolations
 TRANSFORMS = tuple(_NAMES)
 _LEAST_RATIO = 3.0  # of the largest target to the least; below, the maps are nearly straight
 _FEWEST, _MOST = 50, 200  # rows
-_ERRORS = 2.0  # standard errors of a clear gain
 _LARGEST_ERROR = 1.05  # of means, relative to that of the targets as they are
 
 
@@ -129,8 +129,7 @@ def choose_scale(
     )
     best = "none"
     for name in TRANSFORMS[1:]:
-        gain = scores[name][0] - scores[best][0]
-        is_clear = gain.mean() > _ERRORS * gain.std() / len(gain) ** 0.5
+        is_clear = is_better(scores[name][0], scores[best][0])
         if is_clear and scores[name][1] < _LARGEST_ERROR * scores["none"][1]:
             best = name
     report.add("Targets", f"they are taken {'' if best == 'none' else 'as their '}{_NAMES[best]}")
