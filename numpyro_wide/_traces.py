@@ -70,6 +70,11 @@ def sample_sites(sites: Sites) -> Sites:
     return {name: site for name, site in sites.items() if site["type"] == "sample"}
 
 
+def values_of_type(sites: Sites, *types: str) -> dict[str, Any]:
+    """Return the values, by name, of sites of the given types."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] in types}
+
+
 def latent_sites(sites: Sites) -> Sites:
     """Return the sample sites without observations."""
     return {name: site for name, site in sample_sites(sites).items() if not site["is_observed"]}

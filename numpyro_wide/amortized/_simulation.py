@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, listing
-from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites
+from numpyro_wide._traces import Sites, refuse_subsampled, run_model, sample_sites, values_of_type
 
 Draws = dict[str, Array]
 
@@ -67,11 +67,6 @@ def log_density(sites: Sites) -> Array:
     return sum(terms[1:], start=terms[0])
 
 
-def values_of_type(sites: Sites, *types: str) -> dict[str, Any]:
-    """Return the values, by name, of sites of the given types."""
-    return {name: site["value"] for name, site in sites.items() if site["type"] in types}
-
-
 def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
     """Return the names of the model's sample sites that are not data."""
     return [name for name in sample_sites(model_sites) if name not in observed]
@@ -79,7 +74,7 @@ def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
 
 def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
     """Refuse a model that does not simulate the observed sites."""
-    candidates = [name for name, site in sites.items() if site["type"] in ("sample", "deterministic")]
+    candidates = values_of_type(sites, "sample", "deterministic")
     remedy = "What is simulated elsewhere is given as simulations=, of run and typicality."
     check_names_known("observed", observed, candidates, kind="sample or deterministic site", remedy=remedy)
     given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]

@@ -19,7 +19,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import check_key, progress, whole_number
 from numpyro_wide._compile import split
-from numpyro_wide._traces import run_model
+from numpyro_wide._traces import run_model, values_of_type
 from numpyro_wide.amortized._given import check_given, epochs, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
@@ -35,7 +35,6 @@ from numpyro_wide.amortized._simulation import (
     run_guide,
     simulate,
     site_names,
-    values_of_type,
 )
 
 AXIS_NAME = "simulations"

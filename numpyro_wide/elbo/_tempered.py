@@ -10,7 +10,7 @@ from numpyro.infer.elbo import TraceMeanField_ELBO
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import check_names_known, check_positive, is_known, whole_number
-from numpyro_wide._traces import Sites, latent_sites, refuse_unobserved, sample_sites
+from numpyro_wide._traces import Sites, latent_sites, refuse_unobserved, sample_sites, values_of_type
 
 
 def check_weight(name: str, value: Any) -> None:
@@ -26,7 +26,7 @@ def run_pair(
     """Return traces of guide and model on the guide's draws, with the keys of NumPyro's losses."""
     model_key, guide_key = random.split(rng_key)
     guide_trace = trace(substitute(seed(guide, guide_key), data=params)).get_trace(*args, **kwargs)
-    mutable = {name: site["value"] for name, site in guide_trace.items() if site["type"] == "mutable"}
+    mutable = values_of_type(guide_trace, "mutable")
     replayed = substitute(replay(seed(model, model_key), guide_trace), data={**params, **mutable})
     return guide_trace, trace(replayed).get_trace(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from numpyro.infer.elbo import _get_log_prob_sum as log_density
 from numpyro.util import check_model_guide_match
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide._traces import unwrap
+from numpyro_wide._traces import unwrap, values_of_type
 from numpyro_wide.distributions._log_uniform import ImproperLogUniform
 from numpyro_wide.distributions._quasi_kl import closed_quasi_kl
 from numpyro_wide.elbo._tempered import check_weight, run_pair
@@ -57,8 +57,7 @@ class TraceQKL(ELBO):
             guide_trace, model_trace = run_pair(key, param_map, model, guide, args, kwargs)
             check_model_guide_match(model_trace, guide_trace)
             terms = self._terms(model_trace, guide_trace)
-            both = guide_trace | model_trace
-            mutable = {name: site["value"] for name, site in both.items() if site["type"] == "mutable"}
+            mutable = values_of_type(guide_trace | model_trace, "mutable")
             return sum(terms.values(), start=jnp.array(0.0)) if self.sum_sites else terms, mutable or None
 
         if self.num_particles == 1:
