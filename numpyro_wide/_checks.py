@@ -96,7 +96,7 @@ def check_names_known(
 ) -> None:
     """Refuse names that a model does not have."""
     known = list(known)
-    unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in known]
+    unknown = [name for name in as_list(names) if name not in known]
     if unknown:
         message = f"{role} names the {kind} {listing(unknown)}, which the model does not have; its {kind}s are "
         raise ValueError(f"{message}{listing(known)}. {remedy}".rstrip())
@@ -226,6 +226,11 @@ def check_key(name: str, value: Any, order: str, *, several: bool = False) -> No
         raise ValueError(
             f"{name} must be one PRNG key, but is an array of them, of shape {leading}; take jax.vmap over the keys."
         )
+
+
+def as_list(names: str | Iterable[str]) -> list[str]:
+    """Return one name, or several, as a list."""
+    return [names] if isinstance(names, str) else list(names)
 
 
 def listing(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from scipy import fft
 
 from numpyro_wide import _arviz
-from numpyro_wide._checks import as_floats, check_key, listing, whole_number
+from numpyro_wide._checks import as_floats, as_list, check_key, listing, whole_number
 from numpyro_wide.diagnostics._pooling import checked_draws
 
 _GROUPED = "use mcmc.get_samples(group_by_chain=True)"
@@ -108,7 +108,7 @@ def random_projections(
         (5,)
     """
     check_key("rng_key", rng_key, "random_projections(rng_key, sites)")
-    names = sorted({sites} if isinstance(sites, str) else set(sites))
+    names = sorted(set(as_list(sites)))
     if not names:
         raise ValueError("sites must name the sites to project, but is empty.")
     return partial(_project, rng_key=rng_key, names=names, num_projections=num_projections)

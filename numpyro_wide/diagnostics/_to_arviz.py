@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, Predictive, init_to_sample
 
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
-from numpyro_wide._checks import check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
+from numpyro_wide._checks import as_list, check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import (
     Sites,
@@ -250,8 +250,8 @@ def to_arviz(
     check_key("rng_key", rng_key, "to_arviz(mcmc, model, x, y, rng_key=jax.random.key(0))")
     run = FinishedRun("to_arviz", mcmc, model, model_args, model_kwargs)
     warn_if_stuck(run.stored, by_chain=True)
-    include, drop = _names(include), _names(drop)
-    dims = {name: _names(given) for name, given in (dims or {}).items()}
+    include, drop = as_list(include), as_list(drop)
+    dims = {name: as_list(given) for name, given in (dims or {}).items()}
     for role, names in (("include", include), ("drop", drop), ("dims", dims)):
         check_names_known(role, names, dict.fromkeys([*run.stored, *run.sites, *run.internal]))
     is_needed = log_likelihood or posterior_predictive or predictions is not None
@@ -269,7 +269,7 @@ def to_arviz(
     if log_likelihood:
         values = run.log_likelihood(draws)
         groups["log_likelihood"] = values, {name: plates[name][: values[name].ndim - 2] for name in values}
-    sites = None if return_sites is None else _names(return_sites)
+    sites = None if return_sites is None else as_list(return_sites)
     if posterior_predictive:
         key = random.fold_in(rng_key, 1)
         groups["posterior_predictive"] = run.predict(key, draws, sites, run.arguments, is_observed=False), plates
@@ -320,7 +320,3 @@ def _sample_stats(mcmc: MCMC) -> dict[str, ArrayLike]:
     if "n_steps" in stats:
         stats["tree_depth"] = np.log2(np.asarray(stats["n_steps"])).astype(int) + 1
     return stats
-
-
-def _names(names: Iterable[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)

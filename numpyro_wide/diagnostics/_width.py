@@ -10,7 +10,7 @@ from jax import Array, random
 from jax.typing import ArrayLike
 
 from numpyro_wide._arviz import pareto_smoothed
-from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, check_key, check_names_known, whole_number
+from numpyro_wide._checks import IN_FLOAT64, NOISE_TOO_SMALL, as_list, check_key, check_names_known, whole_number
 from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._mixture import log_average
 from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved, run_model, sample_sites
@@ -152,7 +152,7 @@ def wide_enough(
     check_key("rng_key", rng_key, "wide_enough(rng_key, model, x, y)")
     num_draws, batch_size = whole_number("num_draws", num_draws, _MIN_DRAWS), whole_number("batch_size", batch_size)
     by_width = dict(models) if isinstance(models, Mapping) else {"model": models}
-    names = [hyperparameters] if isinstance(hyperparameters, str) else list(hyperparameters)
+    names = as_list(hyperparameters)
     rows = {}
     for index, (key, model) in enumerate(by_width.items()):
         draws_key, learnt_key, limit_key = random.split(random.fold_in(rng_key, index), 3)

@@ -7,7 +7,7 @@ from typing import Any, Self
 from jax import Array
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_wide._checks import check_names_known, kind_of, listing
+from numpyro_wide._checks import as_list, check_names_known, kind_of, listing
 
 
 def reduced(
@@ -49,7 +49,7 @@ def reduced(
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"functions[{name!r}] must be a function of a draw, but is {kind_of(function)}.")
-    return ReducedKernel(kernel, (drop,) if isinstance(drop, str) else tuple(drop), functions)
+    return ReducedKernel(kernel, tuple(as_list(drop)), functions)
 
 
 @MCMCKernel.register  # and no subclass: what it inherited would hide what the kernel has
