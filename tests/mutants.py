@@ -294,8 +294,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "covariance of draws: without that of their means",
-            "spread[:, :, None] + between",
-            "spread[:, :, None] + 0 * between",
+            "[:, :, None] + of_means",
+            "[:, :, None] + 0 * of_means",
             "estimators/test_regressor.py::test_covariance_of_draws_has_the_variances_on_its_diagonal",
         ),
         (

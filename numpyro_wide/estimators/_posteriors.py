@@ -229,15 +229,6 @@ class DrawnPosterior:
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Return the covariance between rows of x, (m, m, k), over draws and limit."""
-        mean, covariance = self._over_draws(x)
-        if self.limit is None:
-            return covariance
-        difference = self.limit.function(x)[0][0] - mean
-        between = self.weight * (1 - self.weight) * np.einsum("mk,nk->mnk", difference, difference)
-        return self.weight * covariance + (1 - self.weight) * self.limit.covariance(x) + between
-
-    def _over_draws(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean, (m, k), and covariance, (m, m, k), over draws."""
 
         def covariance_of(draws: Any, known: Any, new: Array) -> tuple[Array, Array]:
             def add(total: Array, draw: Any) -> tuple[Array, Array]:
@@ -247,10 +238,15 @@ class DrawnPosterior:
             return jax.lax.scan(add, jnp.zeros((len(new), len(new))), draws)
 
         total, means = self._run(covariance_of, x)
-        spread = total / len(means)
-        deviations = means - means.mean(axis=0)
-        between = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
-        return means.mean(axis=0), spread[:, :, None] + between
+        mean = means.mean(axis=0)
+        deviations = means - mean
+        of_means = np.einsum("smk,snk->mnk", deviations, deviations) / len(means)
+        covariance = (total / len(means))[:, :, None] + of_means
+        if self.limit is None:
+            return covariance
+        difference = self.limit.function(x)[0][0] - mean
+        between = self.weight * (1 - self.weight) * np.einsum("mk,nk->mnk", difference, difference)
+        return self.weight * covariance + (1 - self.weight) * self.limit.covariance(x) + between
 
     def _run(self, fn: Callable, x: np.ndarray) -> Any:
         """Run ``fn(draws, known, x)`` in double precision, traced once for each number of rows."""
