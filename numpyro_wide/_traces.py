@@ -162,10 +162,10 @@ def prior_sizes(
         sites = observed_sites(
             run_model(plain, args, kwargs, rng_key=jax.random.fold_in(rng_key, index), inside=inside)
         )
-        normal = {name: site for name, site in sites.items() if type(unwrap(site["fn"])) is Normal}
         return {
             name: (jnp.mean(jnp.square(site["fn"].mean)), jnp.mean(jnp.square(site["value"])))
-            for name, site in normal.items()
+            for name, site in sites.items()
+            if type(unwrap(site["fn"])) is Normal
         }
 
     try:
