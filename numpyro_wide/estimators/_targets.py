@@ -64,16 +64,13 @@ class TargetScale(NamedTuple):
         """Return correlations of y, (m, m, k), where z is jointly Gaussian, with means (m, k)."""
         if self.transform == "none":
             found = covariance
-        else:
-            variance = np.einsum("iik->ik", covariance)
-            mean, variance, _ = self._in_units(mean, variance)
-            covariance = covariance * (self.scale**2 if self.transform == "log" else 1.0)
-            if self.transform == "log":
-                found = np.expm1(covariance)
-            else:  # by Hermite polynomials
-                first, second = 3 * (mean**2 + variance), 3 * mean
-                found = first[:, None] * first * covariance + 2 * second[:, None] * second * covariance**2
-                found = found + 6 * covariance**3
+        elif self.transform == "log":
+            found = np.expm1(covariance * self.scale**2)
+        else:  # by Hermite polynomials
+            mean, variance, _ = self._in_units(mean, np.einsum("iik->ik", covariance))
+            first, second = 3 * (mean**2 + variance), 3 * mean
+            found = first[:, None] * first * covariance + 2 * second[:, None] * second * covariance**2
+            found = found + 6 * covariance**3
         deviation = np.sqrt(np.einsum("iik->ik", found))
         return found / (deviation[:, None] * deviation)
 
