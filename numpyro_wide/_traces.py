@@ -52,17 +52,18 @@ def abstract_sites(
 ) -> Sites:
     """Return the sites of a run without numbers."""
     found: Sites = {}
+    jax.eval_shape(lambda: found.update(run_model(startable(model), args, kwargs, values=values)))
+    return found
+
+
+def startable(model: Callable) -> Callable:
+    """Return a model that runs where some priors have no draws: there NumPyro finds initial values."""
 
     def first(site: dict) -> Any:
-        # NumPyro finds initial values for priors without draws, and warns of sites that have a value.
+        # NumPyro warns of sites that have a value.
         return init_to_sample(site) if site["value"] is None else None
 
-    def run() -> None:
-        startable = substitute(seed(model, jax.random.key(0)), substitute_fn=first)
-        found.update(run_model(startable, args, kwargs, values=values))
-
-    jax.eval_shape(run)
-    return found
+    return substitute(seed(model, jax.random.key(0)), substitute_fn=first)
 
 
 def sample_sites(sites: Sites) -> Sites:

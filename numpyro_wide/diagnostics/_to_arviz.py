@@ -12,8 +12,8 @@ import numpy as np
 import numpyro
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.handlers import seed, substitute, uncondition
-from numpyro.infer import MCMC, Predictive, init_to_sample
+from numpyro.handlers import substitute, uncondition
+from numpyro.infer import MCMC, Predictive
 
 from numpyro_wide._arviz import from_datasets
 from numpyro_wide._blocks import blocks_of, is_mapped
@@ -27,6 +27,7 @@ from numpyro_wide._traces import (
     log_prob_by_observation,
     observed_sites,
     run_model,
+    startable,
 )
 from numpyro_wide.readout._assumptions import conjugate_form, read_run
 from numpyro_wide.readout._limit import weights_of
@@ -76,9 +77,7 @@ class FinishedRun:
             return found
 
         def program(arguments: Arguments) -> Draws:  # of those that the model computes from its arguments
-            # Some priors cannot be sampled.
-            startable = substitute(seed(self.plain, random.key(0)), substitute_fn=init_to_sample)
-            sites = run_model(startable, *arguments)
+            sites = run_model(startable(self.plain), *arguments)
             return {name: sites[name]["value"] for name in found}
 
         return run_with_arguments(program, self.arguments)
