@@ -175,17 +175,17 @@ class CNN(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
-        check_network(self, x)
+        first, later, readout_w_std = checked_scales(self, x)
         activate = activation_function(self.activation)
         (hidden,) = as_floats(x, names=("x",))
         for layer in range(self.depth):
-            w_std = scale_or_unit(self.w_std, self.activation if layer else "identity", self.b_std)
+            w_std = later if layer else first
             convolution = NTKConv(
                 self.width, padding=self.padding, w_std=w_std, b_std=self.b_std, name=f"hidden_{layer}"
             )
             hidden = convolution(hidden)
             hidden = activate(normalised(hidden) if self.layer_norm else hidden)
-        return _pooled_features(self, hidden)
+        return _pooled_features(self, hidden, readout_w_std)
 
 
 class WideResNet(linen.Module):
@@ -233,24 +233,23 @@ class WideResNet(linen.Module):
     @linen.compact
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
-        check_network(self, x)
-        activate = activation_function(self.activation)
-        first_w_std = scale_or_unit(self.w_std, "identity", self.b_std)
-        stem = NTKConv(self.width, padding=self.padding, w_std=first_w_std, b_std=self.b_std, name="stem")
+        first, later, readout_w_std = checked_scales(self, x)
+        stem = NTKConv(self.width, padding=self.padding, w_std=first, b_std=self.b_std, name="stem")
         hidden = stem(*as_floats(x, names=("x",)))
         k = 0
         for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
             for block in range(self.num_blocks):
                 k += 1
                 strides = (2, 2) if group and not block else (1, 1)
-                skip, residual = self._branches(hidden, num_channels, strides, f"group_{group}_block_{block}")
+                skip, residual = self._branches(hidden, num_channels, strides, later, f"group_{group}_block_{block}")
                 hidden = ((k - 1 + self.c) / (k + self.c)) ** 0.5 * skip + (1 / (k + self.c)) ** 0.5 * residual
-        return _pooled_features(self, activate(hidden))
+        return _pooled_features(self, activation_function(self.activation)(hidden), readout_w_std)
 
-    def _branches(self, x: Array, num_channels: int, strides: tuple[int, int], name: str) -> tuple[Array, Array]:
+    def _branches(
+        self, x: Array, num_channels: int, strides: tuple[int, int], w_std: Any, name: str
+    ) -> tuple[Array, Array]:
         """Return both terms of a residual sum."""
         activate = activation_function(self.activation)
-        w_std = scale_or_unit(self.w_std, self.activation, self.b_std)
 
         def convolution(kernel_size: int, strides: tuple[int, int], part: str) -> NTKConv:
             return NTKConv(
@@ -271,8 +270,8 @@ class WideResNet(linen.Module):
         return convolution(1, strides, "skip")(active), residual
 
 
-def check_network(network: CNN | WideResNet, x: Array) -> None:
-    """Refuse attributes out of range, and inputs other than images."""
+def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Any, Any, Any]:
+    """Check a network and its images; return the weights' scales in the first layer, later ones and the readout."""
     if isinstance(network, CNN):
         whole_number("depth", network.depth)
     else:
@@ -284,10 +283,12 @@ def check_network(network: CNN | WideResNet, x: Array) -> None:
         if getattr(network, name) is not None:
             check_scale(name, getattr(network, name), is_number=True)
     check_one_of("pooling", network.pooling, POOLINGS)
+    first = scale_or_unit(network.w_std, "identity", network.b_std)
+    later = scale_or_unit(network.w_std, network.activation, network.b_std)
+    return first, later, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
 
 
-def _pooled_features(network: CNN | WideResNet, units: Array) -> Array:
+def _pooled_features(network: CNN | WideResNet, units: Array, readout_w_std: Any) -> Array:
     """Return the readout's features for units (n, h, w, channels)."""
     pooled = units.mean(axis=(1, 2)) if network.pooling == "mean" else units.reshape(units.shape[0], -1)
-    readout_w_std = scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
     return scaled_features(pooled, readout_w_std, network.readout_b_std)

@@ -400,7 +400,9 @@ def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
 
 
 def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
-    first, w_std, readout_w_std = _scales_of_images(network, inputs)
+    from numpyro_wide.nn._networks import checked_scales
+
+    first, w_std, readout_w_std = checked_scales(network, inputs.x1)
 
     def layer(units: LayerKernels, w_std: Any) -> LayerKernels:
         sums = units.convolution(w_std, network.b_std, padding=network.padding)
@@ -417,7 +419,9 @@ def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
 
 
 def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
-    first, w_std, readout_w_std = _scales_of_images(network, inputs)
+    from numpyro_wide.nn._networks import checked_scales
+
+    first, w_std, readout_w_std = checked_scales(network, inputs.x1)
 
     def convolution(units: LayerKernels, size: int, stride: int) -> LayerKernels:
         options = {"kernel_size": (size, size), "strides": (stride, stride)}
@@ -438,17 +442,6 @@ def _wide_resnet(network: "WideResNet", inputs: Inputs) -> LayerKernels:
         hidden = _through_layers(same_shape, hidden.settled(), later, network.num_blocks - 1)
     hidden = hidden.activate(network.activation)
     return hidden.features(network.pooling, readout_w_std, network.readout_b_std)
-
-
-def _scales_of_images(network: "CNN | WideResNet", inputs: Inputs) -> tuple[Any, Any, Any]:
-    """Check a network and its images; return the weights' scales in the first layer, later ones and the readout."""
-    from numpyro_wide.nn._layers import scale_or_unit
-    from numpyro_wide.nn._networks import check_network
-
-    check_network(network, inputs.x1)
-    first = scale_or_unit(network.w_std, "identity", network.b_std)
-    later = scale_or_unit(network.w_std, network.activation, network.b_std)
-    return first, later, scale_or_unit(network.readout_w_std, network.activation, network.readout_b_std)
 
 
 def _through_layers(
