@@ -973,8 +973,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "kernel: residual sum with weights that are not squared",
-            'weight) ** 2, self._number("other_weight", other_weight) ** 2',
-            'weight), self._number("other_weight", other_weight)',
+            "a, b = self._squares(weight=weight, other_weight=other_weight)",
+            "a, b = weight, other_weight",
             f"{NETWORK_KERNEL}::test_closed_forms_agree_with_neural_tangents",
         ),
         (

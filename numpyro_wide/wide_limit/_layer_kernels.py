@@ -135,7 +135,7 @@ class LayerKernels:
     def dense(self, w_std: ArrayLike, b_std: ArrayLike) -> "LayerKernels":
         """Return the kernels after a dense layer, or a 1 × 1 convolution (Mathematics, :eq:`kernels`)."""
         units = self.settled()
-        w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
+        w_var, b_var = self._squares(w_std=w_std, b_std=b_std)
         covariance = w_var * units.product + b_var
         return replace(units, tangent=covariance + w_var * units.tangent, affine=(w_var, b_var))
 
@@ -206,7 +206,7 @@ class LayerKernels:
             raise ValueError(
                 f"a sum needs units at the same pixels, but got shapes {one.product.shape} and {two.product.shape}."
             )
-        a, b = self._number("weight", weight) ** 2, self._number("other_weight", other_weight) ** 2
+        a, b = self._squares(weight=weight, other_weight=other_weight)
         sums = {name: a * getattr(one, name) + b * getattr(two, name) for name in _PARTS}
         return replace(one, **sums, error=jnp.maximum(one.error, two.error))
 
@@ -235,7 +235,7 @@ class LayerKernels:
             raise AllPairsNeededError
         else:
             product, tangent = (jnp.mean(part, axis=(-4, -3, -2, -1)) for part in (units.product, units.tangent))
-        w_var, b_var = self._number("w_std", w_std) ** 2, self._number("b_std", b_std) ** 2
+        w_var, b_var = self._squares(w_std=w_std, b_std=b_std)
         return replace(units, product=w_var * product + b_var, tangent=w_var * tangent)
 
     def settled(self) -> "LayerKernels":
@@ -251,9 +251,9 @@ class LayerKernels:
         parts: dict[str, Any] = {name: function(getattr(self, name)) for name in _PARTS}
         return replace(self, **parts)
 
-    def _number(self, name: str, value: ArrayLike) -> Array:
-        """Return a scale in the dtype of the inputs."""
-        return as_not_negative(name, value, dtype=self.product.dtype)
+    def _squares(self, **scales: ArrayLike) -> list[Array]:
+        """Return the squares of scales, in the dtype of the inputs."""
+        return [as_not_negative(name, value, dtype=self.product.dtype) ** 2 for name, value in scales.items()]
 
     def _of_rows(self, values: Array) -> Array:
         """Return values of the first set, (..., n1, h, w), to broadcast against the covariances."""
