@@ -127,15 +127,15 @@ _NUM_NODES = 24
 _LARGEST, _LOGISTIC_SPACING = 40.0, 0.25  # of the logistic variable
 
 
-class LogisticAverages(NamedTuple):
-    """Mean values over normal logits f."""
+class LogitAverages(NamedTuple):
+    """Mean values over normal logits."""
 
-    log_normaliser: np.ndarray  # mean of log(1 + exp f)
-    prob: np.ndarray  # mean of 1 / (1 + exp(-f))
-    curvature: np.ndarray  # mean of its derivative
+    log_normaliser: np.ndarray  # of log(1 + exp f) of one logit f; of log-sum-exp, (n,)
+    probs: np.ndarray  # of 1 / (1 + exp(-f)); of the classes' probabilities p, (n, k)
+    curvature: np.ndarray  # of its derivative; of diag p − p pᵀ, (n, k, k)
 
 
-def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverages:
+def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     """Average the logistic function, its integral and its derivative over normals."""
     scale = np.sqrt(variance)
     found = np.empty((3, *mean.shape))
@@ -153,7 +153,7 @@ def logistic_averages(mean: np.ndarray, variance: np.ndarray) -> LogisticAverage
     below = ndtr(above)
     terms = np.stack([wide * (above * below + density), below, density / wide])
     found[:, ~narrow] = terms @ (shares / shares.sum())
-    return LogisticAverages(*found)
+    return LogitAverages(*found)
 
 
 _VARIANCE = np.pi**2 / 6  # of a Gumbel variable
@@ -165,22 +165,14 @@ _FARTHEST = 40.0  # standard deviations below the largest mean: no chance beyond
 _SOFTMAX_BATCH = 2**14  # numbers in a processor's cache
 
 
-class SoftmaxAverages(NamedTuple):
-    """Mean values over normal logits, by row."""
-
-    log_normaliser: np.ndarray  # mean log-sum-exp, (n,)
-    probs: np.ndarray  # mean probabilities p, (n, k)
-    curvature: np.ndarray  # mean of diag p − p pᵀ, (n, k, k)
-
-
-def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
+def softmax_averages(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     """Average a softmax and its logarithm over normals of means (n, k), variances (n,)."""
     size = max(1, _SOFTMAX_BATCH // (mean.shape[1] * _NUM_PLACES))
     parts = [_of_rows(mean[i : i + size], variance[i : i + size]) for i in range(0, len(mean), size)]
-    return SoftmaxAverages(*map(np.concatenate, zip(*parts, strict=True)))
+    return LogitAverages(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
+def _of_rows(mean: np.ndarray, variance: np.ndarray) -> LogitAverages:
     scale = np.sqrt(variance + _VARIANCE)
     best = mean.max(axis=1)
     height, hazard = _at(np.minimum((best[:, None] - mean) / scale[:, None], _FARTHEST), 1 / scale)
@@ -194,7 +186,7 @@ def _of_rows(mean: np.ndarray, variance: np.ndarray) -> SoftmaxAverages:
     curvature[:, diagonal, diagonal] = -np.sum(curvature, axis=2)
     # The mean of the largest sum, less Euler's constant, by its distribution function.
     above = step * (np.sum(1 - largest, axis=1) - 0.5)
-    return SoftmaxAverages(best + scale * (_LOWEST + _FIRST * _SPACING + above), probs, curvature)
+    return LogitAverages(best + scale * (_LOWEST + _FIRST * _SPACING + above), probs, curvature)
 
 
 def _at(below: np.ndarray, shapes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -275,7 +267,7 @@ class Logistic(OneValue):
         f = mean[:, 0] + self.offset
         found = logistic_averages(f - self.shift, variance)
         value = self.observed * f - self.total * found.log_normaliser
-        return Averages(value, (self.observed - self.total * found.prob)[:, None], self.total * found.curvature)
+        return Averages(value, (self.observed - self.total * found.probs)[:, None], self.total * found.curvature)
 
 
 @dataclass(frozen=True)
@@ -290,7 +282,7 @@ class Bernoulli(Logistic):
 
     @staticmethod
     def predicted(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        return logistic_averages(mean, variance).prob
+        return logistic_averages(mean, variance).probs
 
 
 @dataclass(frozen=True)
