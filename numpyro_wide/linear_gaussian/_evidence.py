@@ -16,6 +16,7 @@ from numpyro_wide.linear_gaussian._linalg import (
     full_precision,
     inverse_lower,
     row_sums_of_squares,
+    solve_gram,
     solve_lower,
 )
 from numpyro_wide.linear_gaussian._roots import ROOTS, Root
@@ -204,7 +205,7 @@ def posterior_moments(features: Array, targets: Array, variance: Array) -> tuple
     if num_features <= num_rows:
         factor = cholesky(features.T @ features, variance)
         root = solve_lower(factor, eye) * jnp.sqrt(variance)
-        mean = solve_lower(factor, solve_lower(factor, features.T @ targets), transpose=True)
+        mean = solve_gram(factor, features.T @ targets)
         return mean, root.T @ root
     factor = cholesky(features @ features.T, variance)
     whitened = solve_lower(factor, features)

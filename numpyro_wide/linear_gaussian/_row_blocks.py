@@ -221,9 +221,7 @@ def _of_variance(problem: StandardisedRows, sums: Sums, precision: Array) -> Arr
     num_rows, num_features = problem.features.shape
     squares = sums.quadratic / problem.variance - jnp.sum(sums.mean**2, axis=0) / problem.variance  # of alpha, (k,)
     trace = (num_rows - num_features) / problem.variance + jnp.trace(precision, axis1=1, axis2=2)
-    if len(problem.variance) == 1:
-        return 0.5 * (squares.sum(keepdims=True) - problem.num_sharing * trace)
-    return 0.5 * (squares - trace)
+    return 0.5 * (squares.reshape(-1, problem.num_sharing).sum(axis=1) - problem.num_sharing * trace)
 
 
 def value_of_sums(problem: StandardisedRows, sums: Sums) -> Array:
