@@ -175,7 +175,7 @@ def mean_kernel(
 
 
 def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
-    """Return the features, (n, d), times the prior standard deviation of each weight."""
+    """Return the features, (n, d), times each weight's prior standard deviation, the root mean square over outputs."""
     check_names_known("features", features, sites)
     for site in sites.values():
         if site["type"] == "plate":
@@ -183,16 +183,13 @@ def _scaled_features(sites: Sites, features: str, readout: str | None) -> Array:
     psi = jnp.asarray(sites[features]["value"])
     if psi.ndim != 2:
         raise ValueError(f"the features {features!r} must have shape (n, d), but have {psi.shape}.")
-    return psi if readout is None else psi * _prior_scale(sites, readout, psi.shape[1]).astype(psi.dtype)[None]
-
-
-def _prior_scale(sites: Sites, readout: str, num_features: int) -> Array:
-    """Return the root mean prior variance of each weight over outputs, (d,)."""
-    latent = latent_sites(sites)
+    if readout is None:
+        return psi
+    latent, num_features = latent_sites(sites), psi.shape[1]
     check_names_known("readout", readout, latent, kind="latent site")
     fn = latent[readout]["fn"]
     if fn.shape()[:1] != (num_features,):
         raise ValueError(f"the readout {readout!r} must have {num_features} rows, but has the shape {fn.shape()}.")
     _, scale = normal_parameters(readout, "readout", fn)
     full = jnp.broadcast_to(scale, fn.shape()).reshape(num_features, -1)
-    return jnp.sqrt(jnp.mean(full**2, axis=1))
+    return psi * jnp.sqrt(jnp.mean(full**2, axis=1)).astype(psi.dtype)[None]
