@@ -26,7 +26,6 @@ from numpyro_wide._compile import run_with_arguments
 from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
 from numpyro_wide.linear_gaussian._row_blocks import as_features
 from numpyro_wide.readout._model import (
-    PlainModel,
     ReadoutModel,
     ReadoutRun,
     ReadoutSites,
@@ -136,7 +135,7 @@ def conjugate_form(
             name for name, site in sites.items() if site["is_observed"] and type(unwrap(site["fn"])) is dist.Normal
         ]
     for candidate in candidates:
-        form = PlainModel(model.fn, model.readout, model.features, candidate, model.variant)
+        form = ReadoutModel(model.fn, model.readout, model.features, model.variant, candidate)
         if not are_known((values, args, kwargs)):
             return form  # what does not hold is NaN
         try:

@@ -1,7 +1,6 @@
 """Whole models with their readout integrated out."""
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -100,15 +99,9 @@ class ReadoutMarginal(Distribution):
         return signal + jnp.broadcast_to(problem.noise_scale**2, self.event_shape)
 
 
-@dataclass(eq=False)
 class CollapsedModel(ReadoutModel):
     """A model with its readout integrated out, by :func:`~numpyro_wide.collapse_readout` with these arguments."""
 
-    fn: Model
-    readout: str
-    features: str
-    observed: str
-    variant: str
     is_collapsed = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +203,7 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
         >>> sorted(mcmc.get_samples())
         ['hidden.hidden_0.kernel']
     """
-    return CollapsedModel(fn, readout, features, observed, variant)
+    return CollapsedModel(fn, readout, features, variant, observed)
 
 
 class _Marginalise(ReadoutSites):

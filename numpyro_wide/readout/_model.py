@@ -225,21 +225,23 @@ def normal_parameters(site: str, role: str, fn: dist.Distribution) -> tuple[Arra
     return base.loc, base.scale
 
 
+@dataclass(eq=False)
 class ReadoutModel:
-    """A NumPyro model whose readout is repriorised or integrated out.
+    """A NumPyro model and the sites of its readout, which a subclass repriorises or integrates out.
 
     Attributes:
         fn: the unwrapped model.
         readout: name of the readout's site.
         features: name of the site that holds what the readout multiplies.
         variant: "feature", "data", "data-cholesky" or "auto".
+        observed: name of the observed site, where that is known.
     """
 
     fn: Model
     readout: str
     features: str
-    variant: str
-    observed: Any  # name of the observed site, where that is known
+    variant: str = "auto"
+    observed: Any = None
     is_collapsed = False
 
     def __post_init__(self) -> None:
@@ -260,17 +262,6 @@ class ReadoutModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped model."""
         return self.fn(*args, **kwargs)
-
-
-@dataclass(eq=False)
-class PlainModel(ReadoutModel):
-    """A model as it is, with the names of the sites that predictions need."""
-
-    fn: Model
-    readout: str
-    features: str
-    observed: str | None
-    variant: str = "auto"
 
 
 def read_sites(

@@ -37,7 +37,6 @@ from numpyro_wide.readout._assumptions import check_at, conjugate_form
 from numpyro_wide.readout._model import (
     Draws,
     Model,
-    PlainModel,
     ReadoutModel,
     ReadoutRun,
     as_call,
@@ -166,7 +165,7 @@ class ReadoutPredictive:
         progress_bar: bool = True,
     ):
         if readout is not None and features is not None and not isinstance(model, ReadoutModel):
-            model = PlainModel(model, readout, features, observed)
+            model = ReadoutModel(model, readout, features, observed=observed)
         self.model: Any = model
         check_wrapped(model, "of a model that is not wrapped, name the sites: readout=..., features=...")
         if not isinstance(draws, Mapping):

@@ -133,19 +133,14 @@ class ReprioriseReadout(Reparam):
         return None, transform(phi)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class RepriorisedModel(ReadoutModel):
     """A model with its readout repriorised, by :func:`~numpyro_wide.repriorise` with these arguments."""
 
-    fn: Model
-    readout: str
-    features: str
     targets: str
     noise_scale: str | ArrayLike | None
     surrogate: SurrogateLike | None
     regulariser: Regulariser
-    variant: str
-    observed = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, repriorised if it is given targets."""
@@ -272,7 +267,8 @@ def repriorise(
         )
     if noise_scale is not None and surrogate is not None:
         raise ValueError("a surrogate brings its own noise scale; drop noise_scale, or the surrogate.")
-    return RepriorisedModel(fn, readout, features, targets, noise_scale, surrogate, regulariser, variant)
+    options: dict[str, Any] = {"noise_scale": noise_scale, "surrogate": surrogate, "regulariser": regulariser}
+    return RepriorisedModel(fn, readout, features, variant, targets=targets, **options)
 
 
 class _WholeData(SeenSites):
