@@ -68,9 +68,10 @@ class _Way:
         """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
         batch_size = self.batch_size
         if batch_size is None:
-            limit = 2**20 if jax.default_backend() == "cpu" else 2**26
+            limit = max(1, (2**20 if jax.default_backend() == "cpu" else 2**26) // size_of_draw)
             num_draws = jax.tree.leaves(draws)[0].shape[0]
-            batch_size = _divisor(num_draws, limit // size_of_draw)
+            # The largest divisor within the limit: batches of one size are one program to compile.
+            batch_size = max(size for size in range(1, min(num_draws, limit) + 1) if num_draws % size == 0)
         return map_draws(single, draws, batch_size)
 
 
@@ -336,8 +337,3 @@ def _is_finite(fn: dist.Distribution) -> Array:
 
 def _only_if(condition: Array, leaf: Array) -> Array:
     return leaf & condition if leaf.dtype == bool else jnp.where(condition, leaf, jnp.nan)
-
-
-def _divisor(number: int, limit: int) -> int:
-    """Return the largest divisor within the limit: batches of one size are one program to compile."""
-    return max(size for size in range(1, min(number, max(1, limit)) + 1) if number % size == 0)
