@@ -75,8 +75,7 @@ PADDINGS = ("CIRCULAR", "SAME", "VALID")
 LAYER_NORM_EPSILON = 1e-12
 
 
-def standard_normal_init(key: Array, shape: tuple[int, ...]) -> Array:
-    return jax.random.normal(key, shape)
+standard_normal = linen.initializers.normal(1.0)
 
 
 class NTKDense(linen.Module):
@@ -105,7 +104,7 @@ class NTKDense(linen.Module):
         """Return outputs (…, features) for inputs (…, m)."""
         _check_layer(self)
         num_inputs = x.shape[-1]
-        kernel = self.param("kernel", standard_normal_init, (num_inputs, self.features))
+        kernel = self.param("kernel", standard_normal, (num_inputs, self.features))
         return _add_bias(self, (self.w_std / num_inputs**0.5) * (x @ kernel))
 
 
@@ -144,7 +143,7 @@ class NTKConv(linen.Module):
         check_images(x)
         height, width = self.kernel_size
         num_channels = x.shape[-1]
-        kernel = self.param("kernel", standard_normal_init, (height, width, num_channels, self.features))
+        kernel = self.param("kernel", standard_normal, (height, width, num_channels, self.features))
         padding = self.padding
         if padding == "CIRCULAR":
             around = [((size - 1) // 2, size // 2) for size in self.kernel_size]
@@ -202,5 +201,5 @@ def _check_layer(layer: NTKDense | NTKConv) -> None:
 def _add_bias(layer: Any, outputs: Array) -> Array:
     if is_zero(layer.b_std):
         return outputs
-    bias = layer.param("bias", standard_normal_init, (layer.features,))
+    bias = layer.param("bias", standard_normal, (layer.features,))
     return outputs + layer.b_std * jnp.expand_dims(bias, range(outputs.ndim - 1))
