@@ -97,25 +97,25 @@ def fcn_kernel(
         """Return both kernels, (n1, n2)."""
         inputs = _checked(x1, x2)
         # The inputs set the dtype.
-        scales = [as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in given.items()]
-        scales[:2] = [jnp.broadcast_to(scale, (depth,)) for scale in scales[:2]]
-        nngp, ntk, error = _fcn_kernels(activation, block_size, inputs, input_scale, scales)
+        scales = {name: as_not_negative(name, scale, dtype=inputs[0].dtype) for name, scale in given.items()}
+        nngp, ntk, error = _fcn_kernels(depth, activation, block_size, inputs, input_scale, scales)
         warn_of_truncation(error)
         return nngp, ntk
 
     return kernel
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _fcn_kernels(
+    depth: int,
     activation: Activation,
     block_size: int | None,
     inputs: tuple[Array, ...],
     input_scale: ArrayLike | None,
-    scales: list[Array],
+    scales: dict[str, Array],
 ) -> tuple[Array, Array, Array]:
     """Return both kernels of (x1,) or (x1, x2), and the share that a series leaves out."""
-    rule = lambda inputs: fully_connected(inputs.vectors(input_scale), activation, scales)  # noqa: E731
+    rule = lambda inputs: fully_connected(inputs.vectors(input_scale), depth, activation, scales)  # noqa: E731
     (nngp, ntk), error = _in_blocks(rule, inputs, 2, block_size, None)
     return nngp, ntk, error
 

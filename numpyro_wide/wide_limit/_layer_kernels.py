@@ -371,20 +371,18 @@ def rule_of(network: Any) -> Rule:
 
 
 def fully_connected(
-    units: LayerKernels,
-    activation: Activation,
-    scales: Sequence[Any],
-    layer_norm: bool = False,
+    units: LayerKernels, depth: int, activation: Activation, scales: dict[str, Any], layer_norm: bool = False
 ) -> LayerKernels:
-    """Return the kernels of an FCN's features, from w_std and b_std, (depth,) each, and the readout's."""
-    w_std, b_std, readout_w_std, readout_b_std = scales
+    """Return the kernels of an FCN's features, from its scales by name, w_std and b_std numbers or (depth,)."""
+    dtype = units.error.dtype
+    by_layer = tuple(jnp.broadcast_to(jnp.asarray(scales[name], dtype), (depth,)) for name in ("w_std", "b_std"))
 
     def layer(units: LayerKernels, scales: tuple[Array, Array]) -> LayerKernels:
         sums = units.dense(*scales)
         return (sums.normalise() if layer_norm else sums).activate(activation)
 
-    hidden = _through_layers(layer, units, (w_std, b_std), w_std.shape[0])
-    return hidden.features("flatten", readout_w_std, readout_b_std)
+    hidden = _through_layers(layer, units, by_layer, depth)
+    return hidden.features("flatten", scales["readout_w_std"], scales["readout_b_std"])
 
 
 def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
@@ -392,11 +390,7 @@ def _fcn(network: "FCN", inputs: Inputs) -> LayerKernels:
     whole_number("width", network.width)
     scales = network.scales()
     units = inputs.vectors(scales["input_scale"])
-    by_layer = [
-        jnp.broadcast_to(jnp.asarray(scales[n], units.error.dtype), (network.depth,)) for n in ("w_std", "b_std")
-    ]
-    numbers = [*by_layer, scales["readout_w_std"], scales["readout_b_std"]]
-    return fully_connected(units, network.activation, numbers, network.layer_norm)
+    return fully_connected(units, network.depth, network.activation, scales, network.layer_norm)
 
 
 def _cnn(network: "CNN", inputs: Inputs) -> LayerKernels:
