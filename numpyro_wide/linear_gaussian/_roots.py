@@ -1,6 +1,6 @@
 """Roots of the posterior covariance of a readout."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ from numpyro_wide.linear_gaussian._linalg import (
     transposed_times,
 )
 
+Functions: TypeAlias = tuple[Array, Array, Array, Array]  # inverse, shrinkage, stretch and log-determinant
+
 
 @jax.custom_jvp
-def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Array, Array, Array]:
+def posterior_root_functions(gram: Array, regulariser: Array) -> Functions:
     """Return functions of $K$ (n, n) for the symmetric root; first derivatives only."""
     return _evaluate(*_roots(gram, regulariser))
 
@@ -32,7 +34,7 @@ def posterior_root_functions(gram: Array, regulariser: Array) -> tuple[Array, Ar
 @full_precision
 def _posterior_root_functions_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[tuple[Array, Array, Array, Array], tuple[Array, Array, Array, Array]]:
+) -> tuple[Functions, Functions]:
     vectors, a, s = _roots(*primals)
     gram_dot, regulariser_dot = tangents
     s_dot = regulariser_dot / (2 * s)
@@ -60,7 +62,7 @@ def _roots(gram: Array, regulariser: Array) -> tuple[Array, Array, Array]:
     return vectors, jnp.sqrt(jnp.maximum(values, regulariser)), jnp.sqrt(regulariser)
 
 
-def _evaluate(vectors: Array, a: Array, s: Array) -> tuple[Array, Array, Array, Array]:
+def _evaluate(vectors: Array, a: Array, s: Array) -> Functions:
     def function(values: Array) -> Array:
         return (vectors * values[None, :]) @ vectors.T
 
@@ -102,7 +104,7 @@ class FeatureRoot(_CholeskyRoot):
         residual = targets - self.features @ mean
         slope = transposed_times(self.features, residual) - self.regulariser * mean
         step = solve_gram(self.factor, slope, self.inverse_factor)
-        return _refined(self.features, self.regulariser, mean, residual, step)
+        return _refined(self, mean, residual, step)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         r"""Return the readout $W = \mu + A \phi$, and $\log|\det A|$ of one output."""
@@ -134,7 +136,7 @@ class DataCholeskyRoot(_CholeskyRoot):
         residual = targets - self.features @ mean
         step = solve_gram(self.factor, residual - self.regulariser * weights, self.inverse_factor)
         step = transposed_times(self.features, step)
-        return _refined(self.features, self.regulariser, mean, residual, step)
+        return _refined(self, mean, residual, step)
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         # The derivative is its own, without the factor's.
@@ -171,7 +173,7 @@ class DataRoot(NamedTuple):
         mean = self.features.T @ weights
         residual = targets - self.features @ mean
         step = self.features.T @ (self.inverse_gram @ (residual - self.regulariser * weights))
-        return _refined(self.features, self.regulariser, mean, residual, step)
+        return _refined(self, mean, residual, step)
 
     def log_det(self) -> Array:
         return self.spectral_log_det
@@ -194,11 +196,11 @@ class DataRoot(NamedTuple):
         return self.inverse_gram @ self.features
 
 
-def _refined(features: Array, regulariser: Array, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
+def _refined(root: Any, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
     """Return mean and residual after one step of refinement, of the best length."""
-    moved = features @ step
-    slope = _by_output(residual * moved) - regulariser * _by_output(mean * step)
-    curvature = _by_output(moved**2) + regulariser * _by_output(step**2)
+    moved = root.features @ step
+    slope = _by_output(residual * moved) - root.regulariser * _by_output(mean * step)
+    curvature = _by_output(moved**2) + root.regulariser * _by_output(step**2)
     # Derivatives are those of the step alone, zero but for rounding.
     length = stop_gradient(slope / jnp.where(curvature > 0, curvature, 1))
     return mean + length * step, residual - length * moved

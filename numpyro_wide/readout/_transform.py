@@ -43,7 +43,7 @@ class ReadoutTransform(Transform):
         return self._over_leading_axes(lambda phi: self._forward(phi)[0], x)
 
     def _inverse(self, y: Array) -> Array:
-        return self._over_leading_axes(lambda readout: self.problem.inverse_map(readout), y)
+        return self._over_leading_axes(self.problem.inverse_map, y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
         r"""Return the log of $|\det \partial W / \partial \phi|$, which depends on neither."""
