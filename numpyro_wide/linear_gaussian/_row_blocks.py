@@ -94,11 +94,6 @@ def first_block(features: Array | RowFeatures) -> Array:
     return features.rows(0) if isinstance(features, RowFeatures) else features
 
 
-def map_rows(function: Callable[[Array], Any], features: Array | RowFeatures) -> Any:
-    """Return a function's value of features, by blocks if they are."""
-    return features.map(function) if isinstance(features, RowFeatures) else function(features)
-
-
 class StandardisedRows(NamedTuple):
     """Readout with a standard normal prior, by blocks of rows."""
 
@@ -345,8 +340,9 @@ class BlockedPosterior:
             mean = rows @ center
             return mean, jnp.broadcast_to(spread.T, mean.shape), mean + rows @ deviation
 
+        found = test_features.map(moments) if isinstance(test_features, RowFeatures) else moments(test_features)
         shape = (test_features.shape[0], *self.mean.shape[1:])
-        return jax.tree.map(lambda part: part.reshape(shape), map_rows(moments, test_features))
+        return jax.tree.map(lambda part: part.reshape(shape), found)
 
     @full_precision
     def predict_jointly(self, test_features: RowFeatures | Array) -> tuple[Array, Array]:
