@@ -3,10 +3,9 @@
 Networks end with the scaled features of the readout, which belongs to the NumPyro model.
 """
 
-from numpyro_wide.nn._encoder import ResidualEncoder
 from numpyro_wide.nn._layers import NTKConv, NTKDense
 from numpyro_wide.nn._models import NoiseNetwork, bnn
-from numpyro_wide.nn._networks import CNN, FCN, WideResNet
+from numpyro_wide.nn._networks import CNN, FCN, ResidualEncoder, WideResNet
 from numpyro_wide.nn._random import by_row_blocks, network_parameters, random_network
 
 __all__ = [
