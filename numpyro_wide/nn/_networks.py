@@ -1,5 +1,6 @@
 """Fully connected, convolutional and residual networks, and one that summarises data for an amortised guide."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -234,40 +235,24 @@ class WideResNet(linen.Module):
     def __call__(self, x: Array) -> Array:
         """Return scaled features (n, d), a bias column included, for images (n, h, w, channels)."""
         first, later, readout_w_std = checked_scales(self, x)
-        stem = NTKConv(self.width, padding=self.padding, w_std=first, b_std=self.b_std, name="stem")
-        hidden = stem(*as_floats(x, names=("x",)))
+        activate = activation_function(self.activation)
+        layer = partial(NTKConv, padding=self.padding, b_std=self.b_std)
+        hidden = layer(self.width, w_std=first, name="stem")(*as_floats(x, names=("x",)))
         k = 0
         for group, num_channels in enumerate((self.width, 2 * self.width, 4 * self.width)):
+            convolution = partial(layer, num_channels, w_std=later)
             for block in range(self.num_blocks):
                 k += 1
+                name = f"group_{group}_block_{block}"
                 strides = (2, 2) if group and not block else (1, 1)
-                skip, residual = self._branches(hidden, num_channels, strides, later, f"group_{group}_block_{block}")
+                active = activate(hidden)
+                inner = activate(convolution(strides=strides, name=f"{name}_first")(active))
+                residual = convolution(name=f"{name}_second")(inner)
+                skip = hidden
+                if hidden.shape[-1] != num_channels or strides != (1, 1):
+                    skip = convolution(kernel_size=(1, 1), strides=strides, name=f"{name}_skip")(active)
                 hidden = ((k - 1 + self.c) / (k + self.c)) ** 0.5 * skip + (1 / (k + self.c)) ** 0.5 * residual
-        return _pooled_features(self, activation_function(self.activation)(hidden), readout_w_std)
-
-    def _branches(
-        self, x: Array, num_channels: int, strides: tuple[int, int], w_std: Any, name: str
-    ) -> tuple[Array, Array]:
-        """Return both terms of a residual sum."""
-        activate = activation_function(self.activation)
-
-        def convolution(kernel_size: int, strides: tuple[int, int], part: str) -> NTKConv:
-            return NTKConv(
-                num_channels,
-                (kernel_size, kernel_size),
-                strides,
-                padding=self.padding,
-                w_std=w_std,
-                b_std=self.b_std,
-                name=f"{name}_{part}",
-            )
-
-        active = activate(x)
-        inner = activate(convolution(3, strides, "first")(active))
-        residual = convolution(3, (1, 1), "second")(inner)
-        if x.shape[-1] == num_channels and strides == (1, 1):
-            return x, residual
-        return convolution(1, strides, "skip")(active), residual
+        return _pooled_features(self, activate(hidden), readout_w_std)
 
 
 def checked_scales(network: CNN | WideResNet, x: Array) -> tuple[Any, Any, Any]:
