@@ -21,8 +21,8 @@ from numpyro_wide._checks import (
 )
 from numpyro_wide._compile import program_of, split
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
-from numpyro_wide.linear_gaussian._problem import Surrogate as Surrogate
 from numpyro_wide.linear_gaussian._problem import as_scale
+from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
 from numpyro_wide.readout._model import ReadoutModel, normal_parameters
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, logit_basis
 from numpyro_wide.wide_limit._surrogates import fitted_surrogate as fitted_surrogate

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +27,6 @@ from numpyro_wide.linear_gaussian._roots import ROOTS
 
 VARIANTS = ("auto", *ROOTS)
 STATIC = {"static": True}  # metadata of a field outside the tree
-
-
-class Surrogate(NamedTuple):
-    """Targets and noise scale of a Gaussian stand-in for another likelihood.
-
-    Attributes:
-        targets: pseudo-targets, (n,) or (n, k).
-        noise_scale: standard deviation: a scalar, (n, 1), or of the shape of ``targets``.
-    """
-
-    targets: Array
-    noise_scale: Array
 
 
 def check_variant(variant: str) -> None:

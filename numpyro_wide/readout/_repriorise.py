@@ -17,7 +17,8 @@ from numpyro.primitives import _PYRO_STACK
 
 from numpyro_wide._checks import check_names_known, check_no_nan, kind_of, refuse_frames
 from numpyro_wide._traces import refuse_subsampled
-from numpyro_wide.linear_gaussian._problem import ReadoutProblem, Surrogate, check_variant
+from numpyro_wide.linear_gaussian._problem import ReadoutProblem, check_variant
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.readout._model import (
     Model,
     ReadoutModel,

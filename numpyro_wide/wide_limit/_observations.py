@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_no_nan, check_one_of, listing
-from numpyro_wide.linear_gaussian._problem import Surrogate
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._likelihoods import LIKELIHOODS, Categorical, Likelihood, StudentT, logit_basis

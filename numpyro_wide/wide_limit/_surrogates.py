@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known
 from numpyro_wide._traces import unwrap
-from numpyro_wide.linear_gaussian._problem import Surrogate
+from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.wide_limit._layer_kernels import check_shape, check_symmetric
 from numpyro_wide.wide_limit._likelihoods import Averages, Derivatives, Likelihood, Nodes
 from numpyro_wide.wide_limit._observations import Observations
