@@ -1677,7 +1677,7 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "runs/test_pieces.py::test_pieces_are_the_run_in_one",
         ),
     ],
-    "readout/_limit.py": [
+    "readout/_draws.py": [
         (
             "wide_limit_draws: other likelihoods of hidden weights ignored",
             "weighted = bool(learns) if weighted is None else False",

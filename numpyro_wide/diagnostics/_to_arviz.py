@@ -30,7 +30,7 @@ from numpyro_wide._traces import (
     startable,
 )
 from numpyro_wide.readout._assumptions import conjugate_form, read_run
-from numpyro_wide.readout._limit import weights_of
+from numpyro_wide.readout._draws import weights_of
 from numpyro_wide.readout._model import ReadoutModel, base_name
 from numpyro_wide.readout._transform import base_transforms
 

@@ -17,7 +17,7 @@ from numpyro_wide._traces import abstract_sites, latent_sites, refuse_unobserved
 from numpyro_wide.diagnostics._to_arviz import Arguments
 from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import check_at, conjugate_form
-from numpyro_wide.readout._limit import StandardNormalBase, learnt_at_any_width, log_weight
+from numpyro_wide.readout._draws import StandardNormalBase, learnt_at_any_width, log_weight
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.surrogates import mean_kernel
 from numpyro_wide.wide_limit._gp import gp_log_evidence

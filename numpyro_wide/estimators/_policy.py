@@ -29,7 +29,7 @@ from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
 from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
-from numpyro_wide.readout._limit import wide_limit_draws
+from numpyro_wide.readout._draws import wide_limit_draws
 from numpyro_wide.wide_limit._fit import fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
 

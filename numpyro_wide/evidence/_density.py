@@ -18,7 +18,7 @@ from numpyro_wide._traces import (
     run_model,
     unwrap,
 )
-from numpyro_wide.readout._limit import StandardNormalBase, log_weight
+from numpyro_wide.readout._draws import StandardNormalBase, log_weight
 from numpyro_wide.readout._transform import base_transforms
 
 Position = dict[str, Array]

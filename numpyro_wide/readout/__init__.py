@@ -3,9 +3,9 @@
 from numpyro_wide.readout._collapse import CollapsedModel as CollapsedModel
 from numpyro_wide.readout._collapse import ReadoutMarginal as ReadoutMarginal
 from numpyro_wide.readout._collapse import collapse_readout
+from numpyro_wide.readout._draws import WideLimitDraws as WideLimitDraws
+from numpyro_wide.readout._draws import guide_draws, wide_limit_draws
 from numpyro_wide.readout._functions import readout_function, site_function
-from numpyro_wide.readout._limit import WideLimitDraws as WideLimitDraws
-from numpyro_wide.readout._limit import guide_draws, wide_limit_draws
 from numpyro_wide.readout._model import ReadoutModel
 from numpyro_wide.readout._predictive import PredictiveSummary as PredictiveSummary
 from numpyro_wide.readout._predictive import ReadoutPredictive
