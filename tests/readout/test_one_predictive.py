@@ -14,7 +14,7 @@ from scipy.stats import norm
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit, wide_limit_draws
 from numpyro_wide.diagnostics import effective_sample_size
 from numpyro_wide.mcmc import SplitHMC
-from numpyro_wide.readout import _limit
+from numpyro_wide.readout import _draws
 from tests.models import network, small_data
 
 SITES = {"readout": "w", "features": "features"}
@@ -193,7 +193,7 @@ def test_a_guide_s_base_draws_are_mapped_to_weights_for_classes():
     bases = {"hidden": draws["hidden"], "w_base": draws["w"]}
     predictive = ReadoutPredictive(wrapped, bases, (X, labels))
     draws_of_chain = jax.tree.map(lambda values: jnp.asarray(values, "f"), bases)
-    mapped = _limit.weights_of(wrapped, KEY, draws_of_chain, (X, labels), {})
+    mapped = _draws.weights_of(wrapped, KEY, draws_of_chain, (X, labels), {})
     np.testing.assert_allclose(predictive.readout(KEY), mapped["w"], rtol=1e-4, atol=1e-5)
     other = ReadoutPredictive(wrapped, {"hidden": draws["hidden"], "w": mapped["w"]}, (X, labels))
     np.testing.assert_allclose(predictive(KEY, X_NEW)["probs"], other(KEY, X_NEW)["probs"], rtol=1e-4, atol=1e-6)
