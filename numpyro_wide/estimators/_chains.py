@@ -1,5 +1,6 @@
 """Chains within a budget of seconds."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
 
 from numpyro_wide import _arviz
@@ -149,12 +149,13 @@ class FlatTarget(NamedTuple):
 
     def vectors(self, values: dict[str, Array]) -> Array:
         """Return the positions of chains, (chains, size), from values by site with an axis of chains in front."""
-        return jax.vmap(lambda one: ravel_pytree(one)[0])(values)
+        return jnp.concatenate([jnp.reshape(values[name], (len(values[name]), -1)) for name in self.shapes], axis=1)
 
     def values(self, z: Array) -> dict[str, Array]:
         """Return a position's values by site."""
-        like = {name: np.zeros(shape, z.dtype) for name, shape in self.shapes.items()}
-        return ravel_pytree(like)[1](z)
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        parts = jnp.split(z, ends[:-1])
+        return {name: part.reshape(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def potential_energy(self, z: Array) -> Array:
         """Return minus the log density, up to a constant."""
