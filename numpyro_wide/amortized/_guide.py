@@ -137,8 +137,7 @@ class AutoAmortized:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
         sites = run_model(self.model, args, kwargs)
-        latents = self._latents(sites)
-        constants = self._constants(args, kwargs, latents)
+        latents, constants = self._latents(sites), self._constants(args, kwargs)
         examples = {name: sites[name]["value"] for name in self.observed if name in sites}
         if self.pool is None:  # without an axis of rows, they have the shape of one data set
             examples = {name: moments["loc"] for name, moments in constants["observed"].items()}
@@ -258,14 +257,15 @@ class AutoAmortized:
             names = [name for name in names if name in self.sites]
         return {name: _Latent.of(sites[name]) for name in names}
 
-    def _constants(self, args: tuple, kwargs: dict, latents: dict[str, "_Latent"]) -> dict[str, Any]:
+    def _constants(self, args: tuple, kwargs: dict) -> dict[str, Any]:
         name = f"{self.prefix}_constants"
         constants: Any = mutable(name)
         if constants is None:
-            # Also where the guide is first traced.
+            # Also where the guide is first traced: bounds of latents are numbers here.
             with jax.ensure_compile_time_eval():
                 model = partial(self.model, *args, **kwargs)
                 simulations = self._simulate(model, random.split(random.key(0), PILOT_SIZE), self.observed)
+                latents = self._latents(run_model(model))
                 constants = mutable(name, self._standardisation(finite(simulations)[0], latents)[name])
         return constants
 

@@ -397,6 +397,16 @@ def failing():
     numpyro.sample("x", dist.Delta(jnp.nan * numpyro.sample("z", dist.Normal(0.0, 1.0))))
 
 
+def test_a_guide_may_be_traced_first():
+    def model():
+        a = numpyro.sample("a", dist.Uniform(jnp.zeros(2), 3.0).to_event(1))
+        numpyro.sample("x", dist.Normal(a.sum(), 1.0))
+
+    guide = AutoAmortized(model, observed="x", family="independent", encoder=SMALL)
+    run = lambda key: seed(guide, key)({"x": 1.0})["a"]  # noqa: E731
+    np.testing.assert_allclose(jax.jit(run)(KEY), run(KEY), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
