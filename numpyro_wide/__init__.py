@@ -3,6 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# A name of NumPyro's comes first: ArviZ 1.x puts its import off, and modules loaded before it do not know their parts.
+from numpyro import handlers as _handlers  # noqa: F401
+
 from numpyro_wide import amortized as amortized
 from numpyro_wide import autoguide as autoguide
 from numpyro_wide import calibration as calibration

@@ -41,6 +41,11 @@ def test_unknown_names_are_refused():
         numpyro_wide.repriorize  # noqa: B018
 
 
+def test_numpyro_is_whole_where_arviz_comes_first():
+    code = "import arviz, numpyro_wide, numpyro; numpyro.distributions.distribution"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
+
+
 def test_importing_the_package_brings_no_library_that_numpyro_has_not_loaded():
     code = """
 import json, sys, warnings
