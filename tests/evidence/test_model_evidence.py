@@ -151,6 +151,7 @@ def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     ("case", "method"),
     [
         (known.conjugate, "bridge"),
+        (known.conjugate, "stepping-stone"),
         (known.one_unit, "stepping-stone"),
         (known.rotated_counts, "bridge"),
         (known.funnel, "stepping-stone"),
