@@ -154,12 +154,12 @@ class AutoAmortized:
         They are a value of the guide's mutable site; other arguments are those of the model.
         """
         model = partial(self.model, *args, **kwargs)
-        latents = self._latents(run_model(model))
+        latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())  # to look at supports
         refuse_missing("simulations", latents, simulations, "latent site")
-        self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())  # to look at supports
         return self._standardisation(simulations, latents)
 
     def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:
+        """Compute the constants, given what is known of the latents."""
         found: dict[str, Any] = {"latents": {}, "observed": {}}
         for name, latent in latents.items():
             values = jax.jit(jax.vmap(latent.transform.inv))(jnp.asarray(simulations[name]))
@@ -203,7 +203,7 @@ class AutoAmortized:
         check_params(guide, rng_key, params, values)
         if simulations is None:
             number = whole_number("num_simulations", num_simulations, 4)
-            simulations = self._simulate(model, random.split(rng_key, number), self.observed)
+            _, simulations = self._simulate(model, random.split(rng_key, number), self.observed)
         refuse_missing("simulations", self.observed, simulations)
         constants = params[f"{self.prefix}_constants"]
 
@@ -264,13 +264,13 @@ class AutoAmortized:
             # Also where the guide is first traced: bounds of latents are numbers here.
             with jax.ensure_compile_time_eval():
                 model = partial(self.model, *args, **kwargs)
-                simulations = self._simulate(model, random.split(random.key(0), PILOT_SIZE), self.observed)
-                latents = self._latents(run_model(model))
+                keys = random.split(random.key(0), PILOT_SIZE)
+                latents, simulations = self._simulate(model, keys, self.observed)
                 constants = mutable(name, self._standardisation(finite(simulations)[0], latents)[name])
         return constants
 
-    def _simulate(self, model: Callable, keys: Array, observed: tuple[str, ...]) -> Draws:
-        """Simulate latents and data once for each key; refuse supports that vary."""
+    def _simulate(self, model: Callable, keys: Array, observed: tuple[str, ...]) -> tuple[dict[str, "_Latent"], Draws]:
+        """Read the latents off the model, and simulate them and data once for each key; refuse supports that vary."""
         sites = run_model(model)
         check_simulator(sites, observed)
         latents = self._latents(sites)
@@ -287,7 +287,7 @@ class AutoAmortized:
                 f"AutoAmortized needs supports that do not vary with other sites, but those of {listing(varying)} do; "
                 "sample a standardised site, and compute the other by numpyro.deterministic."
             )
-        return draws
+        return latents, draws
 
     def _encode(self, name: str, module: Any, inputs: Array) -> Array:
         """Apply a network to inputs (n, ...); features (n, k)."""
