@@ -3,6 +3,7 @@
 ``make test`` runs what bears none of the three marks given here; CI runs the rest, too.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,23 +60,29 @@ MARKS = (
 )
 
 
+@cache
+def is_in(path: Path, parts: tuple[str, ...]) -> bool:
+    """Tell whether a file is one of some, or in one of some folders."""
+    return any(path.is_relative_to(part) for part in parts)
+
+
 def part_of(item: pytest.Item) -> str | None:
     """Return the mark of the part that runs a test, or None for ``make test``."""
     path = item.path.relative_to(ROOT)
-    if any(path.is_relative_to(part) for part in SHOWN):
+    if is_in(path, SHOWN):
         return "shown"
-    if any(path.is_relative_to(part) for part in WHOLE_RUNS):
+    if is_in(path, WHOLE_RUNS):
         return "long"
     turn = turn_of(item)
-    is_long = any(path.is_relative_to(part) for part in LONG)
+    is_long = is_in(path, LONG)
     place = len(item.name) if turn is None else turn
-    is_alike = any(path.is_relative_to(part) for part in MANY_PROGRAMS) and place % STRIDE != 0
+    is_alike = is_in(path, MANY_PROGRAMS) and place % STRIDE != 0
     left_out = "long" if is_long or is_alike else "numerics"
     if item.get_closest_marker("slow") is not None:
         return left_out
     if any(path.match(name) for name in PLUMBING):
         return None
-    if any(path.is_relative_to(room) for room in NUMERICS):
+    if is_in(path, NUMERICS):
         return None if turn == 1 else left_out
     return "long" if is_long and turn not in (None, 1) else None
 

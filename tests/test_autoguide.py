@@ -18,7 +18,7 @@ from numpyro_wide.autoguide import AutoDegenerateNormal, AutoDropout
 from numpyro_wide.distributions import DegenerateNormal
 from numpyro_wide.elbo import TraceQKL
 
-X = jax.random.normal(jax.random.key(0), (9, 3))
+X = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)), "f")
 Y = jnp.sin(X[:, :2])
 PRIOR_SCALE, NOISE = 1.4, 0.3
 

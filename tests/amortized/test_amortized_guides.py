@@ -1,5 +1,7 @@
 """Guides with flax encoders, and mutable state."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,18 +42,24 @@ def linen_guide(observed_values):
     numpyro.sample("theta", dist.Normal(encoder(observed_values["x"][None]), scale))
 
 
-def nnx_guide(observed_values, module=NNX(nnx.Rngs(0))):  # noqa: B008
-    encoder = nnx_module("encoder", module)
+@cache  # a guide has one, made outside of its traces
+def nnx_module_named(name):
+    rngs = nnx.Rngs(0)
+    return NNX(rngs) if name == "encoder" else nnx.Dropout(0.1, rngs=rngs)
+
+
+def nnx_guide(observed_values):
+    encoder = nnx_module("encoder", nnx_module_named("encoder"))
     scale = numpyro.param("scale", 1.0, constraint=positive)
     numpyro.sample("theta", dist.Normal(encoder(observed_values["x"][None]), scale))
 
 
-def dropout_guide(observed_values, module=nnx.Dropout(0.1, rngs=nnx.Rngs(0))):  # noqa: B008
+def dropout_guide(observed_values):
     """A module without parameters, whose random state moves on."""
     encoder = flax_module("encoder", Linen(), input_shape=(1,))
     scale = numpyro.param("scale", 1.0, constraint=positive)
     loc = encoder(observed_values["x"][None])
-    nnx_module("dropout", module)(loc)
+    nnx_module("dropout", nnx_module_named("dropout"))(loc)
     numpyro.sample("theta", dist.Normal(loc, scale))
 
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_diabetes, load_digits
 
 from numpyro_wide.elbo import TemperedTraceMeanFieldELBO
 
-X = jax.random.normal(jax.random.key(0), (12, 2))
+X = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2)), "f")
 Y = jnp.sin(X[:, 0]) + 0.1
 
 
