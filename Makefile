@@ -10,6 +10,7 @@ NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
 	$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1[234].*/bin/python 2>/dev/null | sort -r); do \
 	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
 NEWER_VENV := .venv-newer
+NEWER_TARGET := test
 # Where the two generations of ArviZ, and of jax and flax, differ most.
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
 
@@ -21,7 +22,7 @@ LONG := -m "long"
 SHOWN := -m "shown"
 REST := -m "not numerics"
 
-.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short newer coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -43,14 +44,14 @@ test-numerics: $(VENV)/.dev-installed
 	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(LONG) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=60 $(PYTEST) $(LONG) $(PYTEST_ARGS)
 
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
 
 # All but the numerics, in one session: what a case compiles, the next of its file finds.
 test-rest: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(REST) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=60 $(PYTEST) $(REST) $(PYTEST_ARGS)
 
 # Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
 mutants: $(VENV)/.dev-installed
@@ -59,11 +60,15 @@ mutants: $(VENV)/.dev-installed
 test-all: test-numerics test-rest test-newer
 
 test-newer:
-	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
+	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) $(NEWER_TARGET) VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
 	else echo "No Python 3.12 or newer was found: name one with NEWER_PYTHON=..."; fi
 
 test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
+
+# The environment alone.
+newer:
+	@$(MAKE) --no-print-directory test-newer NEWER_TARGET=$(NEWER_VENV)/.dev-installed
 
 coverage: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)

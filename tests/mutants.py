@@ -56,6 +56,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "estimators/_chains.py": [
         (
+            "chains: noise that varies from the start",
+            '_replace(used=target.without("noise.readout"))',
+            "_replace(used=target.without())",
+            "estimators/test_chains.py::test_noise_by_row_is_constant_at_first",
+        ),
+        (
+            "chains: noise that starts where its prior has it",
+            'target.without("noise.readout")[None] * ',
+            "",
+            "estimators/test_chains.py::test_noise_by_row_is_constant_at_first",
+        ),
+        (
             "chains: the vector of a position in another order",
             "parts = jnp.split(z, ends[:-1])",
             "parts = jnp.split(z[::-1], ends[:-1])",
@@ -124,6 +136,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "estimators/_race.py": [
+        (
+            "race: long chains take the fewest layers, too",
+            "(max if prefers_depth else min)",
+            "(min)",
+            "estimators/test_race.py::test_long_chains_take_layers_that_lose_less_than_a_standard_error",
+        ),
         (
             "race: kernels in the places of each other",
             "kernels[layer] for layer in range(depth)",

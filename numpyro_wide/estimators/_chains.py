@@ -29,8 +29,10 @@ _NUM_SAMPLES = 3000  # steps before the first look
 _NUM_KEPT = (200, 100, 50)  # predictive draws by chain: few, where their predictions are dear
 _KEPT_SHARE = 0.1  # of the seconds left, for predictions of the draws
 _FEWEST_STEPS = 50  # of warmup
+_FEWEST_TWICE = 1000  # of each of two
 _STARTS_APART = 0.1  # of those near one optimum, in prior deviations
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
+_CONSTANT_SHARE = 0.3  # of the seconds left, with constant noise
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
@@ -60,6 +62,7 @@ def run_chains(
     """
     args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
     target = FlatTarget(network, args, latent_shapes(network, args))
+    target = target._replace(used=target.without())
     _, x, _ = args
     gradients = num_chains * gradient_seconds(len(x), network.depth, network.width, network.by_row)
     gradients *= x.dtype.itemsize / 4  # double precision takes twice as long
@@ -91,18 +94,22 @@ def run_chains(
             mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
             warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=2)
         return None
-    clock.begin("warmup of the chains")
-    num_warmup = _rounded(min(affordable, _NUM_WARMUP))
-    kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
-    form = {"num_chains": num_chains, "chain_method": kernel.compiled_once, "postprocess_fn": target.values}
-    # Equally many kept draws make all runs one program.
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, progress_bar=False, **form)
+    starts_constant = network.by_row and affordable >= 2 * _FEWEST_TWICE
+    num_warmup = _rounded(min(affordable // 2 if starts_constant else affordable, _NUM_WARMUP))
+    form = {"num_chains": num_chains, "postprocess_fn": target.values, "progress_bar": False}
     fields = {"extra_fields": ("accept_prob", "num_grad")}
-    vectors = target.vectors(start)
-    mcmc.warmup(run_key, init_params=vectors if num_chains > 1 else vectors[0], **fields)
-    jax.block_until_ready(mcmc.last_state)
 
-    def go_on(num_samples: int) -> float:
+    def warm_up(target: FlatTarget, vectors: Array) -> MCMC:
+        """Start chains; equally many steps of warmup and kept draws make all of them one program."""
+        kernel = MicrocanonicalLangevin(
+            potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE
+        )
+        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, chain_method=kernel.compiled_once, **form)
+        mcmc.warmup(run_key, init_params=vectors if num_chains > 1 else vectors[0], **fields)
+        jax.block_until_ready(mcmc.last_state)
+        return mcmc
+
+    def go_on(mcmc: MCMC, num_samples: int) -> float:
         """Run further steps, and return the seconds of one."""
         before = clock.seconds
         mcmc.num_samples, mcmc.thinning = num_samples, num_samples // num_kept
@@ -111,16 +118,30 @@ def run_chains(
         jax.block_until_ready(mcmc.last_state)
         return (clock.seconds - before) / num_samples
 
+    vectors, num_steps = target.vectors(start), 0
+    if starts_constant:
+        # Noise that varies from the start takes for noise what is not learnt yet, and some of it never is.
+        clock.begin("chains with constant noise")
+        end = clock.seconds + _CONSTANT_SHARE * clock.left
+        first = warm_up(target._replace(used=target.without("noise.readout")), vectors)
+        num_more = int((end - clock.seconds) / go_on(first, num_kept)) // num_kept
+        if num_more > 0:
+            go_on(first, num_more * num_kept)
+        vectors = target.without("noise.readout")[None] * jnp.reshape(first.last_state.z, vectors.shape)
+        num_steps = num_warmup + (1 + max(num_more, 0)) * num_kept
+    clock.begin("warmup of the chains")
+    mcmc = warm_up(target, vectors)
+
     # A short run without compilation shows the cost of a step.
-    step = go_on(num_kept)
-    num_steps = num_warmup + num_kept
+    step = go_on(mcmc, num_kept)
+    num_steps += num_warmup + num_kept
     num_samples = _affordable(clock, step, judging)
     if num_samples >= 3 * _NUM_SAMPLES:  # with fewer, no run twice as long could follow a first look
         num_samples = _NUM_SAMPLES
     while True:
         num_samples = max(num_samples // num_kept, 1) * num_kept
         clock.begin(f"samples of the chains, {num_samples} steps")
-        step = go_on(num_samples)
+        step = go_on(mcmc, num_samples)
         num_steps += num_samples
         before = clock.seconds
         posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
@@ -133,7 +154,8 @@ def run_chains(
         f"{num_chains} unadjusted microcanonical chains (bias tolerance {BIAS_TOLERANCE}) from "
         + ("optima of the race" if optima else "Adam's optimum")
         + (", with scales and noise held at their medians" if hold or optima else ""),
-        f"{num_steps - num_samples} warmup steps and {num_samples} after them, {1000 * step:.3g} ms each; "
+        f"{num_steps - num_samples} warmup steps{', first with constant noise,' if starts_constant else ''} "
+        f"and {num_samples} after them, {1000 * step:.3g} ms each; "
         f"{num_kept} draws kept per chain",
         *lines,
     )
@@ -146,6 +168,12 @@ class FlatTarget(NamedTuple):
     network: Network
     known: tuple  # medians, x and y
     shapes: dict[str, tuple[int, ...]]  # of the latent sites
+    used: Array | float = 1.0  # factor of the position in the likelihood, (size,)
+
+    def without(self, site: str | None = None) -> Array:
+        """Return the factor that leaves out a site, or none."""
+        factors = {name: jnp.full((1, *shape), float(name != site)) for name, shape in self.shapes.items()}
+        return self.vectors(factors)[0]
 
     def vectors(self, values: dict[str, Array]) -> Array:
         """Return the positions of chains, (chains, size), from values by site with an axis of chains in front."""
@@ -160,7 +188,7 @@ class FlatTarget(NamedTuple):
     def potential_energy(self, z: Array) -> Array:
         """Return minus the log density, up to a constant."""
         medians, x, y = self.known
-        features, noise = parts_of(self.network, self.values(z), medians, x)
+        features, noise = parts_of(self.network, self.values(self.used * z), medians, x)
         return 0.5 * jnp.sum(z**2) - log_evidence(features, y, noise)
 
 

@@ -25,7 +25,7 @@ from numpyro_wide.estimators._posteriors import (
     Network,
     collapsed,
 )
-from numpyro_wide.estimators._race import LEAST_BUDGET, Optimum, with_limit
+from numpyro_wide.estimators._race import DEPTHS, LEAST_BUDGET, Optimum, with_limit
 from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
@@ -90,7 +90,10 @@ def decide(
     optima = list[Optimum]()
     if method in ("auto", "chains") and varies and len(x) > _MOST_WEIGHTED and clock.budget >= LEAST_BUDGET:
         clock.begin("race of architectures")
-        optima = with_limit(limit, gram, depth, clock, random, report)
+        # Of layers that optima gain nothing by, long chains do: on rows left out, less error and more density.
+        gradient = gradient_seconds(min(len(x), MOST_KNOWN), max(DEPTHS), RACE_WIDTH, True)
+        prefers_depth = _MANY_STEPS * GRADIENTS_A_STEP * num_chains * gradient < clock.left
+        optima = with_limit(limit, gram, depth, clock, random, report, prefers_depth)
 
     # Noise: by row, which holds a constant one, too, so that no test need be trusted.
     is_by_row = noise == "by_row" and varies
@@ -223,6 +226,7 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 
 _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
+_MANY_STEPS = 8000  # of chains; with as many, more layers
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
 # Seconds of compiling chains: in all, and of noise by row besides.
 _COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0

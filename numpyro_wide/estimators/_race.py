@@ -136,8 +136,8 @@ def joined(raced: list[list[Optimum]]) -> list[Optimum]:
     return optima
 
 
-def in_order(optima: list[Optimum]) -> list[Optimum]:
-    """Order by error, but first by the rule of one standard error: of fewest layers within that of the least."""
+def in_order(optima: list[Optimum], prefers_depth: bool) -> list[Optimum]:
+    """Order by error, but put first, of those within a standard error of the least, one of most or of fewest layers."""
     by_error = sorted(optima, key=lambda one: one.error)
     if not by_error:
         return []
@@ -146,7 +146,7 @@ def in_order(optima: list[Optimum]) -> list[Optimum]:
         excess = np.mean(one.residuals**2 - by_error[0].residuals ** 2, axis=1)
         return bool(excess.mean() <= excess.std() / len(excess) ** 0.5)
 
-    first = min(filter(is_level, by_error), key=lambda one: one.depth)
+    first = (max if prefers_depth else min)(filter(is_level, by_error), key=lambda one: one.depth)
     return [first, *(one for one in by_error if one is not first)]
 
 
@@ -270,18 +270,20 @@ def with_limit(
     clock: Clock,
     random: np.random.RandomState,
     report: Report,
+    prefers_depth: bool,
 ) -> list[Optimum]:
     """Return optima in order; none where the limit, of kernel ``gram``, is better."""
     fit = limit.fit
     parts = parted(len(fit.inputs), clock.budget, random)
     raced = race(fit.inputs, fit.targets, parts, depth, clock, random)
     parts = parts[: len(raced)]
-    optima = in_order(joined(raced))
+    optima = in_order(joined(raced), prefers_depth)
     of_limit = np.concatenate([fit.targets[new] - limit.predicted(gram, known, new) for known, new in parts])
     report.add(
         HEADING,
         f"optima of networks of {WIDTH} units with the noise held, learnt from {len(parts[0][0])} rows; errors of "
-        f"{len(of_limit)} rows left out; the first has the fewest layers within a standard error of the least",
+        f"{len(of_limit)} rows left out; the first has the {'most' if prefers_depth else 'fewest'} layers within a "
+        "standard error of the least",
         table(optima, of_limit),
     )
     if not optima:

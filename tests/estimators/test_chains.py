@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import MCMC
 from numpyro.infer.util import log_density
 from scipy.optimize import minimize
 from scipy.special import logsumexp
@@ -120,6 +121,32 @@ def test_a_single_chain_starts_near_an_optimum():
         network, report = Network(1, 4, "erf", None, False), Report("one")
         _, mcmc, _ = run_chains(network, (SCALES, X, Y), (X, Y), 1, clock=clock, report=report, **form)
     assert mcmc.get_samples()["hidden.hidden_0.kernel"].shape[1:] == (2, 4)
+
+
+def test_noise_by_row_is_constant_at_first(monkeypatch):
+    starts = []
+
+    class Seen(MCMC):
+        def warmup(self, rng_key, init_params, **form):
+            starts.append((init_params, self.sampler.get_potential_fn()))
+            super().warmup(rng_key, init_params=init_params, **form)
+
+    network, args = Network(1, 4, "erf", None, by_row=True), jax.tree.map(jnp.asarray, (SCALES, X, Y))
+    target = FlatTarget(network, args, latent_shapes(network, args))
+    is_readout = target.without("noise.readout") == 0
+    assert is_readout.sum() == 16
+    for name, value in (("MCMC", Seen), ("_FEWEST_TWICE", 10)):
+        monkeypatch.setattr(_chains, name, value)
+    with Clock(30.0) as clock:
+        report, form = Report("two"), {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}]}
+        run_chains(network, (SCALES, X, Y), (X, Y), 2, clock=clock, key=jax.random.key(0), report=report, **form)
+    assert "warmup steps, first with constant noise, and" in str(report)
+    (_, constant), (start, varying) = starts
+    assert not start[:, is_readout].any() and start[:, ~is_readout].all()  # from where the first phase came to
+    moved = start[0] + is_readout
+    np.testing.assert_allclose(constant(moved) - constant(start[0]), 8.0, rtol=1e-3)  # the prior of N(0, I) alone
+    assert abs(varying(moved) - varying(start[0]) - 8.0) > 0.1
+    np.testing.assert_allclose(constant(start[0]), varying(start[0]), rtol=1e-6)
 
 
 def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():

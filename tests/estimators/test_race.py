@@ -26,7 +26,7 @@ def run(x=X, y=Y, parts=PARTS[:1], depth=1, num_steps=20, seed=0, budget=1e6):
 
 
 def first_of(raced):
-    return _race.in_order(_race.joined(raced))[0]
+    return _race.in_order(_race.joined(raced), False)[0]
 
 
 def started(largest):
@@ -100,7 +100,7 @@ def test_the_known_architecture_wins():
     x = RANDOM.uniform(-2, 2, (300, 1))
     y = 4 * np.abs(((x[:, 0] + 2) % 1) - 0.5) - 1
     parts = [(np.arange(240), np.arange(240, 300))]
-    races = [_race.in_order(_race.joined(run(x, y, parts, num_steps=300, seed=seed))) for seed in range(3)]
+    races = [_race.in_order(_race.joined(run(x, y, parts, num_steps=300, seed=seed)), False) for seed in range(3)]
     optima = min(races, key=lambda optima: optima[0].error)  # an optimum may be a local one
     assert optima[0].activation == "relu"
     assert [one.error for one in optima[1:]] == sorted(one.error for one in optima[1:])
@@ -157,8 +157,17 @@ def test_layers_that_gain_less_than_a_standard_error_are_not_taken():
     deep = optimum(3, 0.0)._replace(residuals=residuals)
     for factor, depths in ((1.01, [1, 3, 2]), (1.5, [3, 2, 1])):
         shallow, middle = (optimum(depth, 0.0)._replace(residuals=factor * residuals[::-1]) for depth in (1, 2))
-        assert [one.depth for one in _race.in_order([middle, shallow, deep])] == depths
-    assert _race.in_order([]) == []
+        assert [one.depth for one in _race.in_order([middle, shallow, deep], False)] == depths
+    assert _race.in_order([], False) == []
+
+
+def test_long_chains_take_layers_that_lose_less_than_a_standard_error():
+    residuals = RANDOM.normal(size=(200, 1))
+    shallow = optimum(1, 0.0)._replace(residuals=residuals)
+    for factor, depths in ((1.01, [3, 1, 2]), (1.5, [1, 2, 3])):
+        middle, deep = (optimum(depth, 0.0)._replace(residuals=factor * residuals[::-1]) for depth in (2, 3))
+        middle = middle._replace(residuals=1.4 * residuals)
+        assert [one.depth for one in _race.in_order([middle, shallow, deep], True)] == depths
 
 
 def with_limit(noise_scale, optima, monkeypatch):
@@ -167,7 +176,7 @@ def with_limit(noise_scale, optima, monkeypatch):
     monkeypatch.setattr(_race, "race", lambda *_: [optima])
     report = Report("race")
     with Clock(1e6) as clock:
-        found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report)
+        found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report, False)
     return limit, found, str(report)
 
 
