@@ -96,44 +96,23 @@ def run_chains(
         return None
     starts_constant = network.by_row and affordable >= 2 * _FEWEST_TWICE
     num_warmup = _rounded(min(affordable // 2 if starts_constant else affordable, _NUM_WARMUP))
-    form = {"num_chains": num_chains, "postprocess_fn": target.values, "progress_bar": False}
-    fields = {"extra_fields": ("accept_prob", "num_grad")}
-
-    def warm_up(target: FlatTarget, vectors: Array) -> MCMC:
-        """Start chains; equally many steps of warmup and kept draws make all of them one program."""
-        kernel = MicrocanonicalLangevin(
-            potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE
-        )
-        mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, chain_method=kernel.compiled_once, **form)
-        mcmc.warmup(run_key, init_params=vectors if num_chains > 1 else vectors[0], **fields)
-        jax.block_until_ready(mcmc.last_state)
-        return mcmc
-
-    def go_on(mcmc: MCMC, num_samples: int) -> float:
-        """Run further steps, and return the seconds of one."""
-        before = clock.seconds
-        mcmc.num_samples, mcmc.thinning = num_samples, num_samples // num_kept
-        mcmc.post_warmup_state = mcmc.last_state
-        mcmc.run(mcmc.last_state.rng_key, **fields)
-        jax.block_until_ready(mcmc.last_state)
-        return (clock.seconds - before) / num_samples
-
+    lengths = num_warmup, num_kept
     vectors, num_steps = target.vectors(start), 0
     if starts_constant:
         # Noise that varies from the start takes for noise what is not learnt yet, and some of it never is.
         clock.begin("chains with constant noise")
         end = clock.seconds + _CONSTANT_SHARE * clock.left
-        first = warm_up(target._replace(used=target.without("noise.readout")), vectors)
-        num_more = int((end - clock.seconds) / go_on(first, num_kept)) // num_kept
+        first = warm_up(target._replace(used=target.without("noise.readout")), run_key, vectors, *lengths)
+        num_more = int((end - clock.seconds) / go_on(first, num_kept, num_kept, clock)) // num_kept
         if num_more > 0:
-            go_on(first, num_more * num_kept)
+            go_on(first, num_more * num_kept, num_kept, clock)
         vectors = target.without("noise.readout")[None] * jnp.reshape(first.last_state.z, vectors.shape)
         num_steps = num_warmup + (1 + max(num_more, 0)) * num_kept
     clock.begin("warmup of the chains")
-    mcmc = warm_up(target, vectors)
+    mcmc = warm_up(target, run_key, vectors, *lengths)
 
     # A short run without compilation shows the cost of a step.
-    step = go_on(mcmc, num_kept)
+    step = go_on(mcmc, num_kept, num_kept, clock)
     num_steps += num_warmup + num_kept
     num_samples = _affordable(clock, step, judging)
     if num_samples >= 3 * _NUM_SAMPLES:  # with fewer, no run twice as long could follow a first look
@@ -141,7 +120,7 @@ def run_chains(
     while True:
         num_samples = max(num_samples // num_kept, 1) * num_kept
         clock.begin(f"samples of the chains, {num_samples} steps")
-        step = go_on(mcmc, num_samples)
+        step = go_on(mcmc, num_samples, num_kept, clock)
         num_steps += num_samples
         before = clock.seconds
         posterior, is_settled, lines = judge(network, mcmc.get_samples(), known, scored, num_chains)
@@ -160,6 +139,29 @@ def run_chains(
         *lines,
     )
     return posterior, mcmc, num_steps
+
+
+_FIELDS = {"extra_fields": ("accept_prob", "num_grad")}
+
+
+def warm_up(target: "FlatTarget", key: Any, vectors: Array, num_warmup: int, num_kept: int) -> MCMC:
+    """Start chains at vectors (chains, size); equal lengths make all such chains one program."""
+    kernel = MicrocanonicalLangevin(potential_fn=target.potential_energy, adjusted=False, bias_tolerance=BIAS_TOLERANCE)
+    form = {"num_chains": len(vectors), "postprocess_fn": target.values, "progress_bar": False}
+    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_kept, chain_method=kernel.compiled_once, **form)
+    mcmc.warmup(key, init_params=vectors if len(vectors) > 1 else vectors[0], **_FIELDS)
+    jax.block_until_ready(mcmc.last_state)
+    return mcmc
+
+
+def go_on(mcmc: MCMC, num_samples: int, num_kept: int, clock: Clock) -> float:
+    """Run further steps of chains, and return the seconds of one."""
+    before = clock.seconds
+    mcmc.num_samples, mcmc.thinning = num_samples, num_samples // num_kept
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, **_FIELDS)
+    jax.block_until_ready(mcmc.last_state)
+    return (clock.seconds - before) / num_samples
 
 
 class FlatTarget(NamedTuple):
