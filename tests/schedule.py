@@ -37,8 +37,13 @@ WHOLE_RUNS = (
 # Of these rooms those whose time is that of many compilations, which takes half to a third of it if done quickly: one
 # test or case in `STRIDE` is compiled as users compile, to see that XLA's optimisations change nothing.
 MANY_PROGRAMS = (
-    *("tests/evidence", "tests/linear_gaussian/test_against_oracle.py", "tests/mcmc", "tests/natural", "tests/readout"),
-    *("tests/surrogates", "tests/test_exact_laws.py", "tests/wide_limit"),
+    *("tests/evidence/test_wide_networks.py", "tests/linear_gaussian/test_against_oracle.py"),
+    *("tests/mcmc/test_adaptation.py", "tests/mcmc/test_gibbs.py", "tests/mcmc/test_joint_distribution.py"),
+    *("tests/mcmc/test_joint_network.py", "tests/mcmc/test_moments.py", "tests/mcmc/test_reference.py"),
+    *("tests/mcmc/test_rounding.py", "tests/mcmc/test_trajectories.py", "tests/mcmc/test_whitening.py"),
+    *("tests/readout", "tests/surrogates/test_surrogate_targets.py", "tests/test_exact_laws.py"),
+    *("tests/wide_limit/test_limit_empirical.py", "tests/wide_limit/test_limit_kernels.py"),
+    *("tests/wide_limit/test_network_kernels.py", "tests/wide_limit/test_random_features.py"),
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
 SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
