@@ -29,7 +29,7 @@ _NUM_SAMPLES = 3000  # steps before the first look
 _NUM_KEPT = (200, 100, 50)  # predictive draws by chain: few, where their predictions are dear
 _KEPT_SHARE = 0.1  # of the seconds left, for predictions of the draws
 _FEWEST_STEPS = 50  # of warmup
-_FEWEST_TWICE = 1000  # of each of two
+_FEWEST_OF_TWO = 1000  # of each of two warmups; with less, there is one
 _STARTS_APART = 0.1  # of those near one optimum, in prior deviations
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
 _CONSTANT_SHARE = 0.3  # of the seconds left, with constant noise
@@ -62,7 +62,7 @@ def run_chains(
     """
     args = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), known)
     target = FlatTarget(network, args, latent_shapes(network, args))
-    target = target._replace(used=target.without())
+    target = target._replace(used=target.without())  # an array, as where a site is left out: the same program
     _, x, _ = args
     gradients = num_chains * gradient_seconds(len(x), network.depth, network.width, network.by_row)
     gradients *= x.dtype.itemsize / 4  # double precision takes twice as long
@@ -94,7 +94,7 @@ def run_chains(
             mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
             warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=2)
         return None
-    starts_constant = network.by_row and affordable >= 2 * _FEWEST_TWICE
+    starts_constant = network.by_row and affordable >= 2 * _FEWEST_OF_TWO
     num_warmup = _rounded(min(affordable // 2 if starts_constant else affordable, _NUM_WARMUP))
     lengths = num_warmup, num_kept
     vectors, num_steps = target.vectors(start), 0

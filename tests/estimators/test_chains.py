@@ -135,7 +135,7 @@ def test_noise_by_row_is_constant_at_first(monkeypatch):
     target = FlatTarget(network, args, latent_shapes(network, args))
     is_readout = target.without("noise.readout") == 0
     assert is_readout.sum() == 16
-    for name, value in (("MCMC", Seen), ("_FEWEST_TWICE", 10)):
+    for name, value in (("MCMC", Seen), ("_FEWEST_OF_TWO", 10)):
         monkeypatch.setattr(_chains, name, value)
     with Clock(30.0) as clock:
         report, form = Report("two"), {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}]}
