@@ -32,7 +32,7 @@ _FEWEST_STEPS = 50  # of warmup
 _FEWEST_OF_TWO = 1000  # of each of two warmups; with less, there is one
 _STARTS_APART = 0.1  # of those near one optimum, in prior deviations
 GRADIENTS_A_STEP = 2.6  # cost of a kernel step
-_CONSTANT_SHARE = 0.3  # of the seconds left, with constant noise
+_CONSTANT_SHARE, _MOST_CONSTANT = 0.3, 25_000  # of the seconds left, and steps, with constant noise
 _ADAM_SHARE, _WARMUP_SHARE = 0.05, 0.4  # of the seconds left: a step of the chains gains more than Adam's of its cost
 _SAMPLES_SHARE = 0.95  # of those after it: scores follow
 _SECONDS_A_ROW = 4.5e-7  # of a gradient of fifty units: measured
@@ -103,7 +103,8 @@ def run_chains(
         clock.begin("chains with constant noise")
         end = clock.seconds + _CONSTANT_SHARE * clock.left
         first = warm_up(target._replace(used=target.without("noise.readout")), run_key, vectors, *lengths)
-        num_more = int((end - clock.seconds) / go_on(first, num_kept, num_kept, clock)) // num_kept
+        step = go_on(first, num_kept, num_kept, clock)
+        num_more = int(min((end - clock.seconds) / max(step, 1e-7), _MOST_CONSTANT)) // num_kept
         if num_more > 0:
             go_on(first, num_more * num_kept, num_kept, clock)
         vectors = target.without("noise.readout")[None] * jnp.reshape(first.last_state.z, vectors.shape)

@@ -39,7 +39,7 @@ SCALES = {"b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1, "w_std": np.
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    for name in ("_NUM_ADAM", "_NUM_WARMUP", "_NUM_SAMPLES"):
+    for name in ("_NUM_ADAM", "_NUM_WARMUP", "_NUM_SAMPLES", "_MOST_CONSTANT"):
         monkeypatch.setattr(_chains, name, 200)
 
 
