@@ -137,6 +137,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "estimators/_race.py": [
         (
+            "race: a slow machine has long chains, too",
+            "max(1.0, clock.pace) * long_run",
+            "long_run",
+            "estimators/test_race.py::test_chains_are_long_where_the_budget_pays_for_them",
+        ),
+        (
             "race: long chains take the fewest layers, too",
             "(max if prefers_depth else min)",
             "(min)",

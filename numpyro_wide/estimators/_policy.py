@@ -92,8 +92,8 @@ def decide(
         clock.begin("race of architectures")
         # Of layers that optima gain nothing by, long chains do: on rows left out, less error and more density.
         gradient = gradient_seconds(min(len(x), MOST_KNOWN), max(DEPTHS), RACE_WIDTH, True)
-        prefers_depth = _MANY_STEPS * GRADIENTS_A_STEP * num_chains * gradient < clock.left
-        optima = with_limit(limit, gram, depth, clock, random, report, prefers_depth)
+        long_run = _MANY_STEPS * GRADIENTS_A_STEP * num_chains * gradient
+        optima = with_limit(limit, gram, depth, clock, random, report, long_run)
 
     # Noise: by row, which holds a constant one, too, so that no test need be trusted.
     is_by_row = noise == "by_row" and varies

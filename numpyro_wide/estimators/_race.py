@@ -270,13 +270,14 @@ def with_limit(
     clock: Clock,
     random: np.random.RandomState,
     report: Report,
-    prefers_depth: bool,
+    long_run: float,  # seconds of chains, on the machine of our measurements, from which the most layers are preferred
 ) -> list[Optimum]:
     """Return optima in order; none where the limit, of kernel ``gram``, is better."""
     fit = limit.fit
     parts = parted(len(fit.inputs), clock.budget, random)
     raced = race(fit.inputs, fit.targets, parts, depth, clock, random)
     parts = parts[: len(raced)]
+    prefers_depth = max(1.0, clock.pace) * long_run < clock.left
     optima = in_order(joined(raced), prefers_depth)
     of_limit = np.concatenate([fit.targets[new] - limit.predicted(gram, known, new) for known, new in parts])
     report.add(

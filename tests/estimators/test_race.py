@@ -170,13 +170,13 @@ def test_long_chains_take_layers_that_lose_less_than_a_standard_error():
         assert [one.depth for one in _race.in_order([middle, shallow, deep], True)] == depths
 
 
-def with_limit(noise_scale, optima, monkeypatch):
+def with_limit(noise_scale, optima, monkeypatch, long_run=np.inf):
     scales = {"w_std": np.ones(1), "b_std": 0.5, "readout_w_std": 1.0, "readout_b_std": 0.1}
     limit = LimitPosterior(WideLimitFit("erf", 1, 0.0, noise_scale, scales, {}, [], X, Y))
     monkeypatch.setattr(_race, "race", lambda *_: [optima])
     report = Report("race")
     with Clock(1e6) as clock:
-        found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report, False)
+        found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report, long_run)
     return limit, found, str(report)
 
 
@@ -189,6 +189,16 @@ def test_the_limit_takes_part_with_its_own_error(monkeypatch):
     assert f"the limit {error:7.4f}" in report
     assert with_limit(0.1, [optimum(1, 1e-3)], monkeypatch)[1] != []
     assert with_limit(0.1, [], monkeypatch)[1] == []
+
+
+def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
+    residuals = 1e-3 * RANDOM.normal(size=(200, 1))
+    shallow, deep = (optimum(depth, 0.0)._replace(residuals=residuals[:: 2 * depth - 3]) for depth in (1, 2))
+    for long_run, depth, kind in ((1e5, 2, "most"), (1e7, 1, "fewest")):
+        _, found, report = with_limit(0.1, [shallow, deep], monkeypatch, long_run)
+        assert found[0].depth == depth and f"the first has the {kind} layers" in report
+    monkeypatch.setattr(Clock, "pace", 100.0)  # a slow machine
+    assert with_limit(0.1, [shallow, deep], monkeypatch, 1e5)[1][0].depth == 1
 
 
 @pytest.mark.parametrize(
