@@ -90,7 +90,7 @@ def decide(
     optima = list[Optimum]()
     if method in ("auto", "chains") and varies and len(x) > _MOST_WEIGHTED and clock.budget >= LEAST_BUDGET:
         clock.begin("race of architectures")
-        # Of layers that optima gain nothing by, long chains do: on rows left out, less error and more density.
+        # Layers that optima gain nothing by, long chains do.
         gradient = gradient_seconds(min(len(x), MOST_KNOWN), max(DEPTHS), RACE_WIDTH, True)
         long_run = _MANY_STEPS * GRADIENTS_A_STEP * num_chains * gradient
         optima = with_limit(limit, gram, depth, clock, random, report, long_run)
@@ -226,7 +226,7 @@ def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, cloc
 
 _DEEP_WIDTH = RACE_WIDTH  # units of several layers: longer chains gain more than wider layers
 _CHEAP_WIDTH = 16
-_MANY_STEPS = 8000  # of chains; with as many, more layers
+_MANY_STEPS = 17_000  # of chains; with as many, more layers: on rows left out, with less nothing is gained
 _FEWEST_STEPS = 500  # of chains; with less, a constant noise, then fewer layers, and then fewer units
 # Seconds of compiling chains: in all, and of noise by row besides.
 _COMPILING_CHAINS, _COMPILING_BY_ROW = 8.5, 2.0
