@@ -10,7 +10,6 @@ NEWER_PYTHON ?= $(shell for p in python3.13 python3.12 python3.14 \
 	$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1[234].*/bin/python 2>/dev/null | sort -r); do \
 	$$p -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1 && echo $$p && break; done)
 NEWER_VENV := .venv-newer
-NEWER_TARGET := test
 # Where the two generations of ArviZ, and of jax and flax, differ most.
 SHORT_TESTS := README.md numpyro_wide/diagnostics tests/test_package.py tests/test_study_data.py
 
@@ -22,7 +21,7 @@ LONG := -m "long"
 SHOWN := -m "shown"
 REST := -m "not numerics"
 
-.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short newer coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -60,15 +59,11 @@ mutants: $(VENV)/.dev-installed
 test-all: test-numerics test-rest test-newer
 
 test-newer:
-	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) $(NEWER_TARGET) VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
+	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
 	else echo "No Python 3.12 or newer was found: name one with NEWER_PYTHON=..."; fi
 
 test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"
-
-# The environment alone.
-newer:
-	@$(MAKE) --no-print-directory test-newer NEWER_TARGET=$(NEWER_VENV)/.dev-installed
 
 coverage: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) --cov=numpyro_wide --cov-report=term-missing:skip-covered $(PYTEST_ARGS)
