@@ -43,14 +43,14 @@ test-numerics: $(VENV)/.dev-installed
 	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=60 $(PYTEST) $(LONG) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(LONG) $(PYTEST_ARGS)
 
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
 
 # All but the numerics, in one session: what a case compiles, the next of its file finds.
 test-rest: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=60 $(PYTEST) $(REST) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(REST) $(PYTEST_ARGS)
 
 # Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
 mutants: $(VENV)/.dev-installed

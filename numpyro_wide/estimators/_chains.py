@@ -102,13 +102,14 @@ def run_chains(
         # Noise that varies from the start takes for noise what is not learnt yet, and some of it never is.
         clock.begin("chains with constant noise")
         end = clock.seconds + _CONSTANT_SHARE * clock.left
-        first = warm_up(target._replace(used=target.without("noise.readout")), run_key, vectors, *lengths)
+        held = target.without("noise.readout")
+        first = warm_up(target._replace(used=held), run_key, vectors, *lengths)
         step = go_on(first, num_kept, num_kept, clock)
-        num_more = int(min((end - clock.seconds) / max(step, 1e-7), _MOST_CONSTANT)) // num_kept
-        if num_more > 0:
+        num_more = max(0, int(min((end - clock.seconds) / max(step, 1e-7), _MOST_CONSTANT)) // num_kept)
+        if num_more:
             go_on(first, num_more * num_kept, num_kept, clock)
-        vectors = target.without("noise.readout")[None] * jnp.reshape(first.last_state.z, vectors.shape)
-        num_steps = num_warmup + (1 + max(num_more, 0)) * num_kept
+        vectors = held[None] * jnp.reshape(first.last_state.z, vectors.shape)
+        num_steps = num_warmup + (1 + num_more) * num_kept
     clock.begin("warmup of the chains")
     mcmc = warm_up(target, run_key, vectors, *lengths)
 
