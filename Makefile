@@ -20,8 +20,10 @@ NUMERICS := -m "numerics"
 LONG := -m "long"
 SHOWN := -m "shown"
 REST := -m "not numerics"
+# Of each kind; CI looks at fewer.
+RANDOM_MODELS ?= 100
 
-.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short coverage lint bench docs wheel clean
+.PHONY: demo test test-numerics test-long test-shown test-rest mutants test-all test-newer test-newer-short newer-environment coverage lint bench docs wheel clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "numpyro_wide needs Python 3.11 or newer; none was found on PATH"; exit 1; }
@@ -43,14 +45,14 @@ test-numerics: $(VENV)/.dev-installed
 	$(PYTEST) $(NUMERICS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(LONG) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=$(RANDOM_MODELS) $(PYTEST) $(LONG) $(PYTEST_ARGS)
 
 test-shown: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(PYTEST) $(SHOWN) $(PYTEST_ARGS)
 
 # All but the numerics, in one session: what a case compiles, the next of its file finds.
 test-rest: $(VENV)/.dev-installed
-	QUICK_COMPILE=1 RANDOM_MODELS=100 $(PYTEST) $(REST) $(PYTEST_ARGS)
+	QUICK_COMPILE=1 RANDOM_MODELS=$(RANDOM_MODELS) $(PYTEST) $(REST) $(PYTEST_ARGS)
 
 # Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
 mutants: $(VENV)/.dev-installed
@@ -61,6 +63,10 @@ test-all: test-numerics test-rest test-newer
 test-newer:
 	@if test -n "$(NEWER_PYTHON)"; then $(MAKE) test VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"; \
 	else echo "No Python 3.12 or newer was found: name one with NEWER_PYTHON=..."; fi
+
+# Without a newer Python there is nothing to make.
+newer-environment:
+	@test -z "$(NEWER_PYTHON)" || $(MAKE) --no-print-directory $(NEWER_VENV)/.dev-installed VENV=$(NEWER_VENV) PYTHON="$(NEWER_PYTHON)"
 
 test-newer-short:
 	@$(MAKE) --no-print-directory test-newer PYTEST_ARGS="$(SHORT_TESTS)"

@@ -3,6 +3,7 @@
 ``make test`` runs what bears none of the three marks given here; CI runs the rest, too.
 """
 
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -41,9 +42,7 @@ MANY_PROGRAMS = (
     *("tests/mcmc/test_adaptation.py", "tests/mcmc/test_gibbs.py", "tests/mcmc/test_joint_distribution.py"),
     *("tests/mcmc/test_joint_network.py", "tests/mcmc/test_moments.py", "tests/mcmc/test_reference.py"),
     *("tests/mcmc/test_rounding.py", "tests/mcmc/test_trajectories.py", "tests/mcmc/test_whitening.py"),
-    *("tests/readout", "tests/surrogates/test_surrogate_targets.py", "tests/test_exact_laws.py"),
-    *("tests/wide_limit/test_limit_empirical.py", "tests/wide_limit/test_limit_kernels.py"),
-    *("tests/wide_limit/test_network_kernels.py", "tests/wide_limit/test_random_features.py"),
+    *("tests/readout", "tests/surrogates", "tests/test_exact_laws.py", "tests/wide_limit"),
 )
 # What is shown to users, with a process or a chain of its own: pages, notebook, docstrings, examples, studies.
 SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.py")
@@ -51,6 +50,8 @@ SHOWN = ("docs", "numpyro_wide", "tests/test_examples.py", "tests/test_studies.p
 LONGEST = ("tests/test_studies.py", "tests/mcmc/test_peer_targets.py", "tests/readout/test_random_models.py")
 # Of a test of these rooms over several cases, `make test` runs one in so many.
 STRIDE = 6
+# Of a test over so many cases or more CI runs every other one.
+LARGE = 4
 
 MARKS = (
     "numerics: compiled as users compile, by make test-numerics",
@@ -76,7 +77,7 @@ def part_of(item: pytest.Item) -> str | None:
     turn = turn_of(item)
     is_long = is_in(path, LONG)
     place = len(item.name) if turn is None else turn
-    is_alike = is_in(path, MANY_PROGRAMS) and place % STRIDE != 0
+    is_alike = is_in(path, MANY_PROGRAMS) and place % STRIDE != STRIDE // 2
     left_out = "long" if is_long or is_alike else "numerics"
     if item.get_closest_marker("slow") is not None:
         return left_out
@@ -85,6 +86,18 @@ def part_of(item: pytest.Item) -> str | None:
     if is_in(path, NUMERICS):
         return None if turn == 1 else left_out
     return "long" if is_long and turn not in (None, 1) else None
+
+
+def every_other(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return half of the cases of numerical and long tests over `LARGE` or more, none of them of ``make test``."""
+    tables = Counter(item.nodeid.split("[")[0] for item in items)
+    return [
+        item
+        for item in items
+        if part_of(item) in ("numerics", "long")
+        and tables[item.nodeid.split("[")[0]] >= LARGE
+        and turn_of(item) in range(0, STRIDE, 2)
+    ]
 
 
 def turn_of(item: pytest.Item) -> int | None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_contributing_has_the_commands_that_ci_runs():
         assert re.search(rf"^{re.escape(command)}\b", contributing, re.M), f"CONTRIBUTING.md does not show {command!r}"
 
 
-def test_every_case_is_in_one_part_and_run_once_by_ci():
+def test_every_case_is_in_one_part_that_ci_runs_once():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     selections = dict(re.findall(r'^([A-Z]+) := -m "(.*)"$', makefile, re.M))
     others = [mark.split(":")[0] for mark in schedule.MARKS if not mark.startswith("slow")]
@@ -93,6 +93,25 @@ def test_every_case_is_in_one_part_and_run_once_by_ci():
         selected = [name for name, marks in selections.items() if eval(marks, {m: m == mark for m in others})]
         assert [name for name in selected if name != "REST"] == [mark.upper() or "QUICK"]
         assert sum(target in run_by_ci for name in selected for target in targets[name]) == 1
+
+
+def test_ci_runs_every_other_case_of_large_tables():
+    def table(path, size):
+        return [
+            SimpleNamespace(
+                nodeid=f"{path}::test[{place}]",
+                path=ROOT / path,
+                get_closest_marker=lambda _: None,
+                callspec=SimpleNamespace(indices={"place": place}),
+                iter_markers=lambda _: [],
+            )
+            for place in range(size)
+        ]
+
+    large = table("tests/nn/test_scales.py", 6)
+    assert schedule.every_other(large) == large[::2]
+    for path, size in (("tests/nn/test_scales.py", 3), ("tests/test_studies.py", 6), ("tests/nn/test_nn_errors.py", 6)):
+        assert not schedule.every_other(table(path, size))
 
 
 def test_the_schedule_names_rooms_and_files_that_exist():

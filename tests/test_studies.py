@@ -31,7 +31,7 @@ TINY = {
     "exact_laws.py": "--repetitions 2 --networks 1 --kernels pCN --num-chains 4 --num-warmup 20 --num-samples 100",
     "uci.py": "--models NNGP '1 x 50, collapsed' '1 x 50, mean field' --num-chains 2 --num-warmup 5 --num-samples 5 "
     "--num-steps 5",
-    "duel.py": "--models ours 'ours, noise by row, cube roots' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
+    "duel.py": "--models 'ours, noise by row, cube roots' GP --num-chains 2 --num-adam 5 --gradients 60 --width 4",
     "estimator.py": "--gaps 1 --time-budget 5",
     "classes.py": "--tables wine --models boosting 'label regression' estimator 'network, microcanonical' "
     "'network, blocks' 'network, surrogate' 'network, surrogate by class' 'network, surrogate of a pilot' "

@@ -159,7 +159,7 @@ def test_repriorised_classes_with_a_constrained_site_by_quadrature():
     ],
 )
 def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, method):
-    num, (model, args, truth) = 25, case()
+    num, (model, args, truth) = 16, case()
     target = _chains.Target(model, args, {})  # whose model is traced once
     monkeypatch.setattr("numpyro_wide.evidence._model_evidence.Target", lambda *_: target)
     found = [model_evidence(jax.random.key(seed), model, *args, method=method) for seed in range(num)]

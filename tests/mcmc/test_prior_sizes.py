@@ -60,7 +60,7 @@ def same(model):
 
 
 def start(kernel, model):
-    MCMC(kernel(model), num_warmup=1, num_samples=1).run(KEY, X, Y)
+    kernel(model).init(KEY, 1, None, (X, Y), {})
 
 
 # NUTS sees a model of one's own only where it is wrapped by `collapse_readout`.
