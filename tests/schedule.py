@@ -1,6 +1,6 @@
 """Division of the suite into four parts, each of which has the cases that no other has.
 
-``make test`` runs what bears none of the three marks given here; CI runs the rest, too.
+``make test`` runs what bears none of the three marks given here; CI runs the rest, too, but for half of large tables.
 """
 
 from collections import Counter
