@@ -49,6 +49,12 @@ def test_without_warmup_the_step_size_that_is_given_decides():
         assert np.all(num_grad == (round((MANY + 1) / PARTS) if expected else MANY))
 
 
+def test_a_short_step_that_is_given_cuts_nothing_on_the_way():
+    _, num_grad = chains(NEAR, 40, 5, lambda s: s.num_grad, step_size=2.0 / (MANY + 1), adapt_step_size=False)
+    assert np.all(num_grad[:30] == MANY + 1)
+    assert np.all(num_grad[30:] == round((MANY + 1) / PARTS))
+
+
 @pytest.mark.parametrize("settings", [{"persistence": 0.0}, {"num_steps": 30}])
 def test_who_names_a_persistence_or_a_number_of_rotations_has_them(settings):
     last, num_grad = chains(STIFF, 60, 10, lambda s: s.num_grad, **settings)
