@@ -887,6 +887,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "wide_limit/test_evidence_fit.py::test_value_and_gradient_by_tiles",
         ),
         (
+            "wide_limit.fit: kernels of two sets below the diagonal alone",
+            "slices[1][: i + 1] if x2 is None else slices[1]:",
+            "slices[1][: i + 1]:",
+            "wide_limit/test_evidence_fit.py::test_kernels_by_tiles_are_those_of_the_network",
+        ),
+        (
             "wide_limit.fit: mean squares left out of the gradient by the inputs' scales",
             "by_product[rows, rows] += np.diag(square1)",
             "pass",

@@ -71,7 +71,7 @@ def decide(
     fit, num_fitted = fit_scales(x, y, depth, clock, random, report)
     clock.begin("leave-one-out log densities of the limit")
     limit = LimitPosterior(fit)
-    gram = limit.kernel(fit.inputs)
+    gram = fit.nngp(fit.inputs)
     num_known = len(fit.inputs)
     rows = np.unique(np.linspace(0, num_known - 1, min(num_known, _MOST_SCORED)).astype(int))
     inputs, targets = fit.inputs[rows], fit.targets.reshape(len(fit.inputs), -1)[rows]

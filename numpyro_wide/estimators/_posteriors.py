@@ -22,8 +22,7 @@ from numpyro_wide.nn._models import NoiseNetwork, bnn
 from numpyro_wide.nn._networks import FCN
 from numpyro_wide.readout._collapse import collapse_readout
 from numpyro_wide.readout._predictive import ReadoutPredictive
-from numpyro_wide.wide_limit._gp import Conditioned, gp_posterior
-from numpyro_wide.wide_limit._kernels import fcn_kernel
+from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 SPREAD = 0.5  # prior deviation of log scales and noise
@@ -77,12 +76,6 @@ class LimitPosterior:
         mean = mean.reshape(1, len(x), -1)
         return mean, np.broadcast_to(variance[:, None], mean.shape), np.full(mean.shape, self.fit.noise_scale**2)
 
-    def kernel(self, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
-        """Return the prior covariance between x1 (n1, d) and x2 (n2, d), x1 by default."""
-        fit = self.fit
-        with double_precision():
-            return np.array(fcn_kernel(fit.depth, fit.activation, **fit.scales)(x1, x2)[0])
-
     def predicted(self, gram: np.ndarray, known: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return means at rows of the fit from known rows of it alone, by indices, from the kernel of all."""
         process = Conditioned(gram[np.ix_(known, known)], self.fit.targets[known], self.fit.noise_scale**2)
@@ -96,11 +89,9 @@ class LimitPosterior:
 
     def covariance(self, x: np.ndarray) -> np.ndarray:
         """Return the covariance between rows of x (m, d), (m, m, k)."""
-        inputs, targets = self.fit.inputs, self.fit.targets.reshape(len(self.fit.inputs), -1)
-        kernels = self.kernel(inputs), self.kernel(x, inputs), self.kernel(x)
-        with double_precision():
-            _, found = gp_posterior(*kernels, targets, self.fit.noise_scale)
-        return np.repeat(np.asarray(found)[:, :, None], targets.shape[1], axis=2)
+        (process,) = self.fit.processes
+        found = process.covariance(self.fit.nngp(x, self.fit.inputs), self.fit.nngp(x))
+        return np.repeat(found[:, :, None], process.targets.shape[1], axis=2)
 
 
 class Network(NamedTuple):

@@ -139,7 +139,7 @@ def _left_out(x: np.ndarray, y: np.ndarray, scale: TargetScale) -> tuple[np.ndar
     by_column = x.shape[1] > 1
     found = fit(x, z, input_scale=by_column, num_restarts=1, num_rows=len(x), progress_bar=False)
     limit = LimitPosterior(found)
-    left_out = limit.left_out(limit.kernel(x))
+    left_out = limit.left_out(found.nngp(x))
     by_row = left_out.log_density(z.reshape(len(z), -1)) + scale.log_slope(y)
     errors = scale.moments(left_out)[0] - y.reshape(len(y), -1)
     return by_row, float(np.sqrt(np.mean(errors**2)))

@@ -124,6 +124,11 @@ class Conditioned:
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)
         return self.mean(cross), np.maximum(prior - explained, 0.0)
 
+    def covariance(self, cross: np.ndarray, prior: np.ndarray) -> np.ndarray:
+        """Return covariances (m, m) from those with the known rows (m, n) and prior ones (m, m)."""
+        explained, _ = lapack.dtrtrs(self._factor[0], cross.T, lower=1)
+        return prior - explained.T @ explained
+
     def log_evidence(self, size: float = 1.0) -> float:
         """Return the log density of the targets under the covariance times ``size`` squared."""
         num_rows, num_columns = self.targets.shape

@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 from numpyro_wide._checks import check_finite, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision
-from numpyro_wide.wide_limit._duals import Activation, activation_name
+from numpyro_wide.wide_limit._duals import Activation, activation_name, warn_of_truncation
 from numpyro_wide.wide_limit._gp import Conditioned
-from numpyro_wide.wide_limit._kernels import fcn_kernel, kernel
+from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
-from numpyro_wide.wide_limit._scale_problem import IMAGE_BLOCK
+from numpyro_wide.wide_limit._scale_problem import IMAGE_BLOCK, nngp_by_tiles
 
 _BLOCK = 512  # rows predicted at a time
 
@@ -102,7 +102,7 @@ class WideLimitFit:
         given = [*known, *["with_noise"] * with_noise]
         refuse_foreign(given, [*by_row, *["with_noise"] * is_normal], self.likelihood)
         if self.calibration is not None:
-            (process,) = self._processes
+            (process,) = self.processes
             means = [process.mean(cross) for _, cross in self._blocks(x_new)]
             return self.calibration(np.concatenate(means))
         shape = (len(x_new), *self.targets.shape[1:])
@@ -126,7 +126,7 @@ class WideLimitFit:
                 "a normal likelihood needs no surrogate; give repriorise the noise_scale. Of logits of classes, fit "
                 "with labels='logits'."
             )
-        return self._observations.surrogate(self._covariance(self.inputs))
+        return self._observations.surrogate(self.nngp(self.inputs))
 
     @property
     def _observations(self) -> Observations:
@@ -136,20 +136,20 @@ class WideLimitFit:
         """Return mean, (m, c), and variance, (m,), of each process."""
         parts = []
         for rows, cross in self._blocks(x_new):
-            prior = np.diagonal(self._covariance(rows))
-            parts.append([process.moments(cross, prior) for process in self._processes])
+            prior = np.diagonal(self.nngp(rows))
+            parts.append([process.moments(cross, prior) for process in self.processes])
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *parts)
 
     def _blocks(self, x_new: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield new inputs, some at a time, and their covariances with the rows of the fit."""
         for start in range(0, len(x_new), _BLOCK):
             rows = x_new[start : start + _BLOCK]
-            yield rows, self._covariance(rows, self.inputs)
+            yield rows, self.nngp(rows, self.inputs)
 
     @cached_property
-    def _processes(self) -> list[Conditioned]:
+    def processes(self) -> list[Conditioned]:
         """The processes given targets or codes, or the fitted Gaussian likelihoods."""
-        gram = self._covariance(self.inputs)
+        gram = self.nngp(self.inputs)
         if self.noise_scale is None:
             return self._observations.processes(gram)
         columns = self.targets.reshape(len(gram), -1) if self.codes is None else self.codes
@@ -165,9 +165,11 @@ class WideLimitFit:
             raise ValueError("there are no rows to predict for: x_new is empty.")
         return x_new
 
-    def _covariance(self, *x: np.ndarray) -> np.ndarray:
-        """Return the NNGP kernel of one or two sets of inputs."""
+    def nngp(self, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+        """Compute the prior covariance of function values at x1 (n1, ...) and x2 (n2, ...), x1 by default."""
         with double_precision():
             if self.network is None:
-                return np.asarray(fcn_kernel(self.depth, self.activation, **self.scales)(*x)[0])
-            return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(*x))
+                found, error = nngp_by_tiles(self.activation, self.scales, x1, x2)
+                warn_of_truncation(error)
+                return found
+            return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(x1, x2))

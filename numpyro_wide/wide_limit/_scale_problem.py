@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -95,12 +95,7 @@ class ScaleProblem:
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
             return np.array(kernel(bare, block_size=IMAGE_BLOCK).nngp(self.inputs))
-        products, size = self._products(scales), len(self.inputs)
-        tiles = [(*tile[:2], list(self._through(scales, *tile))[-1]) for tile in _tiles(products)]
-        found = np.empty_like(products)
-        for rows, columns, (_, _, product) in tiles:  # computed together
-            found[rows, columns], found[columns, rows] = product, np.asarray(product).T
-        return scales["readout_w_std"] ** 2 * found[:size, :size]
+        return nngp_by_tiles(self.activation, scales, self.inputs)[0]
 
     def covariance(self, logarithms: np.ndarray) -> np.ndarray:
         """Return the kernel with the noise, where that is fitted."""
@@ -145,36 +140,18 @@ class ScaleProblem:
         """Return the columns of a table that name the architecture."""
         return {"activation": self.activation, "depth": self.depth, "input_scale": "input_scale" in self.medians}
 
-    def _products(self, scales: dict[str, Any]) -> np.ndarray:
-        """Return the mean products of the scaled inputs, filled up to whole tiles."""
-        x = self._filled * scales.get("input_scale", 1.0)
-        return x @ x.T / x.shape[1]
-
-    @cached_property
-    def _filled(self) -> np.ndarray:
-        """The inputs, and the first one again and again, up to whole tiles."""
-        missing = -len(self.inputs) % _TILE
-        return np.concatenate([self.inputs, np.repeat(self.inputs[:1], missing, axis=0)])
-
-    def _through(self, scales: dict[str, Any], rows: slice, columns: slice, units: "_Units") -> Iterator["_Units"]:
-        """Yield a tile's units before each layer, and after the last."""
-        yield units
-        for w_std in scales["w_std"]:
-            units = _tile_layer(self.activation, units, rows == columns, w_std, scales["b_std"])
-            yield units
-
     def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
         """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
-        products, readout, size = self._products(scales), scales["readout_w_std"], len(self.inputs)
-        weights, nothing = np.zeros_like(products), np.zeros(_TILE)
+        readout, size, filled = scales["readout_w_std"], len(self.inputs), _filled(self.inputs)
+        weights, nothing = np.zeros((len(filled), len(filled))), np.zeros(_TILE)
         weights[:size, :size] = readout**2 * slope
         parts = []
-        for rows, columns, units in _tiles(products):
+        for rows, columns, units in _tiles(scales, self.inputs):
             times = 1 if rows == columns else 2  # two tiles off the diagonal
-            after: Any = (nothing, nothing, times * weights[rows, columns])
-            layers = list(zip(scales["w_std"], self._through(scales, rows, columns, units), strict=False))
+            after: Any = (nothing, nothing, times * weights[rows, columns], np.zeros(()))
+            through = _through(self.activation, scales, units, rows == columns)
             by_layer: list[Array] = []
-            for w_std, before in reversed(layers):
+            for w_std, before in reversed(list(zip(scales["w_std"], through, strict=False))):
                 args = before, rows == columns, w_std, scales["b_std"], after
                 after, numbers = _tile_layer_slope(self.activation, *args)
                 by_layer.insert(0, numbers)
@@ -183,36 +160,73 @@ class ScaleProblem:
         by_w_std, by_b_std, total = by_scale.T
         found = {"w_std": by_w_std, "b_std": np.sum(by_b_std), "readout_w_std": 2 * total[-1] / readout}
         if "input_scale" in scales:
-            by_product = np.zeros_like(products)
-            for rows, columns, (square1, square2, product), _ in parts:
-                by_product[rows, columns] += product
+            by_product = np.zeros_like(weights)
+            for rows, columns, (square1, square2, product, _), _ in parts:
+                by_product[rows, columns] += np.asarray(product)
                 by_product[rows, rows] += np.diag(square1)
                 by_product[columns, columns] += np.diag(square2)
-            each = np.sum(self._filled * (by_product @ self._filled), axis=0)
+            each = np.sum(filled * (by_product @ filled), axis=0)
             found["input_scale"] = 2 * scales["input_scale"] * each / self.inputs.shape[1]
         return found
 
 
-_Units = tuple[Any, Any, Any]  # mean squares of rows and columns, covariances
+# Mean squares of rows and columns, covariances, and the share that a series leaves out.
+_Units = tuple[Any, Any, Any, Any]
 
 
-def _tiles(products: np.ndarray) -> Iterator[tuple[slice, slice, _Units]]:
-    """Yield rows, columns and units of tiles on and below the diagonal."""
-    squares = np.diagonal(products)
-    slices = [slice(start, start + _TILE) for start in range(0, len(products), _TILE)]
-    for i, rows in enumerate(slices):
-        for columns in slices[: i + 1]:
-            yield rows, columns, (squares[rows], squares[columns], products[rows, columns])
+def nngp_by_tiles(
+    activation: Activation, scales: dict[str, Any], x1: np.ndarray, x2: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
+    """Return a fully connected network's NNGP kernel, (n1, n2), and its error; all data have the same small program."""
+    tiles = [
+        (rows, columns, list(_through(activation, scales, units, x2 is None and rows == columns))[-1])
+        for rows, columns, units in _tiles(scales, x1, x2)
+    ]
+    others = x1 if x2 is None else x2
+    found, largest = np.empty([len(x) + -len(x) % _TILE for x in (x1, others)]), 0.0
+    for rows, columns, (_, _, product, error) in tiles:  # computed together
+        found[rows, columns] = product
+        if x2 is None:
+            found[columns, rows] = np.asarray(product).T
+        largest = max(largest, float(error))
+    return scales["readout_w_std"] ** 2 * found[: len(x1), : len(others)], largest
+
+
+def _tiles(
+    scales: dict[str, Any], x1: np.ndarray, x2: np.ndarray | None = None
+) -> Iterator[tuple[slice, slice, _Units]]:
+    """Yield rows, columns and units before the first layer of tiles; of one set those on and below the diagonal."""
+    first, last = (_filled(x1 if x is None else x) * scales.get("input_scale", 1.0) for x in (x1, x2))
+    products = first @ last.T / first.shape[1]
+    squares, others = (np.mean(x**2, axis=1) for x in (first, last))
+    slices = [[slice(start, start + _TILE) for start in range(0, size, _TILE)] for size in products.shape]
+    for i, rows in enumerate(slices[0]):
+        for columns in slices[1][: i + 1] if x2 is None else slices[1]:
+            yield rows, columns, (squares[rows], others[columns], products[rows, columns], np.zeros(()))
+
+
+def _filled(x: np.ndarray) -> np.ndarray:
+    """Return rows, and the first one again and again, up to whole tiles."""
+    return np.concatenate([x, np.repeat(x[:1], -len(x) % _TILE, axis=0)])
+
+
+def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
+    """Yield a tile's units before each layer, and after the last."""
+    yield units
+    b_std = np.asarray(scales["b_std"], float)  # a number of Python's would be another program
+    for w_std in scales["w_std"]:
+        units = _tile_layer(activation, units, is_on_diagonal, w_std, b_std)
+        yield units
 
 
 @partial(jax.jit, static_argnums=0)
 def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
     """Return the units after a layer; compiled once for all depths and data."""
-    square1, square2, product = map(jnp.asarray, units)
+    square1, square2, product, error = map(jnp.asarray, units)
     same = is_on_diagonal & jnp.eye(_TILE, dtype=bool)
-    zero = jnp.zeros((), product.dtype)
-    found = LayerKernels(square1, square2, product, zero, None, same, zero).dense(w_std, b_std).activate(activation)
-    return found.square1, found.square2, found.product
+    before = LayerKernels(square1, square2, product, jnp.zeros_like(error), None, same, error)
+    found = before.dense(w_std, b_std).activate(activation)
+    return found.square1, found.square2, found.product, found.error
 
 
 @partial(jax.jit, static_argnums=0)

@@ -26,7 +26,7 @@ from numpyro_wide.estimators._chains import (
     weigh,
 )
 from numpyro_wide.estimators._policy import needs_double
-from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, collapsed
+from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collapsed
 from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
@@ -209,7 +209,7 @@ def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_dou
     scales = SCALES | {"readout_w_std": readout_w_std}
     noise = scales.pop("noise")
     fit = WideLimitFit("relu", 1, 0.0, noise, scales, {}, [], X, Y)
-    prior_variance = np.mean(np.diagonal(LimitPosterior(fit).kernel(X)))
+    prior_variance = np.mean(np.diagonal(fit.nngp(X)))
     found, reason = needs_double(noise, prior_variance, len(X))
     assert found is is_double and f"float{64 if is_double else 32} (noise 0.3 is " in reason
     assert needs_double(0.01, 0.0, len(X)) == (True, "float64 (noise 0.01 is below 0.02)")  # whatever the features

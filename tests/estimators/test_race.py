@@ -176,7 +176,7 @@ def with_limit(noise_scale, optima, monkeypatch, long_run=np.inf):
     monkeypatch.setattr(_race, "race", lambda *_: [optima])
     report = Report("race")
     with Clock(1e6) as clock:
-        found = _race.with_limit(limit, limit.kernel(X), None, clock, np.random.RandomState(0), report, long_run)
+        found = _race.with_limit(limit, limit.fit.nngp(X), None, clock, np.random.RandomState(0), report, long_run)
     return limit, found, str(report)
 
 

@@ -94,7 +94,7 @@ def test_the_limit_is_the_gaussian_process_that_scikit_learn_computes(limit):
 def test_leave_one_out_is_a_fit_without_the_row(limit):
     fit = limit.fit_
     found = loo.of_regression(limit._posterior.function(fit.inputs), fit.targets[:, None]).by_row
-    others = limit._posterior.left_out(limit._posterior.kernel(fit.inputs))
+    others = limit._posterior.left_out(fit.nngp(fit.inputs))
     np.testing.assert_allclose(others.by_draw(fit.targets[:, None])[0], found, rtol=1e-6)
     with double_precision():
         covariance = np.array(wide_limit.fcn_kernel(fit.depth, fit.activation, **fit.scales)(fit.inputs)[0])

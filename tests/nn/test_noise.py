@@ -241,7 +241,7 @@ def test_known_noise_is_found_and_pays_what_theory_says():
     for growth in (10.0, 1.0):
         x, y, noise = noisy_sine(rng, 400, growth)
         constant_noise = np.sqrt(np.mean(noise**2))
-        x_test, y_test, noise_test = noisy_sine(rng, 3000, growth)
+        x_test, y_test, noise_test = noisy_sine(rng, 1500, growth)
         mcmc.run(KEY, x, y)
         predictive = ReadoutPredictive(model, mcmc.get_samples(), (x, y))
         found = predictive(KEY, grid[:, None].astype("f"))["noise_scale"]

@@ -18,7 +18,7 @@ from tests.readout.random_models import SPECS, VIOLATIONS, Oracle, build
 pytestmark = pytest.mark.usefixtures("x64")
 
 VARIANTS = st.sampled_from(("auto", "feature", "data", "data-cholesky"))
-# CI looks at 50 of each kind, `make test-long` at 100; RANDOM_MODELS=5000 looks at more.
+# CI looks at 40 of each kind, `make test-long` at 100; RANDOM_MODELS=5000 looks at more.
 MANY = settings(
     max_examples=int(os.environ.get("RANDOM_MODELS", "8")),
     deadline=None,

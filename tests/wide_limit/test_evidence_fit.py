@@ -64,6 +64,23 @@ def test_the_evidence_is_that_of_the_fitted_kernel(found):
     np.testing.assert_allclose(nngp, erf_kernel(X, X, found.scales), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (128, 3), (300, 130)], ids=str)
+@pytest.mark.parametrize(("activation", "depth"), [("erf", 1), ("relu", 3), ("tanh", 2)])
+def test_kernels_by_tiles_are_those_of_the_network(found, activation, depth, sizes, x64):
+    scales = {**found.scales, "w_std": np.linspace(0.5, 1.0, depth)}
+    other = replace(found, activation=activation, depth=depth, scales=scales)
+    x1, x2 = (RNG.normal(size=(size, 2)) for size in sizes)
+    kernel = fcn_kernel(depth, activation, **scales)
+    np.testing.assert_allclose(other.nngp(x1), kernel(x1)[0], rtol=1e-10)
+    np.testing.assert_allclose(other.nngp(x1, x2), kernel(x1, x2)[0], rtol=1e-10)
+
+
+def test_a_series_that_leaves_out_much_is_told_with_predictions(found):
+    other = replace(found, activation="tanh", scales={**found.scales, "w_std": np.array([20.0])})
+    with pytest.warns(UserWarning, match="Hermite series leaves out"):
+        other.nngp(X, X_NEW)
+
+
 PLACES = [("w_std", 0), ("b_std", 0), ("readout_w_std", 0), ("noise_scale", 0), ("input_scale", 0), ("input_scale", 1)]
 
 
