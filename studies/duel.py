@@ -10,10 +10,10 @@ has sklearn-contrib-bde, that package's row is left out.
 
     python studies/duel.py --folder path/to/uci --bde-python path/to/environment/bin/python --seeds 3
 
-Three lines beside their rivals at about equal core seconds, on seven tables:
+Three lines beside their rivals at about equal core seconds, on seven tables; bde's 140 took 300 on a slow core:
 
-    python studies/duel.py --folder path/to/uci --bde-python path/to/environment/bin/python --stem minute \
-        --sets airfoil kin8nm concrete bike energy yacht power --rows 4000 --time-budget 60 --bde-seconds 60 \
+    python studies/duel.py --folder path/to/uci --bde-python path/to/environment/bin/python --stem minutes \
+        --sets airfoil concrete kin8nm bike energy yacht power --rows 4000 --time-budget 300 --bde-seconds 140 \
         --models estimator "bde, run here" "gradient boosting" GP
 """
 
