@@ -196,7 +196,9 @@ def _tiles(
     scales: dict[str, Any], x1: np.ndarray, x2: np.ndarray | None = None
 ) -> Iterator[tuple[slice, slice, _Units]]:
     """Yield rows, columns and units before the first layer of tiles; of one set those on and below the diagonal."""
-    first, last = (_filled(x1 if x is None else x) * scales.get("input_scale", 1.0) for x in (x1, x2))
+    input_scale = scales.get("input_scale", 1.0)
+    first = _filled(x1) * input_scale
+    last = first if x2 is None else _filled(x2) * input_scale
     products = first @ last.T / first.shape[1]
     squares, others = (np.mean(x**2, axis=1) for x in (first, last))
     slices = [[slice(start, start + _TILE) for start in range(0, size, _TILE)] for size in products.shape]
