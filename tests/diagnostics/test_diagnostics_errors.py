@@ -1,8 +1,6 @@
 """What scores and statistics of draws refuse, and what users are told; mistakes with runs stand with those runs."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +26,7 @@ from numpyro_wide.diagnostics import (
     rhat_squared,
     rmse,
 )
+from tests.mistakes import Case
 
 KEY = jax.random.key(0)
 Y, MEAN, VARIANCE = np.zeros(4), np.zeros((3, 4)), np.ones((3, 4))
@@ -42,15 +41,6 @@ def binary(*largest):
     """Two classes, the first the more probable, with these probabilities."""
     p = np.array(largest)
     return np.stack([p, 1 - p], -1)
-
-
-class Case(NamedTuple):
-    """A mistake, and what the user is told."""
-
-    name: str
-    call: Callable[[], Any]
-    message: str
-    error: type[Exception] = ValueError
 
 
 SCORE_MISTAKES = [
@@ -180,5 +170,4 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_mistakes(case):
-    with pytest.raises(case.error, match=case.message):
-        case.call()
+    case.check()

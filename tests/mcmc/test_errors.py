@@ -1,8 +1,5 @@
 """What users are told when a kernel cannot work with what they pass."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +14,7 @@ from numpyro_wide.mcmc import (
     UnderdampedLangevin,
 )
 from tests.mcmc.cases import KERNELS, regression, regression_data
+from tests.mistakes import Case
 
 KEY = jax.random.key(0)
 
@@ -70,15 +68,6 @@ def test_first_positions_that_do_not_fit_the_model_are_refused(given, error, mes
     kernel.init(KEY, 0, good, regression_data())
     with pytest.raises(ValueError, match=r"weights': \(2, 2\)"):
         kernel.init(jax.random.split(KEY), 0, good, regression_data())
-
-
-class Case(NamedTuple):
-    """A mistake, and what the user is told."""
-
-    name: str
-    call: Callable[[], Any]
-    message: str
-    error: type[Exception] = ValueError
 
 
 CASES = [
@@ -186,8 +175,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_mistakes_with_single_kernels(case):
-    with pytest.raises(case.error, match=case.message):
-        case.call()
+    case.check()
 
 
 def test_whole_numbers_of_numpy_are_numbers_of_rotations():

@@ -1,8 +1,5 @@
 """Every mistake has a message that says what was expected, what came and how to mend it."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +21,7 @@ from numpyro_wide import (
 )
 from numpyro_wide import linear_gaussian as lg
 from numpyro_wide.nn import FCN, bnn
+from tests.mistakes import Case
 from tests.models import linear
 
 KEY, DATA = jax.random.key(0), (jnp.eye(3), jnp.ones(3))
@@ -162,15 +160,6 @@ def draws_of_a_guide(*after_model_and_guide, params=None):
 
 def limit_draws(*after_model):
     return wide_limit_draws(KEY, repriorise(linear(), **ARGUMENTS), *after_model)
-
-
-class Case(NamedTuple):
-    """A mistake, and what the user is told."""
-
-    name: str
-    call: Callable[[], Any]
-    message: str
-    error: type[Exception] = ValueError
 
 
 CASES = [
@@ -550,8 +539,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_mistakes(case):
-    with pytest.raises(case.error, match=case.message):
-        case.call()
+    case.check()
 
 
 def test_what_is_allowed_beside_the_mistakes():
