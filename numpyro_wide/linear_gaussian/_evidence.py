@@ -123,14 +123,18 @@ class Standardised(NamedTuple):
         r"""$\|\Psi\|_F^2$, scalar, or (k,) for features by output."""
         return jnp.sum(self.features**2, axis=(-2, -1))
 
+    @property
+    def rounding(self) -> Array:
+        r"""Rounding of the Gram matrix, $\epsilon \|\Psi\|_F^2$."""
+        return jnp.finfo(self.features.dtype).eps * self.squared_norm
+
     def resolved(self) -> "Standardised":
-        """Return NaN for a noise variance below the Gram matrix's rounding."""
-        return self._replace(regulariser=above_rounding(self.regulariser, self.squared_norm))
+        """Return NaN for a noise variance below the Gram matrix's rounding: moments, unlike the evidence, are lost."""
+        return self._replace(regulariser=jnp.where(self.regulariser < self.rounding, jnp.nan, self.regulariser))
 
     def representable(self) -> "Standardised":
         """Raise the regulariser to the Gram matrix's rounding."""
-        floor = jnp.finfo(self.features.dtype).eps * self.squared_norm
-        return self._replace(regulariser=jnp.maximum(self.regulariser, floor))
+        return self._replace(regulariser=jnp.maximum(self.regulariser, self.rounding))
 
     def sum_over_outputs(self, core: Callable[..., Array], variant: str) -> Array:
         """Return a sum of ``core(features, targets, regulariser, variant)``."""

@@ -208,7 +208,7 @@ class ReadoutProblem(ReadoutShapes):
 
     def posterior(self) -> tuple[Array, Array]:
         """Return the readout's posterior mean and covariance; see :func:`readout_posterior`."""
-        standard = self.exact()._standardised()
+        standard = self.exact()._standardised().resolved()
         mean, covariance = standard.for_each_output(posterior_moments)
         mean = self._prior_loc() + self._prior_scale() * mean.reshape(self.readout_shape)
         # Outputs with one covariance have one row of scales.

@@ -144,6 +144,7 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
     problem = lg.ReadoutProblem.of(features, targets, 1.0, variant=variant)
     assert np.isnan(problem.draw(phi)).all()
     assert all(np.isnan(part).all() for part in problem.predict(features))
+    assert all(np.isnan(part).all() for part in problem.posterior())
     assert np.isfinite(lg.readout_map(features, targets, phi, 1.0, variant=variant)[0]).all()
     # A tenth of the norm's rounding is the border: just above it digits are lost, not the whole number.
     small = np.float32(1e-15) * features
