@@ -101,8 +101,11 @@ class RunSummary:
         return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
     def _worst(self) -> tuple[float, float]:
-        """Return the largest R-hat and the least ESS of function and sites; NaN if none is known."""
-        found: list[Any] = [*self.sites.values(), *filter(None, [self.function])]
+        """Return the largest R-hat and the least ESS that the verdict goes by; NaN if none is known."""
+        found: list[Any] = list(self.sites.values())
+        if self.function is not None:
+            # Units can trade places: their weights need not converge.
+            found = [self.function, *(site for name, site in self.sites.items() if "[" not in name)]
         rhats = np.hstack([np.nan, *(one.rhat for one in found)])
         sizes = np.hstack([np.nan, *(one.ess for one in found)])
         return float(np.fmax.reduce(rhats)), float(np.fmin.reduce(sizes))
@@ -187,7 +190,7 @@ def summary(
 
     Shown are sites of up to eight numbers, and the convergence of the *function* at the inputs of the fit, at up to 500
     evenly spaced entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
-    observed distribution's mean or class probabilities.
+    observed distribution's mean or class probabilities. The verdict is by the function and by sites of one number.
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.

@@ -208,7 +208,7 @@ def test_chains_that_stand_still_are_told_of():
 def test_the_last_line_is_a_verdict():
     draws = draws_of((2, 400))
     found = summary(stub(draws), COLLAPSED, X, Y)
-    sizes = [site.ess for site in found.sites.values()] + list(found.function.ess)
+    sizes = [found.sites["extra"].ess, *found.function.ess]
     assert found.is_converged and str(found).splitlines()[-1] == found.verdict
     assert found.verdict.startswith("converged: R-hat 1.0")
     assert found.verdict.endswith(f"least {min(sizes):.0f} effective samples of 800")
@@ -217,6 +217,10 @@ def test_the_last_line_is_a_verdict():
     largest = of_arviz(np.asarray(draws["extra"], float)[..., None])[0][0]
     assert not apart.is_converged and largest > 1.05
     assert f"not converged: R-hat {largest:.2f}, least" in str(apart) and "run longer" in apart._repr_html_()
+    draws = draws_of((2, 400))
+    draws["slopes"][1] += np.array([5.0, -5.0, 0.0], "f")  # of several numbers, as weights, and the same function
+    moved = summary(stub(draws), COLLAPSED, X, Y)
+    assert moved.sites["slopes[0]"].rhat > 1.5 and moved.is_converged
     few = summary(stub(draws_of((1, 40))), COLLAPSED, X, Y)
     assert "effective samples of 40; run longer" in few.verdict
     energy = np.linspace(200, 0, 400) + np.zeros((2, 1))
