@@ -19,7 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
 from numpyro.util import identity, is_prng_key, nested_attrgetter
 
-from numpyro_wide._checks import as_floats, is_known, is_tracing, listing
+from numpyro_wide._checks import as_floats, check_key, is_known, is_tracing, listing
 from numpyro_wide._compile import is_one_by_one, over_chains, program_of, run_program
 from numpyro_wide._traces import fixed_supports, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.machine import chains_sharding
@@ -419,6 +419,7 @@ class MetropolisKernel(MCMCKernel):
         ``init_params`` is the first position in unconstrained space, with the axis of the keys in front; a
         ``potential_fn`` needs it, a ``model`` finds its own. A block of ``Gibbs`` is given constrained values.
         """
+        check_key("rng_key", rng_key, "MCMC(...).run(rng_key, x, y)", several=True)
         single, has_parameters = is_prng_key(rng_key), False
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
 

@@ -155,18 +155,19 @@ class WideLimitFit:
         columns = self.targets.reshape(len(gram), -1) if self.codes is None else self.codes
         return [Conditioned(gram, columns, self.noise_scale**2)]
 
-    def checked_rows(self, x_new: ArrayLike) -> np.ndarray:
-        """Return new inputs in float64; refuse other columns, no rows, NaN and infinities."""
-        check_finite("x_new", x_new)
-        x_new, expected = np.asarray(x_new, float), self.inputs.shape[1:]
-        if x_new.shape[1:] != expected:
-            raise ValueError(f"x_new must have rows of shape {expected}, as in the fit, but has shape {x_new.shape}.")
-        if not len(x_new):
-            raise ValueError("there are no rows to predict for: x_new is empty.")
-        return x_new
+    def checked_rows(self, x: ArrayLike, name: str = "x_new") -> np.ndarray:
+        """Return inputs in float64; refuse other columns, no rows, NaN and infinities."""
+        check_finite(name, x)
+        x, expected = np.asarray(x, float), self.inputs.shape[1:]
+        if x.ndim != self.inputs.ndim or x.shape[1:] != expected:
+            raise ValueError(f"{name} must have rows of shape {expected}, as in the fit, but has shape {x.shape}.")
+        if not len(x):
+            raise ValueError(f"{name} must have at least one row, but is empty.")
+        return x
 
-    def nngp(self, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+    def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> np.ndarray:
         """Compute the prior covariance of function values at x1 (n1, ...) and x2 (n2, ...), x1 by default."""
+        x1, x2 = self.checked_rows(x1, "x1"), None if x2 is None else self.checked_rows(x2, "x2")
         with double_precision():
             if self.network is None:
                 found, error = nngp_by_tiles(self.activation, self.scales, x1, x2)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro.infer import MCMC
 from numpyro.util import nested_attrgetter
 
 from numpyro_wide.mcmc import (
@@ -71,6 +72,12 @@ def test_first_positions_that_do_not_fit_the_model_are_refused(given, error, mes
 
 
 CASES = [
+    Case(
+        "run: a number for the key",
+        lambda: MCMC(SplitHMC(regression), num_warmup=1, num_samples=1).run(0, *regression_data()),
+        r"rng_key must be a PRNG key, such as jax.random.key\(0\), but is an int",
+        TypeError,
+    ),
     Case(
         "extra_fields: those of NUTS",
         lambda: nested_attrgetter("num_steps")(first_state(SplitHMC, square, jnp.zeros(2))),

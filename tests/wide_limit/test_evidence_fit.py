@@ -75,6 +75,13 @@ def test_kernels_by_tiles_are_those_of_the_network(found, activation, depth, siz
     np.testing.assert_allclose(other.nngp(x1, x2), kernel(x1, x2)[0], rtol=1e-10)
 
 
+def test_kernels_of_single_precision_inputs_are_in_double(found):
+    by_column = {**found.scales, "input_scale": np.ones(2)}
+    for scales in (found.scales, by_column, {**found.scales, "input_scale": np.array(1.0)}):
+        other, single = replace(found, scales=scales), X.astype("f")
+        np.testing.assert_array_equal(other.nngp(single), other.nngp(single.astype(float)))
+
+
 def test_a_series_that_leaves_out_much_is_told_with_predictions(found):
     other = replace(found, activation="tanh", scales={**found.scales, "w_std": np.array([20.0])})
     with pytest.warns(UserWarning, match="Hermite series leaves out"):

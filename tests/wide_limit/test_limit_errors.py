@@ -407,7 +407,19 @@ CASES = [
     Case(
         "prediction: no rows to predict",
         lambda: fitted().predict(X[:0]),
-        "no rows to predict",
+        "x_new must have at least one row, but is empty",
+    ),
+    Case(
+        "kernel of a fit: other columns",
+        lambda: fitted().nngp(X, X[:, :1]),
+        r"x2 must have rows of shape \(2,\), as in the fit, but has shape \(40, 1\)",
+    ),
+    Case("kernel of a fit: one row", lambda: fitted().nngp(X[0]), r"x1 must have rows .* but has shape \(2,\)"),
+    Case("kernel of a fit: NaN", lambda: fitted().nngp(np.nan * X), "x1 .*NaN"),
+    Case(
+        "targets: no columns",
+        lambda: wide_limit.fit(X[:5], np.ones((5, 0))),
+        r"targets must have shape .* got \(5, 0\)",
     ),
     Case(
         "prediction: other columns",
