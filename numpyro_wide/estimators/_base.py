@@ -42,11 +42,21 @@ class Report:
         _logger.warning(line)
         self.sections.setdefault("Plan", []).append(line)
 
+    def fall_back(self, seconds: float, *, warns: bool, stacklevel: int) -> None:
+        """Tell that the seconds left pay for no finite network: to a user who asked for one, by a warning."""
+        line = f"{seconds:.0f} seconds are left, too few for a finite network: the limit predicts"
+        if not warns:
+            self.announce(line)
+            return
+        self.add("Plan", line)
+        mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
+        warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=stacklevel)
+
     def give_up(self, error: Exception) -> None:
         """Tell, also by a warning, that the finite network has failed."""
         line = f"the finite network was given up, and the limit predicts: {error}"
         self.add("Decision", line)
-        warnings.warn(line, UserWarning, stacklevel=3)
+        warnings.warn(line, UserWarning, stacklevel=4)  # the caller of the estimator's fit
 
     def __str__(self) -> str:
         lines = [self.title, "=" * len(self.title)]

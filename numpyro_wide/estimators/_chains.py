@@ -1,7 +1,6 @@
 """Chains within a budget of seconds."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -87,12 +86,7 @@ def run_chains(
         kept = _NUM_PROGRAMS * compiling + judging - _TOLERANCE * clock.budget
         affordable = _num_warmup(clock, measured, max(0.0, kept))
     if affordable < _FEWEST_STEPS:
-        allowed = f"{affordable} warmup steps of {_FEWEST_STEPS} at least"
-        line = f"the {clock.left:.0f} seconds left, for {allowed}, are too few for chains: the limit predicts"
-        report.announce(line)
-        if are_asked_for:
-            mend = "give a larger time_budget, or fewer units by hidden, such as (20,)."
-            warnings.warn(f"{line}; {mend}", UserWarning, stacklevel=2)
+        report.fall_back(clock.left, warns=are_asked_for, stacklevel=6)  # the caller of the estimator's fit
         return None
     starts_constant = network.by_row and affordable >= 2 * _FEWEST_OF_TWO
     num_warmup = _rounded(min(affordable // 2 if starts_constant else affordable, _NUM_WARMUP))

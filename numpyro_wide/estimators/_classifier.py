@@ -17,7 +17,7 @@ from numpyro_wide.estimators._policy import needs_double, without_copies
 from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks
 from numpyro_wide.machine import precision, set_blas_threads
 from numpyro_wide.wide_limit._fit import fit
-from numpyro_wide.wide_limit._label_regression import Calibration, of_every_class
+from numpyro_wide.wide_limit._label_regression import FEW_LABELS, Calibration, of_every_class
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 _MOST_KNOWN = 3000  # rows of limit and chains: a factorisation takes n³
@@ -187,7 +187,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
                 "Infinitely wide network",
                 "held out: mean log probability of a label given all others; the largest is chosen",
                 str(found),
-                f"predictions from {len(rows)} of {len(labels)} rows: {loo.average(np.asarray(found.held_out))}",
+                f"predictions from {len(rows)} of {len(labels)} rows; log probability of a label left out, of up to "
+                f"{FEW_LABELS} also of the choice: {loo.average(np.asarray(found.held_out))}",
             )
             fits.append((found, self._moments))
         limit, self._moments = max(fits, key=lambda one: float(np.mean(np.asarray(one[0].held_out))))

@@ -30,7 +30,7 @@ from numpyro_wide.estimators._race import WIDTH as RACE_WIDTH
 from numpyro_wide.estimators._targets import TargetScale, choose_scale
 from numpyro_wide.machine import double_precision, precision
 from numpyro_wide.readout._draws import wide_limit_draws
-from numpyro_wide.wide_limit._fit import fit
+from numpyro_wide.wide_limit._fit import MEND_FAR_ROWS, far_rows, fit
 from numpyro_wide.wide_limit._limit import WideLimitFit
 
 
@@ -73,9 +73,16 @@ def decide(
     limit = LimitPosterior(fit)
     gram = fit.nngp(fit.inputs)
     num_known = len(fit.inputs)
+    left_out, outputs = limit.left_out(gram), fit.targets.reshape(num_known, -1)
+    if far := far_rows(outputs, outputs - left_out.mean[0]):
+        row, column, _ = far[0]
+        target = scale.inverse(outputs if y.ndim > 1 else outputs[:, 0]).reshape(outputs.shape)[row, column]
+        line = f"{len(far)} of {num_known} targets, {target:.4g} the farthest, decide the noise and the scales"
+        report.add("Infinitely wide network", f"far from what the other rows predict: {line}")
+        warnings.warn(f"{line}. {MEND_FAR_ROWS}", UserWarning, stacklevel=3)
     rows = np.unique(np.linspace(0, num_known - 1, min(num_known, _MOST_SCORED)).astype(int))
-    inputs, targets = fit.inputs[rows], fit.targets.reshape(len(fit.inputs), -1)[rows]
-    left_out = Mixture(*(part[:, rows] for part in limit.left_out(gram)))
+    inputs, targets = fit.inputs[rows], outputs[rows]
+    left_out = Mixture(*(part[:, rows] for part in left_out))
     by_limit = loo.LeaveOneOut(left_out.by_draw(targets)[0])
     error = float(np.sqrt(np.mean((targets - left_out.mean[0]) ** 2)))
     report.add("Infinitely wide network", f"leave-one-out log density per row: {by_limit}, error {error:.4g}")
@@ -131,14 +138,20 @@ def decide(
         # Posterior, of few rows: weighted draws of the prior.
         if method == "weighted" or (method == "auto" and len(x) <= _MOST_WEIGHTED):
             clock.begin("weighted draws")
-            num_draws = int(np.clip(clock.left / (_GRADIENTS_A_DRAW * gradient), _LEAST_WEIGHTED, _NUM_WEIGHTED))
+            most = (clock.left - _COMPILING_WEIGHTED) / (_GRADIENTS_A_DRAW * gradient)
+            num_draws = next((number for number in _NUM_WEIGHTED if number <= most), _NUM_WEIGHTED[-1])
+            if most < num_draws and method == "auto":
+                report.fall_back(clock.left, warns=True, stacklevel=5)  # the caller of the estimator's fit
+                return None
             with double_precision(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="the Pareto shape")
                 draws = wide_limit_draws(
                     key, collapsed(network), num_draws, *jax.tree.map(jnp.asarray, known), weighted=True
                 )
             shape = float("nan") if draws.pareto_shape is None else draws.pareto_shape
-            line = f"{num_draws} of ten times as many draws of the prior, by their evidence; Pareto shape {shape:.2f}"
+            line = (
+                f"{num_draws} chosen of {10 * num_draws} draws of the prior by their evidence; Pareto shape {shape:.2f}"
+            )
             report.add("Weighted draws", line)
             if method == "weighted" or shape <= loo.LARGEST_SHAPE:
                 hidden = {name: draws[name] for name in draws if name != "readout"}
@@ -336,7 +349,8 @@ def needs_double(noise_scale: float, prior_variance: float, num_rows: int) -> tu
 
 
 # Posterior
-_NUM_WEIGHTED, _LEAST_WEIGHTED = 500, 50  # weighted draws, at most and at least
+_NUM_WEIGHTED = (500, 200, 50)  # weighted draws: few numbers, so that programs are found again
+_COMPILING_WEIGHTED = 4.5  # seconds: measured
 _GRADIENTS_A_DRAW = 45  # cost of one in float64, with its score: measured
 _MOST_OF_LIMIT = 0.1  # stacked with draws: tails
 _MOST_WEIGHTED = 100  # rows, above which few draws carry the weight

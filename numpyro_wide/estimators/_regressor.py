@@ -1,5 +1,6 @@
 """Regression with wide Bayesian neural networks, for scikit-learn."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,7 +115,9 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         if self.target_transform != "auto":
             refuse_not_positive(self.target_transform, targets)
         # Several threads on few cores mostly wait.
-        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
+        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock, warnings.catch_warnings():
+            # Of the limit's fits, to some rows in an order and units of their own; the report tells of all.
+            warnings.filterwarnings("ignore", message=r"\d+ of \d+ rows, row")
             self._targets, method, *found = decide(
                 self._learn_columns(inputs, report),
                 targets,
@@ -206,17 +209,23 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             y: observations, (m,) or (m, k).
 
         Returns:
-            Log densities, (m,), joint over outputs.
+            Log densities, (m,), joint over outputs; minus infinity where a logarithm is modelled of what has none.
         """
         rows = self._rows(X)
         observed = np.asarray(check_array(y, ensure_2d=False, dtype=np.float64, input_name="y"))
         shape = (len(rows), *self._targets.loc.shape)
         if observed.shape != shape:
             raise ValueError(f"y must have the shape {shape}, as the targets of the fit had, but has {observed.shape}.")
-        refuse_not_positive(self.target_transform_, observed)
-        targets = self._targets.forward(observed).reshape(len(observed), -1)
+        if self.target_transform_ == "cube_root" and np.any(observed == 0):
+            raise ValueError(
+                'cube roots are modelled, whose density at 0 is infinite; fit with target_transform="none".'
+            )
+        is_outside = self._targets.is_outside(observed)
+        inside = np.where(is_outside, 1.0, observed)
+        targets = self._targets.forward(inside).reshape(len(inside), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
-        return found[0] + self._targets.log_slope(observed)
+        is_possible = ~is_outside.reshape(len(rows), -1).any(axis=1)
+        return np.where(is_possible, found[0] + self._targets.log_slope(inside), -np.inf)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations, independent over rows given a sample's weights.

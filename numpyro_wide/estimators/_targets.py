@@ -51,6 +51,10 @@ class TargetScale(NamedTuple):
                 slope = slope - np.log(3) - 2 / 3 * np.log(np.abs(y))
         return slope.reshape(len(y), -1).sum(axis=1)
 
+    def is_outside(self, y: np.ndarray) -> np.ndarray:
+        """Tell which entries of y have no z, and so no density."""
+        return y <= 0 if self.transform == "log" else np.zeros(y.shape, bool)
+
     def moments(self, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and deviation of y, (m, k) each, for mixtures of Gaussian z."""
         if self.transform == "none":

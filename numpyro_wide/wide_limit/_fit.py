@@ -328,30 +328,39 @@ _MANY_COPIES = 0.05  # of the rows of classes
 # Fewest rows for a test; distances in robust standard deviations of residuals, and in those of the targets.
 _FEWEST_ROWS, _FAR, _FAR_OF_TARGETS = 10, 20.0, 5.0
 _ONE_OF = 50  # one far row of so many
+MEND_FAR_ROWS = "Correct mistakes, transform the targets, or use a likelihood with heavy tails."
+
+
+def far_rows(targets: np.ndarray, residuals: np.ndarray) -> list[tuple[int, int, float]]:
+    """Return places and distances of entries (n, k) that lie far out, the farthest first.
+
+    They are the few that hold most of the squared leave-one-out residuals of their column, the first that has any.
+    """
+    if len(residuals) < _FEWEST_ROWS:
+        return []
+    distances, few = np.abs(residuals - np.median(residuals, axis=0)), max(1, len(residuals) // _ONE_OF)
+    for column, (distance, target) in enumerate(zip(distances.T, targets.reshape(residuals.shape).T, strict=True)):
+        rows = np.argsort(-distance)[:few]
+        share = np.sum(distance[rows] ** 2) / max(np.sum(distance**2), np.finfo(float).tiny)
+        bound = max(_FAR * 1.4826 * np.median(distance), _FAR_OF_TARGETS * np.std(np.delete(target, rows)))
+        found = [(int(row), column, float(distance[row])) for row in rows if distance[row] > bound]
+        if share > 0.5 and found:
+            return found
+    return []
 
 
 def _warn_of_far_rows(found: WideLimitFit, residuals: np.ndarray) -> None:
     """Warn if few rows hold most of the squared leave-one-out residuals, (n, k), and lie far out."""
-    if len(residuals) < _FEWEST_ROWS:
-        return
-    distances, targets = np.abs(residuals - np.median(residuals, axis=0)), found.targets.reshape(residuals.shape)
-    few = max(1, len(residuals) // _ONE_OF)
-    for distance, target in zip(distances.T, targets.T, strict=True):
-        rows = np.argsort(-distance)[:few]
-        share = np.sum(distance[rows] ** 2) / max(np.sum(distance**2), np.finfo(float).tiny)
-        bound = max(_FAR * 1.4826 * np.median(distance), _FAR_OF_TARGETS * np.std(np.delete(target, rows)))
-        rows = rows[distance[rows] > bound]
-        if share > 0.5 and len(rows):
-            row = int(rows[0])
-            warnings.warn(
-                f"{len(rows)} of {len(residuals)} rows, row {row} with the target {target[row]:.4g} the farthest, lie "
-                f"up to {distance[row]:.2g} from the other rows' predictions: the fitted noise, "
-                f"{found.noise_scale:.2g}, and the scales are decided by them. Correct mistakes, transform the "
-                "targets, or use a likelihood with heavy tails.",
-                UserWarning,
-                stacklevel=3,  # the caller of fit
-            )
-            return
+    if far := far_rows(found.targets, residuals):
+        row, column, distance = far[0]
+        target = found.targets.reshape(residuals.shape)[row, column]
+        warnings.warn(
+            f"{len(far)} of {len(residuals)} rows, row {row} with the target {target:.4g} the farthest, lie "
+            f"up to {distance:.2g} from the other rows' predictions: the fitted noise, "
+            f"{found.noise_scale:.2g}, and the scales are decided by them. {MEND_FAR_ROWS}",
+            UserWarning,
+            stacklevel=3,  # the caller of fit
+        )
 
 
 def _warn_of_copies(found: WideLimitFit) -> None:

@@ -133,7 +133,7 @@ class LabelScore(Objective):
         return value, by_prediction
 
 
-_FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # so few fit the scales chosen by them: calibrate by others in folds
+FEW_LABELS, _NUM_LABEL_FOLDS = 80, 5  # so few fit the scales chosen by them: calibrate by others in folds
 _SLOPE_OF_FEW = 1.5  # prior standard deviation of the logarithm of their slope
 RELEVANCE = 0.3  # prior standard deviation of the logarithms of the inputs' scales: labels say little of each
 
@@ -162,7 +162,7 @@ def fit_labels(
     size = float(np.sqrt(np.mean(process.weights**2 / process.left_out_precision[:, None])))
     scales = problem.scales(logarithms)
     scales |= {name: size * scales[name] for name in ("readout_w_std", "noise_scale")}
-    if len(labels) <= _FEW_LABELS:
+    if len(labels) <= FEW_LABELS:
         values = _cross_fitted([score for _, score, _ in tried], random)
         calibration = Calibration.of(values, labels, Prior.of(num_classes, _SLOPE_OF_FEW))
     else:

@@ -177,7 +177,7 @@ def test_weighted_draws_are_as_many_as_the_budget_pays_for(weighted):
     few = WideBNNRegressor(method="weighted", time_budget=0.01, random_state=0).fit(X, Y)
     for found, expected in ((weighted, 500), (few, 50)):
         assert {len(values) for values in found.draws_.values()} == {expected}
-        assert f"{expected} of ten times as many draws" in str(found.report_)
+        assert f"{expected} chosen of {10 * expected} draws" in str(found.report_)
 
 
 def test_covariance_of_draws_has_the_variances_on_its_diagonal(weighted):
@@ -241,9 +241,25 @@ def test_targets_in_steps_are_told_from_measurements():
     y = random.normal(size=400)
     assert has_steps(np.round(y), 0.5) and has_steps(np.stack([y, np.round(y)], axis=1), 0.5)
     assert not has_steps(y, 1e-3) and not has_steps(np.round(y, 1), 0.5)  # no ties; rounded finely
-    with pytest.warns(UserWarning, match="are too few for chains: the limit predicts; give a larger"):
+    with pytest.warns(UserWarning, match="too few for a finite network: the limit predicts; give a larger"):
         marks = WideBNNRegressor(random_state=0, time_budget=1).fit(X, np.round(Y / 7))
     assert "the targets are discrete" in str(marks.report_)
+
+
+def test_a_budget_that_pays_for_no_weighted_draws_is_kept():
+    told = pytest.warns(UserWarning, match="too few for a finite network: the limit predicts; give a larger")
+    with told as found:
+        model = WideBNNRegressor(random_state=0, time_budget=0.5).fit(X, Y)
+    assert model.method_ == "limit" and found[0].filename == __file__
+
+
+def test_a_far_target_is_told_once_in_its_own_units(recwarn):
+    far = Y.copy()
+    far[7] = 1e4
+    model = WideBNNRegressor(method="limit", random_state=0).fit(X, far)
+    (told,) = recwarn
+    assert "1 of 40 targets, 1e+04 the farthest, decide the noise" in str(told.message)
+    assert told.filename == __file__ and "1e+04 the farthest" in str(model.report_)
 
 
 def test_a_model_without_a_finite_density_is_worse():

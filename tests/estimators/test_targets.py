@@ -106,8 +106,14 @@ def test_targets_that_are_not_positive_stay_as_they_are():
             ValueError, match=f'target_transform="{transform}" needs positive targets, but the least is 0'
         ):
             WideBNNRegressor(target_transform=transform).fit(X, y)
-        with pytest.raises(ValueError, match="needs positive targets"):
-            fitted(transform).log_density(X[:1], [0.0])
+
+
+def test_targets_without_a_logarithm_have_no_density():
+    found = fitted("log").log_density(X[:3], [Y["log"][0], 0.0, -1.0])
+    assert np.isfinite(found[0]) and (found[1:] == -np.inf).all()
+    with pytest.raises(ValueError, match="whose density at 0 is infinite"):
+        fitted("cube_root").log_density(X[:1], [0.0])
+    assert np.isfinite(fitted("cube_root").log_density(X[:1], [-0.1])).all()
 
 
 def test_several_targets_are_mapped_together():
