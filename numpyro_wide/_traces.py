@@ -43,7 +43,12 @@ def run_model(
     with STACK_LOCK, block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
         for handler in inside:
             handlers.enter_context(handler)
-        model(*args, **(kwargs or {}))
+        try:
+            model(*args, **(kwargs or {}))
+        except TypeError as error:
+            if "required positional argument" in str(error):
+                error.add_note("The model runs here with the arguments that came with it; pass those of the fit, too.")
+            raise
     return sites
 
 

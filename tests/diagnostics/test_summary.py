@@ -205,6 +205,13 @@ def test_chains_that_stand_still_are_told_of():
     assert "stands still" not in str(summary(stub(moving), COLLAPSED, X, Y))
 
 
+def test_forgotten_arguments_of_the_model_are_told():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'(.|\\n)*pass those of the fit"):
+        summary(stub(draws_of((2, 20))), COLLAPSED)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'(.|\\n)*pass those of the fit"):
+        ReadoutPredictive(COLLAPSED, draws_of((20,)))
+
+
 def test_the_last_line_is_a_verdict():
     draws = draws_of((2, 400))
     found = summary(stub(draws), COLLAPSED, X, Y)
