@@ -394,7 +394,7 @@ def readout_posterior(
 
     Returns:
         Mean, (d,) or (d, k), and covariance of an output's weights, (d, d); (k, d, d) where noise or prior scale vary
-        over outputs.
+        over outputs. NaN for noise below rounding, $\sigma^2 < \epsilon \|\Psi\|_F^2$, which needs float64.
 
     Example:
         >>> import jax.numpy as jnp

@@ -61,7 +61,7 @@ def check_inputs(name: str, x: Array | np.ndarray, *, is_matrix: bool = False) -
 
 def check_targets(targets: Array | np.ndarray, num_train: int) -> None:
     """Refuse targets of another shape, and NaN."""
-    if targets.ndim not in (1, 2) or targets.shape[0] != num_train or not targets.size:
+    if targets.ndim not in (1, 2) or targets.shape[0] != num_train or targets.shape[1:] == (0,):
         raise ValueError(
             f"targets must have shape (n_train,) or (n_train, k), n_train = {num_train}, but got {targets.shape}."
         )
