@@ -162,7 +162,7 @@ class WideLimitFit:
         if x.ndim != self.inputs.ndim or x.shape[1:] != expected:
             raise ValueError(f"{name} must have rows of shape {expected}, as in the fit, but has shape {x.shape}.")
         if not len(x):
-            raise ValueError(f"{name} must have at least one row, but is empty.")
+            raise ValueError(f"{name} is empty; give at least one row.")
         return x
 
     def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> np.ndarray:

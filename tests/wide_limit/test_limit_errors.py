@@ -407,7 +407,7 @@ CASES = [
     Case(
         "prediction: no rows to predict",
         lambda: fitted().predict(X[:0]),
-        "x_new must have at least one row, but is empty",
+        "x_new is empty; give at least one row",
     ),
     Case(
         "kernel of a fit: other columns",
