@@ -22,13 +22,13 @@ from numpyro_wide.linear_gaussian._linalg import (
 from numpyro_wide.linear_gaussian._roots import ROOTS, Root
 
 
-def above_rounding(variance: Array, squared_norm: Array) -> Array:
-    r"""Return the noise variance, NaN below a tenth of $\epsilon \|\Psi\|_F^2$."""
-    return jnp.where(variance < least_variance(squared_norm), jnp.nan, variance)
+def above_rounding(variance: Array, least: Array) -> Array:
+    """Return the noise variance, NaN below the least."""
+    return jnp.where(variance < least, jnp.nan, variance)
 
 
 def least_variance(squared_norm: Array) -> Array:
-    r"""Return the least accepted noise variance for $\|\Psi\|_F^2$."""
+    r"""Return the least noise variance of an evidence for $\|\Psi\|_F^2$."""
     return 0.1 * jnp.finfo(squared_norm.dtype).eps * squared_norm
 
 
@@ -130,7 +130,7 @@ class Standardised(NamedTuple):
 
     def resolved(self) -> "Standardised":
         """Return NaN for a noise variance below the Gram matrix's rounding: moments, unlike the evidence, are lost."""
-        return self._replace(regulariser=jnp.where(self.regulariser < self.rounding, jnp.nan, self.regulariser))
+        return self._replace(regulariser=above_rounding(self.regulariser, self.rounding))
 
     def representable(self) -> "Standardised":
         """Raise the regulariser to the Gram matrix's rounding."""
@@ -193,7 +193,7 @@ def _value(targets: Array, variance: Array, root: Root) -> tuple[Array, Array, A
     """Return the log evidence, the posterior mean μ, (d, k), and α = (Y − Ψμ)/σ² = K⁻¹Y, (n, k)."""
     num_rows, num_outputs = targets.shape
     # The root's trace costs less than the features' norm.
-    variance = above_rounding(variance, root.trace())
+    variance = above_rounding(variance, least_variance(root.trace()))
     mean, residual = root.fit(targets)
     alpha = residual / variance
     # ‖Y − Ψμ‖²/σ² + ‖μ‖² = tr(Yᵀ K⁻¹ Y)

@@ -153,6 +153,11 @@ def test_noise_that_is_lost_in_rounding_gives_nan_and_no_wrong_number(variant, n
     case = oracle.random_case(n, d, None)._replace(features=small.astype(float), targets=targets.astype(float))
     expected = oracle.evidence(case._replace(noise_scale=np.array(noise_scale)))
     np.testing.assert_allclose(lg.log_evidence(small, targets, noise_scale), expected, atol=0.5)
+    # Moments, which are not refined, are lost below ten times that variance.
+    for factor, is_lost in ((2.8, True), (3.0, False)):
+        problem = lg.ReadoutProblem.of(small, targets, factor * noise_scale, variant=variant)
+        for part in (*problem.predict(small), *problem.posterior(), problem.draw(phi)):
+            assert np.isnan(part).all() == is_lost
 
 
 def test_half_precision_lists_and_tables_are_taken_as_single_precision():
