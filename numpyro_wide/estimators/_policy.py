@@ -76,7 +76,7 @@ def decide(
     left_out, outputs = limit.left_out(gram), fit.targets.reshape(num_known, -1)
     if far := far_rows(outputs, outputs - left_out.mean[0]):
         row, column, _ = far[0]
-        target = scale.inverse(outputs if y.ndim > 1 else outputs[:, 0]).reshape(outputs.shape)[row, column]
+        target = scale.inverse(fit.targets).reshape(outputs.shape)[row, column]
         line = f"{len(far)} of {num_known} targets, {target:.4g} the farthest, decide the noise and the scales"
         report.add("Infinitely wide network", f"far from what the other rows predict: {line}")
         warnings.warn(f"{line}. {MEND_FAR_ROWS}", UserWarning, stacklevel=3)

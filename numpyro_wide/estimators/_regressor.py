@@ -220,12 +220,11 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
             raise ValueError(
                 'cube roots are modelled, whose density at 0 is infinite; fit with target_transform="none".'
             )
-        is_outside = self._targets.is_outside(observed)
-        inside = np.where(is_outside, 1.0, observed)
-        targets = self._targets.forward(inside).reshape(len(inside), -1)
+        targets = self._targets.forward(observed).reshape(len(observed), -1)
         found = self._by_blocks(rows, lambda mixture, block: mixture.log_density(targets[block])[None])
-        is_possible = ~is_outside.reshape(len(rows), -1).any(axis=1)
-        return np.where(is_possible, found[0] + self._targets.log_slope(inside), -np.inf)
+        with np.errstate(invalid="ignore"):
+            log_density = found[0] + self._targets.log_slope(observed)
+        return np.where(np.isfinite(targets).all(axis=1), log_density, -np.inf)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draw observations, independent over rows given a sample's weights.

@@ -30,7 +30,7 @@ class TargetScale(NamedTuple):
         return cls(transform, loc, np.where(scale > 0, scale, 1.0))
 
     def forward(self, y: np.ndarray) -> np.ndarray:
-        """Return z of y."""
+        """Return z of y, not finite where there is none."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return (_mapped(self.transform, y) - self.loc) / self.scale
 
@@ -50,10 +50,6 @@ class TargetScale(NamedTuple):
             if self.transform == "cube_root":
                 slope = slope - np.log(3) - 2 / 3 * np.log(np.abs(y))
         return slope.reshape(len(y), -1).sum(axis=1)
-
-    def is_outside(self, y: np.ndarray) -> np.ndarray:
-        """Tell which entries of y have no z, and so no density."""
-        return y <= 0 if self.transform == "log" else np.zeros(y.shape, bool)
 
     def moments(self, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and deviation of y, (m, k) each, for mixtures of Gaussian z."""
