@@ -14,7 +14,7 @@ CODE = re.compile(r"^```.*?^```$|^<!--.*?^-->$", re.MULTILINE | re.DOTALL)
 NOT_PROSE = re.compile(rf"{CODE.pattern}|^\|.*?$|^!\[.*?$|`[^`\n]+`|\]\([^)]*\)|^#.*?$", re.MULTILINE | re.DOTALL)
 NO_WORDS = rf"{CODE.pattern}|^\|.*?$|^\$\$.*?^\$\$(?: \([\w-]+\))?|\$[^$\n]+\$"  # nor tables and formulas
 NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?(?![\w]|\.\d)")
-MOST_WORDS = 18_000
+MOST_WORDS = 20_000
 
 # A section, or a page (None), the tables that its results are in, and its other numbers: what was run, and what rows
 # give together.
