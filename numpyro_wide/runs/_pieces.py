@@ -261,7 +261,8 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
     differing = [name for name in identity if before.get(name) != identity[name]]
     if differing:
         raise ValueError(
-            f"the folder {folder} is of a run with another {differing[0]}; pass the same one, or another folder."
+            f"the folder {folder} is of a run with another {differing[0]}, so that its draws would be a mixture; pass "
+            "the same one, or another folder."
         )
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
@@ -293,9 +294,10 @@ def _identify(
     position = operator.attrgetter(sampler.sample_field)(one)
     if num_chains > 1 and is_vectorised:
         position = jax.tree.map(lambda leaf: leaf[0], position)
-    sites = jax.eval_shape(mcmc.postprocess_fn or sampler.postprocess_fn(args, kwargs), position)
+    # As text: sites of the same shape may be computed otherwise.
+    stored = jax.jit(mcmc.postprocess_fn or sampler.postprocess_fn(args, kwargs)).lower(position)
     fields = {name: operator.attrgetter(name)(state) for name in extra_fields}
-    for name, value in {**sites, **fields}.items():
+    for name, value in {**stored.out_info, **fields}.items():
         if not hasattr(value, "dtype") or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(
                 f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name a part of it, such "
@@ -309,7 +311,9 @@ def _identify(
         "num_warmup, num_chains, thinning or init_params": _hash(settings),
         "data or other arguments": _hash((args, kwargs)),
         "model or kernel, or another version of JAX": _hash(step.as_text()),
-        "choice of what is stored": _hash([*sorted((name, str(value)) for name, value in sites.items()), extra_fields]),
+        "choice or computation of what is stored (a deterministic site, or one of the functions of reduced)": _hash(
+            (stored.as_text(), extra_fields)
+        ),
         "setting of the kernel": _hash(sampler),
     }
 
