@@ -18,7 +18,7 @@ from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import check_key, progress, whole_number
-from numpyro_wide._compile import split
+from numpyro_wide._compile import known_by, split
 from numpyro_wide._traces import run_model, values_of_type
 from numpyro_wide.amortized._given import check_given, epochs, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
@@ -444,7 +444,7 @@ class AmortizedForwardKL:
         """Return the compiled loop and held-out loss, and their arrays."""
         arrays, arguments = split((args, kwargs), Array)
         leaves, structure = jax.tree.flatten(arguments([Array] * len(arrays)))
-        key = structure, tuple(map(_hashable, leaves))
+        key = structure, tuple(map(known_by, leaves))
 
         def train(
             state: AmortizedState, num_steps: Array, arrays: list[Array], given: Draws | None, **options: Any
@@ -525,12 +525,6 @@ def _are_equal(left: Any, right: Any) -> bool:
         return bool(left == right)
     except jax.errors.JAXTypeError:  # traced bounds
         return False
-
-
-def _hashable(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray):
-        return leaf.dtype.str, leaf.shape, leaf.tobytes()
-    return type(leaf), leaf
 
 
 def _strongly_typed(leaf: Any) -> Array:
