@@ -264,7 +264,7 @@ def late_progress(iterable: Iterable, *, desc: str, shown: bool = True) -> tqdm:
 
 
 def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
-    """Warn of chains with at most 2 % distinct draws; draws (chain, draw, ...) by site, or (draw, ...) of one chain."""
+    """Warn where under a fifth of the draws are distinct; (chain, draw, ...) by site, or (draw, ...) of one chain."""
     is_moved: Any = False
     for values in draws.values():
         if not is_known(values):
@@ -275,12 +275,12 @@ def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
         first = chains.reshape(*chains.shape[:2], -1)[..., :1]
         is_moved = is_moved | np.any(first[:, 1:] != first[:, :-1], axis=2)
         num_distinct = 1 + is_moved.sum(axis=1)
-        is_stuck = num_distinct <= 0.02 * chains.shape[1]
+        is_stuck = num_distinct < 0.2 * chains.shape[1]
         if not is_stuck.any():
             return
     if draws:
         warnings.warn(
-            f"{is_stuck.sum()} of {len(is_stuck)} chains do not move: distinct draws by chain {num_distinct.tolist()}, "
+            f"{is_stuck.sum()} of {len(is_stuck)} chains hardly move: distinct draws by chain {num_distinct.tolist()}, "
             f"of {chains.shape[1]}. Standardise inputs and targets, run {IN_FLOAT64}, run a longer warmup, or start "
             "elsewhere (init_strategy).",
             RuntimeWarning,

@@ -1130,28 +1130,16 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "mcmc/split_hmc.py": [
         (
-            "split-HMC: velocity that lives on by the share that the trajectory turned by",
-            "refresh_momentum(r, noise.normal, 1 - move.renewal)",
-            "refresh_momentum(r, noise.normal, move.renewal)",
-            "mcmc/test_trajectories.py::test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle",
+            "split-HMC: velocity that lives on by what the trajectory turned by",
+            "jnp.exp(-angle / self._trajectory_angle)",
+            "-jnp.expm1(-angle / self._trajectory_angle)",
+            "mcmc/test_trajectories.py::test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves",
         ),
         (
-            "split-HMC: long trajectories cut on the way to the posterior",
-            "return state.adapt_state.is_cut & ~_is_arriving(state)",
-            "return state.adapt_state.is_cut",
-            "mcmc/test_trajectories.py::test_a_short_step_that_is_given_cuts_nothing_on_the_way",
-        ),
-        (
-            "split-HMC: whole trajectories cut by the step size that parts have",
-            "jnp.where(has_arrived, is_long, is_cut)",
-            "self._is_long(step_size)",
-            "mcmc/test_trajectories.py::test_the_decision_stays_until_warmup_ends",
-        ),
-        (
-            "split-HMC: trajectories that turn out long stay whole",
-            "adapted.is_cut | (is_last & self._is_long(step_size))",
-            "adapted.is_cut",
-            "mcmc/test_trajectories.py::test_trajectories_that_turn_out_long_at_the_end_of_warmup_are_cut_then",
+            "split-HMC: trajectories of small rotations whole",
+            "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))",
+            "angle *= 1.0",
+            "mcmc/test_trajectories.py::test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory",
         ),
     ],
     "mcmc/_integrators.py": [
@@ -1211,6 +1199,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "~is_adapting | (energy_error < jnp.inf)",
             "mcmc/test_adaptation.py::test_unadjusted_samplers_survive_a_first_step_that_is_far_too_large",
         ),
+        (
+            "warmup: rounding that the energy does not show taken for errors of the step",
+            "(state.probe_error < MOST_ROUNDING)",
+            "(state.probe_error < 0)",
+            "mcmc/test_rounding.py::test_warmup_arrives_where_no_energy_shows_how_much_of_it_is_rounded",
+        ),
     ],
     "mcmc/_whitening.py": [
         (
@@ -1237,6 +1231,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "mcmc/_kernel.py": [
+        (
+            "kernels: velocities that live on while a chain falls",
+            "is_warming_up & (adapted.max_steps < num_steps)",
+            "is_warming_up & False",
+            "mcmc/test_trajectories.py::test_a_chain_that_falls_in_warmup_keeps_no_velocity",
+        ),
+        (
+            "kernels: what a chain fell by in warmup decides on draws after it",
+            "is_warming_up & (adapted.max_steps < num_steps)",
+            "adapted.max_steps < num_steps",
+            "mcmc/test_trajectories.py::test_a_chain_that_falls_in_warmup_keeps_no_velocity",
+        ),
         (
             "unadjusted kernels: twice the bias tolerated",
             "4 * tolerance**3",
@@ -1754,8 +1760,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "_checks.py": [
         (
             "chains that do not move: all chains counted as one",
-            "num_distinct <= 0.02",
-            "num_distinct.sum() <= 0.02",
+            "num_distinct < 0.2",
+            "num_distinct.sum() < 0.2",
             "diagnostics/test_summary.py::test_chains_that_do_not_move_are_warned_of",
         ),
     ],

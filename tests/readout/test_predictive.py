@@ -57,7 +57,7 @@ def test_predictions_are_those_of_a_gaussian_process():
         np.testing.assert_array_equal(values, found[name])
 
 
-@pytest.mark.filterwarnings("ignore:1 of 1 chains do not move")
+@pytest.mark.filterwarnings("ignore:1 of 1 chains hardly move")
 def test_draws_have_the_exact_moments():
     """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
     x, y = small_data()
@@ -251,5 +251,5 @@ def test_a_plain_model_predicts_as_its_wrapped_form():
 def test_chains_that_have_not_moved_are_told():
     x, y = small_data()
     draws = jax.tree.map(lambda draw: jnp.repeat(draw[:1], 200, axis=0), hidden_draws())
-    with pytest.warns(RuntimeWarning, match=r"1 of 1 chains do not move: distinct draws by chain \[1\], of 200"):
+    with pytest.warns(RuntimeWarning, match=r"1 of 1 chains hardly move: distinct draws by chain \[1\], of 200"):
         ReadoutPredictive(collapse_readout(network, **SITES), draws, (x, y))
