@@ -65,7 +65,7 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int) -> An
     return jax.tree.map(put_together, results)
 
 
-_BLOCK_BYTES = 2**26
+BLOCK_BYTES = 2**26
 
 
 def is_mapped(draws: Mapping[str, Any]) -> bool:
@@ -74,7 +74,7 @@ def is_mapped(draws: Mapping[str, Any]) -> bool:
 
 
 def blocks_of(
-    draws: Mapping[str, Any], axis: int, block_bytes: int = _BLOCK_BYTES
+    draws: Mapping[str, Any], axis: int, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the index at which each block of draws begins, and its draws as JAX arrays, sliced along ``axis``."""
     num_draws = np.shape(next(iter(draws.values())))[axis]

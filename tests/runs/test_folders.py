@@ -315,13 +315,14 @@ def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_between_two_pieces_loses_the_second_alone(tmp_path, monkeypatch):
-    replace, calls = os.replace, []
+    replace, states = os.replace, []
 
-    def full(*paths):
-        calls.append(paths)
-        if calls[-1][1].name == STATE and len([1 for *_, path in calls if path.name == STATE]) == 3:  # warmup, piece, piece
-            raise OSError(errno.ENOSPC, "full")
-        replace(*paths)
+    def full(source, target):
+        if target.name == STATE:
+            states.append(target)
+            if len(states) == 3:  # warmup, piece, piece
+                raise OSError(errno.ENOSPC, "full")
+        replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match=r"(?s)full.*state.npz cannot be written.*call again"):
