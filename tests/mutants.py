@@ -933,6 +933,48 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "wide_limit/test_label_regression.py::test_the_mode_is_that_of_another_optimiser",
         ),
     ],
+    "nn/_additive.py": [
+        (
+            "additive networks: units centred at the rows that are predicted",
+            "tensordot(weights, units(nodes), 1, ",
+            "tensordot(jnp.ones(1, x.dtype), units(x).mean(0)[None], 1, ",
+            "nn/test_additive_network.py::test_features_are_products_of_centred_units",
+        ),
+    ],
+    "wide_limit/_additive.py": [
+        (
+            "additive kernels: Newton's identities without their signs",
+            "(-1) ** (k - 1) * found",
+            "found",
+            "wide_limit/test_additive.py::test_kernels_are_sums_over_effects",
+        ),
+        (
+            "additive kernels: the mean over both inputs counted twice",
+            "- 0.5 * mean(",
+            "- 1.0 * mean(",
+            "wide_limit/test_additive.py::test_kernels_are_sums_over_effects",
+        ),
+        (
+            "additive kernels: no tangent kernel of the units",
+            "units.product + share * units.tangent",
+            "units.product",
+            "wide_limit/test_additive.py::test_finite_networks_have_both_kernels_on_average",
+        ),
+    ],
+    "wide_limit/_additive_problem.py": [
+        (
+            "wide_limit.fit: additive kernels below the diagonal counted once",
+            "1 if above == left else 2",
+            "1",
+            "wide_limit/test_additive.py::test_slopes_of_the_evidence",
+        ),
+        (
+            "wide_limit.fit: means of additive units taken as constants",
+            "by_means[left] += of_columns",
+            "pass",
+            "wide_limit/test_additive.py::test_slopes_of_the_evidence",
+        ),
+    ],
     "wide_limit/_scale_problem.py": [
         (
             "wide_limit.fit: all rows descend along the axes",
@@ -954,8 +996,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_limit.fit: kernels of two sets below the diagonal alone",
-            "slices[1][: i + 1] if x2 is None else slices[1]:",
-            "slices[1][: i + 1]:",
+            "*products.shape[: 1 if x2 is None else 2]",
+            "products.shape[0]",
             "wide_limit/test_evidence_fit.py::test_kernels_by_tiles_are_those_of_the_network",
         ),
         (
@@ -974,8 +1016,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_limit.fit: the first choice of input_scale taken for all",
-            "choices = itertools.product(_several(activation), _several(depth), by_column)",
-            "choices = itertools.product(_several(activation), _several(depth), by_column[:1])",
+            "itertools.product(structures, activations, by_column)",
+            "itertools.product(structures, activations, by_column[:1])",
             "wide_limit/test_evidence_fit.py::test_scales_of_the_inputs_are_compared_with_none",
         ),
         (
