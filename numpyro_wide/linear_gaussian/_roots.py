@@ -193,7 +193,7 @@ CHOLESKY_ROOTS: dict[str, type[FeatureRoot | DataCholeskyRoot]] = {
     "feature": FeatureRoot,
     "data-cholesky": DataCholeskyRoot,
 }
-ROOTS: dict[str, Any] = {**CHOLESKY_ROOTS, "data": DataRoot}
+ROOTS: dict[str, Any] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
 
 
 @jax.custom_jvp
