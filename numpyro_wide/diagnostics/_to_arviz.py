@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array, random
-from jax.interpreters.partial_eval import dce_jaxpr
 from jax.typing import ArrayLike
 from numpyro.distributions import Normal
 from numpyro.handlers import substitute, uncondition
@@ -41,7 +40,7 @@ from numpyro_wide._traces import (
     startable,
     unwrap,
 )
-from numpyro_wide.readout._assumptions import conjugate_form, read_run
+from numpyro_wide.readout._assumptions import Program, conjugate_form, read_run
 from numpyro_wide.readout._draws import weights_of
 from numpyro_wide.readout._model import ReadoutModel, base_name
 from numpyro_wide.readout._transform import base_transforms
@@ -136,12 +135,11 @@ class FinishedRun:
     def _behind(self, site: str) -> set[str]:
         """Return the latent sites that the value of a site depends on, given the values of them all."""
 
-        def value(draw: Draws) -> list[Any]:
-            return jax.tree.leaves(run_model(startable(self.plain), *self.arguments, values=draw)[site]["value"])
+        def value(draw: Draws) -> dict[str, Any]:
+            return {site: run_model(startable(self.plain), *self.arguments, values=draw)[site]["value"]}
 
-        program = jax.make_jaxpr(value)(self.first).jaxpr
-        _, used = dce_jaxpr(program, [True] * len(program.outvars))
-        return {name for name, is_used in zip(sorted(self.first), used, strict=True) if is_used}
+        reads = Program(value, self.first).reads(site)
+        return {name for name, is_read in zip(sorted(self.first), reads, strict=True) if is_read}
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return a run of the conjugate model, and the readout's problem."""
