@@ -762,8 +762,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "readout/_predictive.py": [
         (
             "predictions in the precision of the chains",
-            "else double_precision():",
-            "else nullcontext():",
+            "                with double_precision():\n                    return compute()",
+            "                return compute()",
             "readout/test_precision.py::test_a_noise_that_float32_loses",
         ),
         (

@@ -41,6 +41,8 @@ def scale_site(name: str, prior: Any) -> Any:
         return prior
     inner, shape = unwrap(prior), prior.shape()
     (base,) = as_floats(numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape))))
+    # JAX keeps NumPy's arrays in the precision of their first use.
+    inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, base.dtype), inner)
     return numpyro.deterministic(name, jnp.broadcast_to(IMAGES[type(inner)](inner, base), shape))
 
 

@@ -1,7 +1,8 @@
 """Predictions from draws of a wrapped model: what the user holds."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +132,7 @@ class ReadoutPredictive:
         FloatingPointError: in predictions, if a draw's are not finite: the noise is too small even for float64.
 
     Warns:
-        RuntimeWarning: if hardly any two draws differ: the chain has not moved.
+        RuntimeWarning: if under a fifth of the draws are distinct; or if the model cannot be run in float64.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -184,8 +185,8 @@ class ReadoutPredictive:
         self._progress_bar = progress_bar
         self._functions: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
-        with self._precision():
-            self._shapes, self._way = self._look(observed)
+        self._is_double = True
+        self._shapes, self._way = self._in_double(lambda: self._look(observed))
         if self._way.observed in NAMES:
             raise ValueError(
                 f"the observed site is called {self._way.observed!r}, but predictions are given under the names "
@@ -368,29 +369,38 @@ class ReadoutPredictive:
         self, what: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
     ) -> Any:
         """Return what a method of the way to predict gives for all draws, in the caller's precision."""
-        with self._precision(test, rng_key):
+
+        def compute() -> Any:
             try:
-                found, is_finite = self._results(what, test, rng_key, is_average=is_average)
+                results, is_finite = self._results(what, test, rng_key, is_average=is_average)
             except Exception as error:
                 if test is not None:
                     self._add_hints(error, test)
                 raise
-            found = self._checked(what, found, is_finite, test, is_average=is_average)
-        return jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), found)
+            return self._checked(what, results, is_finite, test, is_average=is_average)
 
-    @contextmanager
-    def _precision(self, *arguments: Any) -> Iterator[None]:
-        """Compute in float64, but where a caller's transformation goes on."""
-        with nullcontext() if is_traced((self.draws, self._fit, self._params, arguments)) else double_precision():
+        results = self._in_double(compute, test, rng_key)
+        return jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), results)
+
+    def _in_double(self, compute: Callable[[], Any], *arguments: Any) -> Any:
+        """Compute in float64, but where a caller's transformation goes on, or the model can only be run in float32."""
+        if self._is_double and not is_traced((self.draws, self._fit, self._params, arguments)):
             try:
-                yield
-            except Exception as error:
-                if "float32" in str(error) and "float64" in str(error):
-                    error.add_note(
-                        "The model runs in float64 here. Where it fixes float32, let it take the types of arguments, "
-                        "or make and call the predictive under jax.jit, in JAX's own precision."
-                    )
-                raise
+                with double_precision():
+                    return compute()
+            except (TypeError, ValueError) as error:
+                if not all(re.search(kind, str(error)) for kind in ("f(loat)?32", "f(loat)?64")):
+                    raise
+            self._is_double = False
+            results = compute()
+            warnings.warn(
+                "predictions are computed in float32: the model fixes it, or holds NumPy arrays, which JAX keeps in "
+                "the precision of their first use (a fault of JAX); pass those as arguments, or jnp.asarray of them.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return results
+        return compute()
 
     def _checked(self, what: str, found: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
         """Return results whose draws are finite, or NaN where that is not known."""

@@ -6,11 +6,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import seed, trace
 from numpyro.infer import Predictive
 from scipy.stats import norm
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise
-from numpyro_wide.nn import by_row_blocks
+from numpyro_wide.nn import FCN, bnn, by_row_blocks
 from tests.conftest import enable_x64
 
 SITES = {"readout": "w", "features": "features"}
@@ -33,9 +34,9 @@ def make(model=network, **options):
     return ReadoutPredictive(collapse_readout(model, observed="y", **SITES), {"hidden": HIDDEN}, (X, Y), **options)
 
 
-def dense(hidden, noise=NOISE):
+def dense(hidden, noise=NOISE, scales=1.0):
     """Mean and variance of the function at the new inputs, by NumPy."""
-    old, new = (np.tanh(x.astype(float) @ hidden.astype(float)) for x in (X, X_NEW))
+    old, new = (np.tanh((scales * x) @ hidden.astype(float)) for x in (X.astype(float), X_NEW.astype(float)))
     precision = old.T @ old / noise**2 + np.eye(30)
     mean = new @ np.linalg.solve(precision, old.T @ Y.astype(float)) / noise**2
     return mean, np.sum(new * np.linalg.solve(precision, new.T).T, axis=1)
@@ -94,7 +95,8 @@ def test_labels_keep_the_caller_s_integers():
 
 
 def test_a_model_that_fixes_float32():
-    """What it rounds stays so; where types no longer agree, the error says what to do, and that works."""
+    """What it rounds stays so; where its types no longer agree in float64, it is predicted from in float32, told."""
+    scales = np.array([0.5, 1.5])  # which JAX remembers in float32
 
     def rounds(x, y=None):
         network(jnp.asarray(x, "float32"), y)
@@ -102,12 +104,34 @@ def test_a_model_that_fixes_float32():
     def fixes(x, y=None):
         network(jax.lax.scan(lambda total, row: (total + row, row), jnp.zeros(2, "float32"), x)[1], y, noise=0.1)
 
+    def remembers(x, y=None):
+        network(x * scales, y, noise=0.1)
+
     np.testing.assert_allclose(make(rounds).moments(X_NEW)["mean"], make().moments(X_NEW)["mean"], rtol=1e-4)
-    with pytest.raises(TypeError) as error:
-        make(fixes)
-    assert "Where it fixes float32" in "".join(error.value.__notes__)
-    found = jax.jit(lambda x: make(fixes).moments(x)["mean"])(X_NEW)
-    np.testing.assert_allclose(found, [dense(hidden, 0.1)[0] for hidden in HIDDEN], rtol=2e-2, atol=1e-3)
+    chain = jax.jit(remembers)
+    with seed(rng_seed=0):
+        chain.lower(X, Y)  # as the chain's program did
+    for model, factor in ((fixes, 1.0), (remembers, scales)):
+        with pytest.warns(RuntimeWarning, match=r"computed in float32: .* jnp\.asarray of them"):
+            predictive = make(model)
+        found = predictive.moments(X_NEW)["mean"]
+        exact = [dense(hidden, 0.1, factor)[0] for hidden in HIDDEN]
+        np.testing.assert_allclose(found, exact, rtol=2e-2, atol=1e-3)
+
+
+def test_priors_by_numpy_arrays_are_predicted_from_in_float64():
+    network = FCN(depth=1, width=30, activation="tanh")
+    scales = {"input_scale": dist.LogNormal(np.zeros(2), 1.0), "w_std": dist.Uniform(np.zeros(1), np.ones(1))}
+    names = {"readout": "readout", "features": "features", "observed": "y"}
+    model = collapse_readout(bnn(network, num_outputs=None, noise=NOISE, scales=scales), **names)
+
+    def latent(key):
+        sites = trace(seed(model, key)).get_trace(X, Y)
+        return {n: site["value"][None] for n, site in sites.items() if site["type"] == "sample" and n != "y"}
+
+    hidden = jax.jit(latent)(KEY)  # a program of the priors in float32, as the chain's is
+    found = ReadoutPredictive(model, hidden, (X, Y)).moments(X_NEW)["mean"]  # a warning is an error here
+    assert np.isfinite(found).all()
 
 
 def test_kept_sums_over_rows_serve_both_precisions():
