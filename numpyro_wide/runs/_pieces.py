@@ -44,12 +44,12 @@ class StoredDraws:
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
         self.folder, self.sampler = Path(folder), sampler
         path = self.folder / _STATE
-        stored = read(path) if path.exists() else {"ends": np.zeros(1, int)}
+        stored = read(path) if path.exists() else {"ends": np.zeros(1, int), "checksums": "{}"}
         self._ends: list[int] = stored["ends"].tolist()
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
             raise FileNotFoundError(f"there are no draws in {self.folder}; run_in_pieces writes them.")
-        self._checksums: Checksums = json.loads(str(stored["checksums"]))
+        self._checksums: Checksums = json.loads(str(_entry(path, stored, "checksums")))
         self._mapped: dict[str, Draws] = {}
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
@@ -257,6 +257,12 @@ def _damaged(path: Path, why: str) -> ValueError:
     )
 
 
+def _entry(path: Path, stored: Mapping[str, Any], name: str) -> Any:
+    if name not in stored:
+        raise _damaged(path, f"it has no {name}; another version of it may have written the folder")
+    return stored[name]
+
+
 def _as_stored(leaf: Any) -> np.ndarray:
     """Return an array for NumPy's files; JAX's own types become a field."""
     array = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
@@ -283,9 +289,7 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
     """Read the state, and the ends and checksums of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
-    if "identity" not in stored:
-        raise _damaged(path, "it has no identity")
-    before = json.loads(str(stored["identity"]))
+    before = json.loads(str(_entry(path, stored, "identity")))
     differing = [name for name in identity if before.get(name) != identity[name]]
     if differing:
         raise ValueError(
@@ -294,7 +298,7 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
         )
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
-    ends, checksums = stored["ends"].tolist(), json.loads(str(stored["checksums"]))
+    ends, checksums = stored["ends"].tolist(), json.loads(str(_entry(path, stored, "checksums")))
     for name in checksums:
         _mapped(folder, name, ends, checksums[name])
     return jax.tree.unflatten(structure, leaves), ends, checksums
