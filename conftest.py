@@ -3,7 +3,10 @@
 import gc
 import os
 import sys
+from contextlib import redirect_stdout
+from functools import partial
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 
 # Workers with two threads of SciPy's BLAS each would wait for one another on two cores. Read at its import.
@@ -43,9 +46,26 @@ if version("jaxlib").startswith("0.9."):  # others may not know the flags
 
 collect_ignore_glob = ["docs/*.py"]  # they need what builds the documentation, which tests do not
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md", "docs/*/*.md"]
-).pytest()
+
+def blocks_of_page(document):
+    """Find the code blocks of a page; none may print that its chains have not converged, but for the lesson of it."""
+    is_lesson = Path(document.path).name == "convergence.md"
+    for region in PythonCodeBlockParser()(document):
+        region.evaluator = partial(evaluate, region.evaluator, is_lesson=is_lesson)
+        yield region
+
+
+def evaluate(evaluator, example, *, is_lesson):
+    """Run a block, and read what it prints."""
+    with redirect_stdout(StringIO()) as printed:
+        result = evaluator(example)
+    print(text := printed.getvalue())
+    refused = [line for line in text.splitlines() if line.startswith(("not converged", "too short"))]
+    assert is_lesson or not refused, f"the page shows a run that its own verdict refuses: {refused}"
+    return result
+
+
+pytest_collect_file = Sybil(parsers=[blocks_of_page], patterns=["README.md", "docs/*.md", "docs/*/*.md"]).pytest()
 
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = 20_000

@@ -8,10 +8,12 @@ from importlib import metadata
 from pathlib import Path
 
 from jupyter_cache import get_cache
+from sphinx.util import logging
 
 import numpyro_wide
 
 HERE = Path(__file__).parent
+logger = logging.getLogger(__name__)
 os.environ["CI"] = "1"  # no progress bars on pages
 sys.path.insert(0, str(HERE))
 import pages  # noqa: E402
@@ -71,6 +73,10 @@ if metadata.version("jaxlib").startswith("0.9."):
     )
     os.environ.setdefault("XLA_FLAGS", quick)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# Pages share many small programs, and a second build most of all; JAX logs each that it reads.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(HERE / "_build" / "programs")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CI"] = "true"  # NumPyro draws no progress bars there
 # ArviZ 0.23 announces its next generation at import, and tqdm misses a widget.
 os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore:IProgress not found"
@@ -110,7 +116,15 @@ def leave_out_flax_fields(app, what, name, obj, options, signature, returned):
     ) or signature, returned
 
 
+def tell_page(app, name, source):
+    """Print a line for every page that runs code, before it runs."""
+    number = source[0].count("```python")
+    if number and not name.startswith(("notebooks/", "gallery/")):
+        logger.info("%s: %d blocks", name, number)
+
+
 def setup(app):
+    app.connect("source-read", tell_page)
     app.connect("autodoc-process-signature", leave_out_flax_fields)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", dollars_to_roles, priority=1)
