@@ -791,6 +791,38 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "readout/test_one_predictive.py::test_summary_of_a_mixture",
         ),
     ],
+    "diagnostics/_effects.py": [
+        (
+            "effects: draws without noise in Matheron's rule",
+            "values = constant + noise + sum(",
+            "values = constant + sum(",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: the scale of a term squared",
+            "bases.append(scale * _products(",
+            "bases.append(scale**2 * _products(",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: variances of units at the rows, not under the law",
+            "at_nodes = root[len(points) :]",
+            "at_nodes = root[: len(nodes)]",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: as many draws at all scales",
+            "counts = random.multinomial(num_draws, weights)",
+            "counts = random.multinomial(num_draws, np.full(len(weights), 1 / len(weights)))",
+            "diagnostics/test_effects.py::test_draws_of_scales_are_averaged",
+        ),
+        (
+            "effects: a normal law for a network's points",
+            "return np.take_along_axis(law, (uniform * len(law)).astype(int), axis=0)",
+            "return ndtri(uniform)",
+            "diagnostics/test_effects.py::test_terms_of_a_network_are_those_of_its_readouts_posterior",
+        ),
+    ],
     "wide_limit/_scale_draws.py": [
         (
             "scales: weights without the proposal",
