@@ -18,7 +18,7 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._collapse import collapse_readout
 from numpyro_wide.readout._predictive import ReadoutPredictive
 from numpyro_wide.wide_limit._fit import fit as fit_scales
-from numpyro_wide.wide_limit._limit import WideLimitFit
+from numpyro_wide.wide_limit._limit import WideLimitFit, checked_targets
 
 _TEST_ROWS = 8192  # predicted at a time
 
@@ -64,11 +64,7 @@ class RandomFeatures:
             y_new: their targets, (m,) or (m, k).
         """
         x_new = self.fit.checked_rows(x_new)
-        check_finite("y_new", y_new)
-        targets = np.asarray(y_new, float)
-        expected = (len(x_new), *self.fit.targets.shape[1:])
-        if targets.shape != expected:
-            raise ValueError(f"y_new must have shape {expected}, as its rows are predicted, but has {targets.shape}.")
+        targets = checked_targets(y_new, (len(x_new), *self.fit.targets.shape[1:]))
         found = []
         for rows, mean, variance in self._moments(x_new):
             by_entry = _mixture.component_log_density(targets[rows], mean, variance + self.fit.noise_scale**2)
@@ -116,7 +112,7 @@ def fit_random_features(
     Args:
         x: inputs, (n, d_in).
         y: targets, (n,), or (n, k) for outputs that share all scales.
-        fit: known scales of fully connected or additive networks, instead of the next six arguments.
+        fit: known scales of fully connected or additive networks, at their mode, instead of the next six arguments.
         activation: activation, or several to compare.
         depth: number of hidden layers, or several to compare.
         input_scale: whether each column has a scale of its own, or both to compare.

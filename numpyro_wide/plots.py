@@ -1,14 +1,16 @@
 """Figures with matplotlib: every function takes ``ax=`` and returns the axes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.special import ndtri
 
 from numpyro_wide import _mixture
 from numpyro_wide._checks import check_level, check_ranks, whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
+from numpyro_wide.diagnostics._effects import Effects
 from numpyro_wide.diagnostics._scores import averaged, binned
 from numpyro_wide.diagnostics._summary import entries_by_name
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "plot_coverage",
+    "plot_effects",
     "plot_ess_by_width",
     "plot_prediction",
     "plot_rank_ecdf",
@@ -249,6 +252,89 @@ def plot_training(result: "AmortizedRunResult", *, ax: "Axes | None" = None, **k
     ax.set(xlabel="step", ylabel="loss in nats")
     ax.legend(frameon=False, fontsize="small")
     return ax
+
+
+def plot_effects(
+    effects: Effects,
+    *,
+    names: Sequence[str] | None = None,
+    level: float = 0.9,
+    num_pairs: int = 3,
+    ax: "Sequence[Axes] | None" = None,
+) -> np.ndarray:
+    """Draw effects: curves of single inputs over a rug of rows, pairs by the colour of rows, Sobol indices as bars.
+
+    Args:
+        effects: result of :func:`~numpyro_wide.diagnostics.effects`.
+        names: names of the inputs.
+        level: probability of the bands, and of the intervals of indices.
+        num_pairs: largest number of pairs to draw, those of the largest indices.
+        ax: axes of all panels, single inputs, pairs and indices in this order; None for a new figure.
+
+    Returns:
+        The axes, (panels,).
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_wide import wide_limit
+        >>> from numpyro_wide.diagnostics import effects
+        >>> from numpyro_wide.plots import plot_effects
+        >>> x = np.random.default_rng(0).normal(size=(40, 2))
+        >>> fit = wide_limit.fit(x, x[:, 0] * x[:, 1], structure="additive", num_restarts=1)
+        >>> len(plot_effects(effects(fit, x), names=["dose", "age"]))
+        4
+    """
+    check_level(level)
+    names = [f"x{column}" for column in range(effects.x.shape[1])] if names is None else names
+    singles = [place for place, term in enumerate(effects.terms) if len(term) == 1]
+    pairs = [place for place, term in enumerate(effects.terms) if len(term) == 2]
+    pairs = [pairs[place] for place in np.argsort(-effects.pairs.mean(axis=0))[:num_pairs]]
+    panels = _panels(len(singles) + len(pairs) + 1, ax)
+    for panel, place in zip(panels, singles, strict=False):
+        (column,) = effects.terms[place]
+        rows = np.argsort(effects.x[:, column])
+        x, mean = effects.x[rows, column], effects.mean[place, rows]
+        half = ndtri((1 + level) / 2) * effects.sd[place, rows]
+        panel.plot(x, mean, linewidth=1.2)
+        panel.fill_between(x, mean - half, mean + half, alpha=0.3, linewidth=0)
+        panel.plot(x, np.full(len(x), 0.03), "|", color="0.2", markersize=6, transform=panel.get_xaxis_transform())
+        panel.set(xlabel=names[column], ylabel="effect")
+        if panel is not panels[0]:
+            panel.sharey(panels[0])
+    size = np.max(np.abs(effects.mean[pairs]), initial=0.0)
+    for panel, place in zip(panels[len(singles) :], pairs, strict=False):
+        first, second = effects.terms[place]
+        style = {"c": effects.mean[place], "s": 18, "cmap": "RdBu_r", "vmin": -size, "vmax": size}
+        points = panel.scatter(*effects.x[:, [first, second]].T, edgecolors="0.6", linewidths=0.3, **style)
+        panel.figure.colorbar(points, ax=panel, label="effect")
+        panel.set(xlabel=names[first], ylabel=names[second])
+    tails, places = [(1 - level) / 2, (1 + level) / 2], np.arange(len(names))
+    for offset, label in ((-0.2, "first"), (0.2, "total")):
+        draws = getattr(effects, label)
+        mean, (low, high) = draws.mean(axis=0), np.quantile(draws, tails, axis=0)
+        error = np.maximum([mean - low, high - mean], 0.0)
+        panels[-1].bar(places + offset, mean, 0.4, yerr=error, label=label, error_kw={"linewidth": 1})
+    panels[-1].set_xticks(places, names)
+    panels[-1].set(ylabel="Sobol index")
+    panels[-1].legend(frameon=False, fontsize="small")
+    return panels
+
+
+def _panels(num: int, ax: "Sequence[Axes] | None") -> np.ndarray:
+    """Return so many axes, of a new figure if there are none."""
+    if ax is not None:
+        axes = np.ravel(np.asarray(ax, object))
+        if len(axes) != num:
+            raise ValueError(f"ax must hold an axes for each of {num} panels, but holds {len(axes)}.")
+        return axes
+    from matplotlib import pyplot  # needs a display
+
+    columns = min(num, 4)
+    shape = -(-num // columns), columns
+    _, axes = pyplot.subplots(*shape, figsize=(3 * columns, 2.6 * shape[0]), layout="constrained", squeeze=False)
+    for panel in axes.ravel()[num:]:
+        panel.remove()
+    return axes.ravel()[:num]
 
 
 _REFERENCE: dict[str, Any] = {"color": "0.2", "linewidth": 1, "linestyle": "--"}  # the line of an exact posterior

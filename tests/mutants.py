@@ -791,6 +791,64 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "readout/test_one_predictive.py::test_summary_of_a_mixture",
         ),
     ],
+    "diagnostics/_effects.py": [
+        (
+            "effects: draws without noise in Matheron's rule",
+            "values = constant + noise + sum(",
+            "values = constant + sum(",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: the scale of a term squared",
+            "bases.append(scale * _products(",
+            "bases.append(scale**2 * _products(",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: variances of units at the rows, not under the law",
+            "at_nodes = root[len(points) :]",
+            "at_nodes = root[: len(nodes)]",
+            "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
+        ),
+        (
+            "effects: as many draws at all scales",
+            "counts = random.multinomial(num_draws, weights)",
+            "counts = random.multinomial(num_draws, np.full(len(weights), 1 / len(weights)))",
+            "diagnostics/test_effects.py::test_draws_of_scales_are_averaged",
+        ),
+        (
+            "effects: a normal law for a network's points",
+            "return np.take_along_axis(law, (uniform * len(law)).astype(int), axis=0)",
+            "return ndtri(uniform)",
+            "diagnostics/test_effects.py::test_terms_of_a_network_are_those_of_its_readouts_posterior",
+        ),
+    ],
+    "wide_limit/_scale_draws.py": [
+        (
+            "scales: weights without the proposal",
+            "pareto_smoothed(log_posterior - log_proposal)",
+            "pareto_smoothed(log_posterior)",
+            "wide_limit/test_scale_draws.py::test_poor_weights_are_mended_by_better_coordinates",
+        ),
+        (
+            "scales: coordinates that stay in place",
+            "self.center, self.basis = self.logarithms(mean), self.basis * deviations",
+            "self.basis = self.basis * deviations",
+            "wide_limit/test_scale_draws.py::test_poor_weights_are_mended_by_better_coordinates",
+        ),
+        (
+            "scales: chains without a prior",
+            "return prior - gp_log_evidence(",
+            "return -gp_log_evidence(",
+            "wide_limit/test_scale_draws.py::test_the_traced_density_is_that_of_numpy",
+        ),
+        (
+            "scales: resampling by equal weights",
+            "sums = np.cumsum(weights)",
+            "sums = np.cumsum(np.ones(len(weights)))",
+            "wide_limit/test_scale_draws.py::test_resampling_keeps_the_weights_to_one_draw",
+        ),
+    ],
     "wide_limit/_variational.py": [
         (
             "bound of classes: the prior's share of its gradient by the kernel twice",
@@ -1067,8 +1125,20 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "wide_limit/_limit.py": [
         (
+            "scales: one noise for all draws",
+            "variances.append(variance[:, None] + (fit.noise_scale**2",
+            "variances.append(variance[:, None] + (self.noise_scale**2",
+            "wide_limit/test_scale_draws.py::test_the_mixture_is_that_of_the_quadrature",
+        ),
+        (
+            "scales: a kernel at the mode",
+            "sum(w * fit.nngp(x1, x2)",
+            "sum(w * self.draws[0].nngp(x1, x2)",
+            "wide_limit/test_scale_draws.py::test_several_outputs_and_the_kernel_are_mixtures",
+        ),
+        (
             "wide_limit.fit: noise left out of the variance of an observation",
-            "self.noise_scale**2 if with_noise else 0.0",
+            "(fit.noise_scale**2 if with_noise else 0.0)",
             "0.0",
             "wide_limit/test_evidence_fit.py::test_predictions_are_the_dense_posterior",
         ),

@@ -7,6 +7,8 @@ from numpyro_wide.diagnostics._convergence import (
     projected_ess,
     random_projections,
 )
+from numpyro_wide.diagnostics._effects import Effects as Effects
+from numpyro_wide.diagnostics._effects import effects
 from numpyro_wide.diagnostics._pooling import PoolingReport as PoolingReport
 from numpyro_wide.diagnostics._pooling import pooling, rhat_squared
 from numpyro_wide.diagnostics._scores import (
@@ -36,6 +38,7 @@ __all__ = [
     "classification_scores",
     "crps",
     "effective_sample_size",
+    "effects",
     "expected_calibration_error",
     "function_ess",
     "interval_coverage",

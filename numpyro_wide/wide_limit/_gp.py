@@ -119,6 +119,10 @@ class Conditioned:
         """Return means (m, c) from covariances (m, n)."""
         return cross @ self.weights
 
+    def solve(self, targets: np.ndarray) -> np.ndarray:
+        """Return the inverse of the covariance times other targets (n, c)."""
+        return cho_solve(self._factor, targets)
+
     def moments(self, cross: np.ndarray, prior: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return means (m, c) and variances (m,) from covariances (m, n) and prior variances (m,)."""
         explained = np.sum(cross * cho_solve(self._factor, cross.T).T, axis=1)

@@ -1,7 +1,8 @@
 """The infinite network that was fitted, and its predictions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,22 +10,34 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from numpyro_wide import _mixture
 from numpyro_wide._checks import check_finite, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
-from numpyro_wide.machine import double_precision
+from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.wide_limit._additive_problem import additive_by_tiles
 from numpyro_wide.wide_limit._duals import Activation, activation_name, warn_of_truncation
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
-from numpyro_wide.wide_limit._scale_problem import network_kernel, nngp_by_tiles
+from numpyro_wide.wide_limit._scale_draws import ScaleDraws
+from numpyro_wide.wide_limit._scale_problem import ScaleProblem, network_kernel, nngp_by_tiles
 
 _BLOCK = 512  # rows predicted at a time
+_MOST_KEPT = 2**27  # numbers of the Cholesky factors of all draws that are kept between predictions, 1 GB
+
+
+def checked_targets(y_new: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    """Return targets of predicted rows in float64; refuse other shapes, NaN and infinities."""
+    check_finite("y_new", y_new)
+    targets = np.asarray(y_new, float)
+    if targets.shape != shape:
+        raise ValueError(f"y_new must have shape {shape}, as its rows are predicted, but has {targets.shape}.")
+    return targets
 
 
 @dataclass(frozen=True)
 class WideLimitFit:
-    """Scales fitted by :func:`fit`.
+    """Scales fitted by :func:`fit`; of ``scales="integrated"`` at their mode, with ``draws`` around it.
 
     Attributes:
         activation: the best network's activation, by name or as a function.
@@ -46,6 +59,11 @@ class WideLimitFit:
         calibration: function from predictions of codes, (..., classes), to probabilities; None without codes.
         held_out: log probability of each label, (n,), given all others; of logits given nine tenths, of codes of up to
             80 rows four fifths of them. None of others.
+        draws: this fit at draws of the scales and the noise, of which ``predict``, ``log_density`` and ``nngp`` are the
+            mixture; none with ``scales="mode"``.
+        weights: weights of the draws, (draws,).
+        pareto_shape: of the weights of draws around the mode; above 0.7 few of them dominate (Vehtari et al. 2024).
+        rhat: R-hat of the logarithm of each scale, by name, where chains were run; None elsewhere.
     """
 
     activation: Activation
@@ -63,6 +81,10 @@ class WideLimitFit:
     offset: Any = 0.0
     calibration: Calibration | None = None
     held_out: np.ndarray | None = None
+    draws: tuple["WideLimitFit", ...] = field(default=(), repr=False)
+    weights: np.ndarray | None = None
+    pareto_shape: float | None = None
+    rhat: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         import pandas  # heavy
@@ -75,7 +97,23 @@ class WideLimitFit:
             to = f" to {np.max(value):.3g}" if np.size(value) > 1 else ""
             scales.append(f"{name} {np.min(value):.3g}{to}")
         shown = table.to_string(index=False, float_format="{:.6g}".format)
-        return f"{shown}\nscales of the first: {', '.join(scales)}"
+        lines = [shown, f"scales of the first: {', '.join(scales)}"]
+        if self.draws:
+            worst = None if self.rhat is None else max(np.max(value) for value in self.rhat.values())
+            by = "by weight" if worst is None else f"of chains with R-hat up to {worst:.3f}"
+            lines.append(
+                f"integrated over: {len(self.draws)} draws {by}; Pareto shape of weights {self.pareto_shape:.2f}"
+            )
+        return "\n".join(lines)
+
+    def over(self, problem: ScaleProblem, draws: ScaleDraws) -> "WideLimitFit":
+        """Return this fit with draws of its scales."""
+        fits = []
+        for logarithms, log_posterior in zip(draws.logarithms, draws.log_posterior, strict=True):
+            fields = problem.fields(problem.scales(logarithms), np.zeros(len(logarithms)))
+            varying = {name: fields[name] for name in ("scales", "noise_scale", "network")}
+            fits.append(replace(self, log_evidence=log_posterior + problem.prior(logarithms), **varying))
+        return replace(self, draws=tuple(fits), weights=draws.weights, pareto_shape=draws.pareto_shape, rhat=draws.rhat)
 
     @property
     def codes(self) -> np.ndarray | None:
@@ -93,9 +131,9 @@ class WideLimitFit:
             **known: ``offset`` and parameters of the likelihood at the new rows, where they differ by row in the fit.
 
         Returns:
-            Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function. Of classes probabilities,
-            (m, classes); of a Bernoulli with ``labels="logits"`` that of 1, (m,) or (m, k). Of others mean and variance
-            of an observation, (m,) or (m, k).
+            Of a normal likelihood mean, (m,) or (m, k), and variance, (m,), of the function; with ``draws`` the
+            mixture's, of the mean's shape. Of classes probabilities, (m, classes); of a Bernoulli with
+            ``labels="logits"`` that of 1, (m,) or (m, k). Of others mean and variance of an observation, of that shape.
         """
         x_new, is_normal = self.checked_rows(x_new), self.likelihood == "normal"
         by_row = {} if is_normal or self.calibration is not None else {**self.parameters, "offset": self.offset}
@@ -107,9 +145,11 @@ class WideLimitFit:
             return self.calibration(np.concatenate(means))
         shape = (len(x_new), *self.targets.shape[1:])
         if is_normal:
-            ((mean, variance),) = self._moments(x_new)
-            noise_variance = self.noise_scale**2 if with_noise else 0.0
-            return mean.reshape(shape), variance + noise_variance
+            mean, variance = self._by_draw(x_new, with_noise)
+            if not self.draws:
+                return mean.reshape(shape), variance.ravel()
+            mean, variance = _mixture.moments(mean, variance, self.weights)
+            return mean.reshape(shape), variance.reshape(shape)
         rows = len(self.inputs)
         wanted = [name for name, value in by_row.items() if name not in known and np.shape(value)[:1] == (rows,)]
         if wanted and rows > 1:
@@ -118,6 +158,21 @@ class WideLimitFit:
         offset = by_row.pop("offset")
         new = Observations.of(np.zeros(shape), self.likelihood, by_row, offset)
         return new.predicted(self._moments(x_new))
+
+    def log_density(self, x_new: ArrayLike, y_new: ArrayLike) -> np.ndarray:
+        """Return the log predictive density of observations with a normal likelihood, row by row, (m,).
+
+        Args:
+            x_new: new inputs, (m, d_in).
+            y_new: their targets, (m,) or (m, k); of several outputs the densities are summed within a draw.
+        """
+        if self.likelihood != "normal":
+            raise ValueError(f"a log density is of a normal likelihood, but it is {self.likelihood!r}; call predict.")
+        x_new = self.checked_rows(x_new)
+        targets = checked_targets(y_new, (len(x_new), *self.targets.shape[1:]))
+        mean, variance = self._by_draw(x_new, with_noise=True)
+        by_entry = _mixture.component_log_density(targets.reshape(mean.shape[1:]), mean, variance)
+        return _mixture.log_average(by_entry.sum(axis=2), self.weights)
 
     def surrogate(self) -> Surrogate:
         """Give the likelihood's Gaussian surrogate, as :func:`~numpyro_wide.fitted_surrogate` at the fitted kernel."""
@@ -131,6 +186,17 @@ class WideLimitFit:
     @property
     def _observations(self) -> Observations:
         return Observations.of(self.targets, self.likelihood, self.parameters, self.offset)
+
+    def _by_draw(self, x_new: np.ndarray, with_noise: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return means, (draws, m, k), and variances, (draws, m, 1), with a normal likelihood."""
+        is_kept = len(self.draws) * len(self.inputs) ** 2 <= _MOST_KEPT
+        means, variances = [], []
+        with set_blas_threads(1) if self.draws else nullcontext():
+            for fit in self.draws or [self]:
+                ((mean, variance),) = (fit if is_kept else replace(fit))._moments(x_new)
+                means.append(mean)
+                variances.append(variance[:, None] + (fit.noise_scale**2 if with_noise else 0.0))
+        return np.stack(means), np.stack(variances)
 
     def _moments(self, x_new: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean, (m, c), and variance, (m,), of each process."""
@@ -148,8 +214,8 @@ class WideLimitFit:
 
     @cached_property
     def processes(self) -> list[Conditioned]:
-        """The processes given targets or codes, or the fitted Gaussian likelihoods."""
-        gram = self.nngp(self.inputs)
+        """The processes given targets or codes, or the fitted Gaussian likelihoods, at the fitted scales."""
+        gram = replace(self, draws=()).nngp(self.inputs)
         if self.noise_scale is None:
             return self._observations.processes(gram)
         columns = self.targets.reshape(len(gram), -1) if self.codes is None else self.codes
@@ -166,8 +232,13 @@ class WideLimitFit:
         return x
 
     def nngp(self, x1: ArrayLike, x2: ArrayLike | None = None) -> np.ndarray:
-        """Compute the prior covariance of function values at x1 (n1, ...) and x2 (n2, ...), x1 by default."""
+        """Compute the prior covariance of function values at x1 (n1, ...) and x2 (n2, ...), x1 by default.
+
+        With ``draws`` it is their mean.
+        """
         x1, x2 = self.checked_rows(x1, "x1"), None if x2 is None else self.checked_rows(x2, "x2")
+        if self.draws:
+            return sum(w * fit.nngp(x1, x2) for w, fit in zip(np.asarray(self.weights), self.draws, strict=True))
         with double_precision():
             if self.network is None:
                 found, error = nngp_by_tiles(self.activation, self.scales, x1, x2)

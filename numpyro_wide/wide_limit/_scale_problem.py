@@ -379,10 +379,15 @@ def _descend_scaled(objective: Objective, start: np.ndarray, directions: np.ndar
 
 
 def _curvature(objective: Objective, logarithms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues and eigenvectors of the Hessian, by differences of gradients."""
-    gradient, size = objective(logarithms)[1], objective.step
-    moved = [objective(logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
-    hessian = np.stack(moved) / size
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    """Return eigenvalues and eigenvectors of the Hessian."""
+    values, vectors = np.linalg.eigh(hessian(objective, logarithms))
     # No direction is known worse than a priori.
     return np.maximum(values, 1 / objective.problem.spreads.max() ** 2), vectors
+
+
+def hessian(objective: Objective, logarithms: np.ndarray) -> np.ndarray:
+    """Return the matrix of second derivatives by the logarithms, by differences of gradients."""
+    gradient, size = objective(logarithms)[1], objective.step
+    moved = [objective(logarithms + step)[1] - gradient for step in size * np.eye(len(logarithms))]
+    matrix = np.stack(moved) / size
+    return (matrix + matrix.T) / 2

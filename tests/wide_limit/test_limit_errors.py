@@ -1,5 +1,6 @@
 """What kernels, Gaussian processes and fits of the wide limit refuse, and what users are told."""
 
+import dataclasses
 import functools
 
 import jax
@@ -431,6 +432,22 @@ CASES = [
         "kernel of a fit: other columns",
         lambda: fitted().nngp(X, X[:, :1]),
         r"x2 must have rows of shape \(2,\), as in the fit, but has shape \(40, 1\)",
+    ),
+    Case("fit: scales", lambda: wide_limit.fit(X, Y, scales="all"), "scales must be one of 'mode', 'integrated'"),
+    Case(
+        "fit: scales of counts",
+        lambda: wide_limit.fit(X, np.ones(40), likelihood="poisson", scales="integrated"),
+        "integrated over with a normal likelihood only, not 'poisson'; take 'mode'",
+    ),
+    Case(
+        "density of a fit: other rows",
+        lambda: fitted().log_density(X, Y[:3]),
+        r"y_new must have shape \(40,\), as its rows are predicted, but has \(3,\)",
+    ),
+    Case(
+        "density of a fit: counts",
+        lambda: dataclasses.replace(fitted(), likelihood="poisson").log_density(X, Y),
+        "a log density is of a normal likelihood, but it is 'poisson'; call predict",
     ),
     Case("kernel of a fit: one row", lambda: fitted().nngp(X[0]), r"x1 must have rows .* but has shape \(2,\)"),
     Case("kernel of a fit: NaN", lambda: fitted().nngp(np.nan * X), "x1 .*NaN"),
