@@ -147,7 +147,7 @@ def fit(
         simulations = _simulations(simulate_key, model, args, observed, simulator, num_simulations)
     given = check_given(simulations, abstract_sites(model, args, {}), observed)
     order = np.asarray(random.permutation(simulate_key, len(given[observed[0]])))  # they may be sorted
-    given, num_held_out = {name: values[order] for name, values in given.items()}, len(order) // 10
+    given, num_held_out = {name: values[order] for name, values in given.items()}, max(1, len(order) // 10)
     held_out = {name: values[-num_held_out:] for name, values in given.items()}
     settings, data = _settings(family, _WIDTH if encoder is None else None, emulate), {False: given}
     if emulate:
