@@ -27,7 +27,7 @@ def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...])
     return given
 
 
-def finite(simulations: Mapping[str, Any]) -> tuple[Draws, int]:
+def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the simulations that are finite, and the number of the others."""
     with np.errstate(over="ignore"):  # too large for single precision is infinite
         arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
