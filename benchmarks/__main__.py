@@ -8,6 +8,7 @@ import jax
 import numpyro_wide
 from benchmarks import (
     amortized,
+    as_users,
     convolutions,
     gradients,
     imports,
@@ -26,6 +27,7 @@ from benchmarks import (
 
 TABLES = {
     "amortized": amortized,
+    "as_users": as_users,
     "convolutions": convolutions,
     "gradients": gradients,
     "imports": imports,

@@ -15,7 +15,10 @@ import numpy as np
 from benchmarks.elsewhere import run_elsewhere
 from benchmarks.timing import mean_seconds
 from numpyro_wide import wide_limit
+from numpyro_wide.machine import double_precision, set_blas_threads
 from numpyro_wide.nn import CNN
+from numpyro_wide.wide_limit._additive_problem import AdditiveProblem, structured_network
+from numpyro_wide.wide_limit._fit import Evidence
 
 DEPTH, GOAL, SECONDS = 21, 3, 0.5
 CASES = ("flatten_1", "flatten_16", "mean_1")  # pooling, and number of images on each side
@@ -55,3 +58,19 @@ def tables() -> None:
             apart = np.max(np.abs(np.stack(kernel(x1, x2)) / expected - 1))
             cells += [f"{1e3 * taken:.2f} ms", f"{seconds[0] / taken:.2f}", f"at most {GOAL}", f"{apart:.0e}"]
         print(f"| {' | '.join(cells)} |", flush=True)
+    evidence_table()
+
+
+def evidence_table() -> None:
+    """Make the table of one evaluation of an additive network's evidence with its gradient."""
+    rng = np.random.default_rng(0)
+    print("\n## Evidence of effects of up to two inputs and its gradient by all scales, float64, one core\n")
+    print("| rows | columns | processor seconds | goal |")
+    print("|---|---|---|---|")
+    for rows, columns in ((400, 10), (800, 20)):
+        x = rng.normal(size=(rows, columns))
+        with double_precision(), set_blas_threads(1):
+            network = structured_network("erf", 2, 0, x)
+            problem = AdditiveProblem.of_network(network, x, 1.0, by_input=True, has_noise=True)
+            call = partial(Evidence(problem, rng.normal(size=rows)), np.zeros(len(problem.spreads)))
+            print(f"| {rows} | {columns} | {mean_seconds(call):.2f} | at most 1.5 |", flush=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import arviz
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from jax import Array
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
-from benchmarks.gradients import digits, wrapped
+from benchmarks.gradients import digits, forms, one_layer, wrapped
 from benchmarks.timing import interleaved, median_ratio, milliseconds
 from numpyro_wide.diagnostics import projected_ess
 from numpyro_wide.mcmc import (
@@ -21,6 +22,7 @@ from numpyro_wide.mcmc import (
     SplitHMC,
     UnderdampedLangevin,
 )
+from numpyro_wide.readout import readout_function
 
 NUM_ROWS, WIDTH = 256, 512
 
@@ -167,6 +169,31 @@ def by_width() -> None:
         print(f"| {width} | {cost:.1f} | {chain.ess_per_gradient():.3f} |", flush=True)
 
 
+def by_rotations() -> None:
+    """Measure what a draw of SplitHMC is worth, by its number of rotations, on the README's network."""
+    print("\n## SplitHMC by rotations a draw, the README's network\n")
+    print("Bulk ESS of the mean function at 20 points, the readout integrated out: mean and least.\n")
+    print("| width | rotations a draw | step size | function / gradient | least | least / draw | weights / gradient |")
+    print("|---|---|---|---|---|---|---|")
+    x, points = jnp.linspace(-1, 1, 20), jnp.linspace(-1.2, 1.2, 20)
+    data, budget = (x, jnp.sin(4 * x)), 6000
+    for width in (50, 200, 800):
+        model = forms(partial(one_layer, width=width))["collapsed"]
+        function = jax.jit(jax.vmap(readout_function(model, data, points)))
+        for num_steps in ("auto", 2, 4, 6, 8, 12, 24):
+            num_draws = budget // (8 if num_steps == "auto" else num_steps)
+            mcmc = MCMC(SplitHMC(model, num_steps=num_steps), num_warmup=300, num_samples=num_draws, progress_bar=False)
+            mcmc.run(jax.random.key(0), *data, extra_fields=("num_grad", "step_size"))
+            fields, draws = mcmc.get_extra_fields(), mcmc.get_samples()
+            values = np.asarray(function(draws))
+            ess = np.array([float(arviz.ess(column)) for column in values.T])
+            weights = projected_ess({"hidden": draws["hidden"][None]}, jax.random.key(0))["mean"]
+            spent, step = int(fields["num_grad"].sum()), float(fields["step_size"][-1])
+            cells = f"{ess.mean() / spent:.3f} | {ess.min() / spent:.3f} | {ess.min() / num_draws:.2f}"
+            name = f"auto: {spent / num_draws:.0f}" if num_steps == "auto" else num_steps
+            print(f"| {width} | {name} | {step:.3f} | {cells} | {weights / spent:.3f} |", flush=True)
+
+
 def overhead() -> None:
     """Measure what a kernel adds to the gradient, in a compiled loop as a chain runs it."""
     num_steps, key = 24, jax.random.key(0)
@@ -207,4 +234,5 @@ def tables() -> None:
     """Make every table of this file."""
     overhead()
     by_width()
+    by_rotations()
     per_gradient()

@@ -28,7 +28,8 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     arviz = _imported()
 
     if hasattr(arviz, "psislw"):
-        log_weights, pareto_k = arviz.psislw(log_ratios)
+        with np.errstate(over="ignore"):  # of a weight's inverse
+            log_weights, pareto_k = arviz.psislw(log_ratios)
     else:  # ArviZ 1.x, which takes log likelihoods, that is, the negative of log ratios
         from arviz_stats.base import array_stats
 

@@ -43,28 +43,29 @@ def map_draws(function: Callable[[Any], Any], draws: Any, batch_size: int) -> An
     """Compute ``jax.lax.map(function, draws, batch_size=batch_size)``, quicker on the CPU.
 
     There a slice of the draws is computed within whatever reads it, index by index, and its activations are not
-    vectorised; so each step of the loop is handed the batch that the step before has sliced.
+    vectorised; so each step of the loop is handed the batch that the step before has sliced. All batches have one size,
+    at most ``batch_size``, and are one program to compile.
     """
     num_draws = jax.tree.leaves(draws)[0].shape[0]
-    batch_size = max(1, min(batch_size, num_draws))
-    num_batches = num_draws // batch_size
-    whole = num_batches * batch_size
+    num_batches = -(-num_draws // batch_size)
+    size = -(-num_draws // num_batches)
 
-    def batch(index: Array | int) -> Any:
-        return jax.tree.map(lambda leaf: take_rows(leaf, index * batch_size, batch_size), draws)
+    def batch(index: Array | int) -> Any:  # the last begins earlier, where sizes do not divide
+        return jax.tree.map(lambda leaf: take_rows(leaf, index * size, size), draws)
 
     def step(current: Any, index: Array) -> tuple[Any, Any]:
-        return batch(jnp.minimum(index + 1, num_batches - 1)), jax.vmap(function)(current)
+        return batch(index + 1), jax.vmap(function)(current)
+
+    def put_together(batches: Array) -> Array:
+        flat = batches.reshape(num_batches * size, *batches.shape[2:])
+        repeated = len(flat) - num_draws
+        return jnp.concatenate([flat[:-size], flat[repeated - size :]]) if repeated else flat
 
     _, results = jax.lax.scan(step, batch(0), jnp.arange(num_batches))
-    results = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), results)
-    if whole == num_draws:
-        return results
-    last = jax.vmap(function)(jax.tree.map(lambda leaf: leaf[whole:], draws))
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), results, last)
+    return jax.tree.map(put_together, results)
 
 
-_BLOCK_BYTES = 2**26
+BLOCK_BYTES = 2**26
 
 
 def is_mapped(draws: Mapping[str, Any]) -> bool:
@@ -73,7 +74,7 @@ def is_mapped(draws: Mapping[str, Any]) -> bool:
 
 
 def blocks_of(
-    draws: Mapping[str, Any], axis: int, block_bytes: int = _BLOCK_BYTES
+    draws: Mapping[str, Any], axis: int, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the index at which each block of draws begins, and its draws as JAX arrays, sliced along ``axis``."""
     num_draws = np.shape(next(iter(draws.values())))[axis]

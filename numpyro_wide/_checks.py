@@ -83,12 +83,24 @@ def check_one_of(name: str, value: Any, choices: Collection[str], *, also: str =
         raise ValueError(f"{name} must be one of {allowed}, but got {value!r}.")
 
 
-def check_levels(name: str, levels: float | Sequence[float]) -> None:
-    """Refuse levels outside of 0 to 1."""
-    listed = levels if isinstance(levels, Sequence) else (levels,)
-    if not all(0 < level < 1 for level in listed):
-        example = "" if listed is levels else ", such as 0.9 for 90 %"
-        raise ValueError(f"{name} must lie between 0 and 1{example}, but got {levels}.")
+def check_level(level: Any) -> None:
+    """Refuse what is no number between 0 and 1."""
+    if not _is_real(level):
+        raise TypeError(f"level must be a number, such as 0.9 for 90 %, but got {level!r}.")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.9 for 90 %, but got {level}.")
+
+
+def check_levels(name: str, levels: Sequence[Any]) -> None:
+    """Refuse several levels that are no numbers between 0 and 1."""
+    if not all(map(_is_real, levels)):
+        raise TypeError(f"{name} must be numbers, such as (0.05, 0.95), but got {levels!r}.")
+    if not all(0 < level < 1 for level in levels):
+        raise ValueError(f"{name} must lie between 0 and 1, but got {levels}.")
+
+
+def _is_real(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
 
 
 def check_names_known(
@@ -252,7 +264,7 @@ def late_progress(iterable: Iterable, *, desc: str, shown: bool = True) -> tqdm:
 
 
 def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
-    """Warn of chains with at most 2 % distinct draws; draws (chain, draw, ...) by site, or (draw, ...) of one chain."""
+    """Warn where under a fifth of the draws are distinct; (chain, draw, ...) by site, or (draw, ...) of one chain."""
     is_moved: Any = False
     for values in draws.values():
         if not is_known(values):
@@ -263,12 +275,12 @@ def warn_if_stuck(draws: Mapping[str, Any], *, by_chain: bool) -> None:
         first = chains.reshape(*chains.shape[:2], -1)[..., :1]
         is_moved = is_moved | np.any(first[:, 1:] != first[:, :-1], axis=2)
         num_distinct = 1 + is_moved.sum(axis=1)
-        is_stuck = num_distinct <= 0.02 * chains.shape[1]
+        is_stuck = num_distinct < 0.2 * chains.shape[1]
         if not is_stuck.any():
             return
     if draws:
         warnings.warn(
-            f"{is_stuck.sum()} of {len(is_stuck)} chains do not move: distinct draws by chain {num_distinct.tolist()}, "
+            f"{is_stuck.sum()} of {len(is_stuck)} chains hardly move: distinct draws by chain {num_distinct.tolist()}, "
             f"of {chains.shape[1]}. Standardise inputs and targets, run {IN_FLOAT64}, run a longer warmup, or start "
             "elsewhere (init_strategy).",
             RuntimeWarning,

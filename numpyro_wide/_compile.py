@@ -1,8 +1,11 @@
 """Programs that are compiled once for each text, and functions mapped over chains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
+from threading import Lock
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -12,9 +15,12 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_wide._checks import is_tracing
 
-# By their text, the oldest first.
-_SHARED: dict[str, Callable] = {}
+# Compiled, by their text and what it does not say, the oldest first.
+_SHARED: dict[Any, Callable] = {}
 _MOST_SHARED = 256
+_LOCK = Lock()
+# By what JAX has traced, which it keeps as long as a function lives: a function is lowered once.
+_OF_TRACE: WeakKeyDictionary[Any, dict[Any, Callable]] = WeakKeyDictionary()
 # Half of LLVM's work takes three quarters of the time of compilation, for code as fast or faster wherever measured.
 _USUALLY = {"xla_backend_optimization_level": "1"}
 # Without optimisations, and without the code generators of fusions, most of the time of compilation. Code is then
@@ -28,15 +34,15 @@ _QUICKLY = {
 
 def run_program(fn: Callable, *args: Any, quick: bool = False) -> Any:
     """Run ``fn(*args)`` compiled; see :func:`program_of`."""
-    if is_tracing() or _is_traced(args):
-        return fn(*args)
-    return program_of(fn, *args, quick=quick)(*args)
+    return fn(*args) if is_traced(args) else program_of(fn, *args, quick=quick)(*args)
 
 
 def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
     """Compile ``fn`` for arguments like these; a program of the same text, of whichever function, is compiled once.
 
-    Arrays that ``fn`` closes over are arguments of the program; names, sizes and numbers are part of it.
+    Arrays that ``fn`` closes over are arguments of the program; names, sizes and numbers are part of it. Its text does
+    not show devices and Python functions that it calls: they are part of the key. The same ``fn`` is traced once for
+    types and settings of JAX, by JAX, and its program then found without its text.
 
     Args:
         fn: function of trees of arrays.
@@ -44,24 +50,77 @@ def program_of(fn: Callable, *args: Any, quick: bool = False) -> Callable:
         quick: whether to compile without optimisation, for a program that runs a few times.
     """
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-    if _is_traced(traced.consts):  # arrays of a trace that continues
+    if _has_tracer(traced.consts):  # arrays of a trace that continues
         return fn
-    whole = traced.jaxpr.replace(constvars=[], invars=[*traced.jaxpr.constvars, *traced.jaxpr.invars])
+    leaves = [*traced.consts, *jax.tree.leaves(args)]
+    options = _QUICKLY if quick else _usual_options()
+    # Arrays that are not bound to a device follow the others, or go to the default one.
+    places = [leaf.sharding if getattr(leaf, "committed", False) else None for leaf in leaves]
+    settings = tuple(options.items()), jax.config.jax_default_device  # type: ignore[attr-defined]
+    of_trace = _OF_TRACE.setdefault(traced.jaxpr, {})
+    if (settings, *places) not in of_trace:
+        of_trace[settings, *places] = _shared(traced.jaxpr, leaves, options, (settings, frozenset(places)))
+    run, results = of_trace[settings, *places], jax.tree.structure(shapes)
+    return lambda *args: jax.tree.unflatten(results, run([*traced.consts, *jax.tree.leaves(args)]))
+
+
+def _shared(jaxpr: Any, leaves: list[Any], options: dict[str, Any], key: tuple) -> Callable[[list[Any]], list[Any]]:
+    """Return the program of a traced function, compiled for leaves like these unless one is known by the key."""
+    whole = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     # Arguments that no result depends on are left out: two programs may differ in nothing but which they use.
-    jaxpr, used = dce_jaxpr(whole, [True] * len(whole.outvars))
-    results = jax.tree.structure(shapes)
+    needed, used = dce_jaxpr(whole, [True] * len(whole.outvars))
+    places = [place for place, is_used in enumerate(used) if is_used]
+    lowered = jax.jit(lambda *leaves: eval_jaxpr(needed, (), *leaves)).lower(*(leaves[place] for place in places))
+    types = tuple(variable.aval for variable in (*needed.invars, *needed.outvars))
+    key = *key, types, sha256(lowered.as_text().encode()).digest(), *_host_functions(needed)
+    with _LOCK:
+        compiled = _SHARED.get(key)
+    if compiled is None:
+        compiled = _compiled(lowered, options)
+        with _LOCK:
+            _SHARED[key] = compiled
+            while len(_SHARED) > _MOST_SHARED:
+                del _SHARED[next(iter(_SHARED))]
+    return lambda leaves: compiled(*(leaves[place] for place in places))
 
-    def needed(args: tuple) -> list[Any]:
-        return [leaf for leaf, told in zip([*traced.consts, *jax.tree.leaves(args)], used, strict=True) if told]
 
-    lowered = jax.jit(lambda *leaves: eval_jaxpr(jaxpr, (), *leaves)).lower(*needed(args))
-    key = sha256(f"{quick} {lowered.in_avals} {lowered.as_text()}".encode()).hexdigest()
-    if key not in _SHARED:
-        while len(_SHARED) >= _MOST_SHARED:
-            del _SHARED[next(iter(_SHARED))]
-        _SHARED[key] = _compiled(lowered, _QUICKLY if quick else _usual_options())
-    shared = _SHARED[key]
-    return lambda *args: jax.tree.unflatten(results, shared(*needed(args)))
+def _host_functions(jaxpr: Any) -> Iterator[Any]:
+    """Yield keys of what a program calls in Python, or prints."""
+    for equation in jaxpr.eqns:
+        params = jax.tree.leaves(equation.params)
+        if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
+            for param in params:
+                # JAX wraps the functions of `pure_callback` and `io_callback` anew at each trace.
+                yield known_by(getattr(param, "callback_func", param)), getattr(param, "in_tree", None)
+        for param in params:
+            if hasattr(param, "eqns"):
+                yield from _host_functions(param)
+
+
+class _Itself:
+    """Key of an object that is equal to nothing but itself, which it holds."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def known_by(value: Any) -> Any:
+    """Return a key of something that is part of a program: functions are themselves, NumPy's arrays their numbers."""
+    if isinstance(value, MethodType):
+        return _Itself(value.__self__), _Itself(value.__func__)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        return _Itself(value)
+    return _Itself(value) if callable(value) else (type(value), value)
 
 
 def _usual_options() -> dict[str, Any]:
@@ -77,7 +136,12 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
         return lowered.compile()
 
 
-def _is_traced(tree: Any) -> bool:
+def is_traced(tree: Any) -> bool:
+    """Tell whether JAX is tracing, or a leaf is of a trace."""
+    return is_tracing() or _has_tracer(tree)
+
+
+def _has_tracer(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -85,12 +149,15 @@ def split(tree: Any, kind: Any = Array | np.ndarray) -> tuple[list[Any], Callabl
     """Split a tree into its arrays, and a function that puts arrays in their places; all else stays as it is."""
     leaves, structure = jax.tree.flatten(tree)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, kind)]
+    arrays = [leaves[place] for place in places]
+    rest = dict(enumerate(leaves))  # without the arrays, which a function that is kept would hold
+    rest.update(dict.fromkeys(places))
 
     def join(arrays: list[Any]) -> Any:
-        found = dict(zip(places, arrays, strict=True))
-        return jax.tree.unflatten(structure, [found.get(place, leaf) for place, leaf in enumerate(leaves)])
+        found = rest | dict(zip(places, arrays, strict=True))
+        return jax.tree.unflatten(structure, found.values())
 
-    return [leaves[place] for place in places], join
+    return arrays, join
 
 
 def run_with_arguments(fn: Callable, arguments: Any, *trees: Any, quick: bool = False) -> Any:

@@ -97,6 +97,8 @@ def fit_random_features(
     activation: Any = ("erf", "relu"),
     depth: int | Sequence[int] = 1,
     input_scale: bool | Sequence[bool] = True,
+    structure: str | Sequence[str] = "dense",
+    order: int | Sequence[int] = 2,
     num_rows: int = 1000,
     width: int = 512,
     num_draws: int = 16,
@@ -114,12 +116,14 @@ def fit_random_features(
     Args:
         x: inputs, (n, d_in).
         y: targets, (n,), or (n, k) for outputs that share all scales.
-        fit: known scales of fully connected networks, instead of the next four arguments.
+        fit: known scales of fully connected or additive networks, instead of the next six arguments.
         activation: activation, or several to compare.
         depth: number of hidden layers, or several to compare.
         input_scale: whether each column has a scale of its own, or both to compare.
+        structure: as of :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
+        order: as of :func:`wide_limit.fit <numpyro_wide.wide_limit.fit>`.
         num_rows: number of random rows that scales are fitted to.
-        width: number of random features: units of each hidden layer.
+        width: number of random features: units of each hidden layer, or products of all effects together.
         num_draws: number of draws of the hidden weights.
         weighted: whether draws are weighted by their evidence; with many rows one draw dominates.
         block_size: number of rows whose features are held at a time.
@@ -159,10 +163,15 @@ def fit_random_features(
         num_rows = min(whole_number("num_rows", num_rows), len(inputs))
         some = np.sort(np.random.default_rng(seed).choice(len(inputs), num_rows, replace=False))
         options = {"activation": activation, "depth": depth, "input_scale": input_scale, "seed": seed}
-        fit = fit_scales(inputs[some], targets[some], progress_bar=progress_bar, **options)
+        options |= {"structure": structure, "order": order, "progress_bar": progress_bar}
+        fit = fit_scales(inputs[some], targets[some], **options)
     _check_fit(fit, inputs, targets)
     num_outputs = None if targets.ndim == 1 else targets.shape[1]
-    network = FCN(fit.depth, width, fit.activation)
+    if fit.network is None:
+        network = FCN(fit.depth, width, fit.activation)
+    else:
+        num_effects = len(fit.network.terms(inputs.shape[1]))
+        network = fit.network.clone(width=-(-width // num_effects), dense=width if fit.network.dense else 0)
     model = bnn(network, num_outputs, fit.noise_scale, scales=fit.scales, block_size=block_size)
     wrapped = collapse_readout(model, readout="readout", features="features", observed="y")
     with double_precision():
@@ -179,10 +188,12 @@ def fit_random_features(
 
 def _check_fit(fit: Any, inputs: np.ndarray, targets: np.ndarray) -> None:
     """Refuse scales of other networks or other data."""
+    from numpyro_wide.nn._additive import AdditiveNetwork
+
     if not isinstance(fit, WideLimitFit):
         raise TypeError(f"fit must be the result of wide_limit.fit, but is {kind_of(fit)}.")
-    if fit.network is not None:
-        raise ValueError("fit must be of fully connected networks, by activation and depth.")
+    if not (fit.network is None or isinstance(fit.network, AdditiveNetwork)):
+        raise ValueError("fit must be of fully connected networks, by activation and depth, or of additive ones.")
     if fit.noise_scale is None:
         raise ValueError(f"fit must be of a Normal likelihood, but is of {fit.likelihood!r}.")
     shapes = fit.inputs.shape[1:] + fit.targets.shape[1:], inputs.shape[1:] + targets.shape[1:]

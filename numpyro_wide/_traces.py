@@ -3,7 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -34,13 +34,14 @@ def run_model(
     values: Mapping[str, Any] | None = None,
     rng_key: Array | None = None,
     inside: tuple[Messenger, ...] = (),
+    outside: AbstractContextManager | None = None,
 ) -> Sites:
-    """Run a model once, unseen by outer handlers."""
+    """Run a model once, unseen by outer handlers but those that ``outside`` leaves."""
     key = jax.random.key(0) if rng_key is None else rng_key
     given = substitute(
         substitute_fn=lambda msg: values.get(msg["name"]) if values and msg["type"] in _GIVEN_TYPES else None
     )
-    with STACK_LOCK, block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
+    with STACK_LOCK, outside or block(), trace() as sites, seed(rng_seed=key), given, ExitStack() as handlers:
         for handler in inside:
             handlers.enter_context(handler)
         try:

@@ -16,7 +16,7 @@ from scipy.special import bdtr, bdtrc
 
 from numpyro_wide._checks import (
     check_key,
-    check_levels,
+    check_level,
     check_one_of,
     check_ranks,
     late_progress,
@@ -150,7 +150,7 @@ def uniformity_band(
     probabilities: ArrayLike, num_simulations: int, *, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
     """Make a simultaneous band (m,), (m,) at increasing probabilities (m,) (Säilynoja 2022, Section 3.2; simulated)."""
-    check_levels("level", level)
+    check_level(level)
     probabilities = np.asarray(probabilities, float)
     tail = np.quantile(_null_tails(probabilities, num_simulations), 1 - level) / 2
     at_most = bdtr(np.arange(num_simulations + 1)[:, None], num_simulations, probabilities)

@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_wide import _mixture
-from numpyro_wide._checks import check_levels, check_ranks, whole_number
+from numpyro_wide._checks import check_level, check_ranks, whole_number
 from numpyro_wide.calibration import Coverage, uniformity_band
 from numpyro_wide.diagnostics._scores import averaged, binned
 from numpyro_wide.diagnostics._summary import entries_by_name
@@ -53,7 +53,7 @@ def plot_prediction(
         >>> draws = np.zeros((10, 5))
         >>> ax = plot_prediction(np.linspace(-1, 1, 5), {"mean": draws, "variance": draws + 0.1})
     """
-    check_levels("level", level)
+    check_level(level)
     mean = np.asarray(predictions["mean"], float)
     inputs = np.asarray(x, float)
     if mean.ndim != 2 or inputs.size != mean.shape[1]:
@@ -195,7 +195,7 @@ def plot_reliability(
     """
     from scipy.stats import binomtest  # slow
 
-    check_levels("level", level)
+    check_level(level)
     members, is_right, confidence = binned(*averaged("plot_reliability(labels, probs)", labels, probs), num_bins)
     sizes = members.sum(axis=0)
     used = sizes > 0

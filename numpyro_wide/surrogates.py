@@ -19,7 +19,7 @@ from numpyro_wide._checks import (
     num_draws_of,
     whole_number,
 )
-from numpyro_wide._compile import program_of, split
+from numpyro_wide._compile import run_program, split
 from numpyro_wide._traces import Sites, latent_sites, refuse_subsampled, run_model
 from numpyro_wide.linear_gaussian._problem import as_scale
 from numpyro_wide.linear_gaussian._surrogate import Surrogate as Surrogate
@@ -163,11 +163,9 @@ def mean_kernel(
         return _scaled_features(run_model(model, args, kwargs, values=values, rng_key=key), features, readout)
 
     kernel: Any = 0.0
-    program: Callable | None = None
     for place, key in enumerate(random.split(rng_key, count)):
-        draw = key, {name: draws[place] for name, draws in given.items()}, arrays
-        program = program or program_of(of_draw, *draw)
-        psi = np.asarray(program(*draw), float)
+        values = {name: draws[place] for name, draws in given.items()}
+        psi = np.asarray(run_program(of_draw, key, values, arrays), float)
         if not np.isfinite(psi).all():
             raise ValueError(f"the features {features!r} must be finite, but those of a draw are not.")
         kernel = kernel + psi @ psi.T / count

@@ -194,9 +194,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "estimators/_policy.py": [
         (
             "estimators: copies of rows pass for measurements",
-            "if not num_copies or (has_few_inputs and",
-            "if True or (has_few_inputs and",
+            "if differ and may_agree:",
+            "if True:",
             "estimators/test_estimator_errors.py::test_copies_of_rows_do_not_decide_the_noise",
+        ),
+        (
+            "estimators: labels that were measured twice pass for copies",
+            "4 * len(by_target) < len(x) or (",
+            "(",
+            "estimators/test_classifier.py::test_labels_that_were_measured_twice_are_no_copies",
         ),
         (
             "estimators: a network that is too dear for the seconds left stays",
@@ -524,8 +530,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "noise by rows: sign of Σ log σᵢ",
-            "sum_over_outputs(log_evidence_of, self.variant) - standard",
-            "sum_over_outputs(log_evidence_of, self.variant) + standard",
+            "sum_over_outputs(log_evidence_of, self._factorised) - standard",
+            "sum_over_outputs(log_evidence_of, self._factorised) + standard",
             f"{ORACLE}::test_noise_and_priors_of_every_shape",
         ),
         (
@@ -580,14 +586,14 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "readout/_collapse.py": [
         (
             "collapse_readout: what the second run says is not heeded",
-            "return jnp.where(self.is_right, log_evidence, jnp.nan)",
+            "return jnp.where(self.is_valid, log_evidence, jnp.nan)",
             "return log_evidence",
             "readout/test_assumptions.py::test_another_mean_is_refused_at_every_scale",
         ),
         (
             "scale around a collapsed model let through",
-            "                refuse_scaled(self.model.observed, msg)\n",
-            "                pass\n",
+            "            refuse_scaled(self.model.observed, msg)\n",
+            "            pass\n",
             "readout/test_assumptions.py::test_handlers_around_a_collapsed_model_are_refused",
         ),
         (
@@ -598,47 +604,77 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "collapse_readout: plates kept around the marginal",
-            'msg["cond_indep_stack"] = []',
-            "pass",
+            '"fn": marginal, "cond_indep_stack": []})',
+            '"fn": marginal})',
             "readout/test_handlers.py::test_vector_readout_in_plates",
         ),
     ],
     "readout/_assumptions.py": [
         (
             "the second run: multiples of the features accepted",
-            "error = jnp.abs(two - one - expected)",
-            "error = 0 * jnp.abs(two - one - expected)",
+            "| ~jnp.isfinite(run.loc + change))",
+            "| True)",
             "readout/test_assumptions.py::test_another_mean_is_refused_at_every_scale",
         ),
         (
             "the second run: another noise accepted",
-            "found = {_FEATURES: features, _NOISE: jnp.asarray(noise_scale), _MEAN: loc}",
-            "found = {_FEATURES: features, _MEAN: loc}",
+            "_NOISE: run.noise_scale, _OBS",
+            "_NOISE: 1.0, _OBS",
             "readout/test_assumptions.py::test_likelihoods_that_the_readout_reaches_otherwise_are_refused",
         ),
         (
             "the second run: other observations accepted",
-            "found[_OBSERVATIONS] = sites.observations",
-            "pass",
+            "_OBSERVATIONS: sites.observations,",
+            "_OBSERVATIONS: 1.0,",
             "readout/test_assumptions.py::test_likelihoods_that_the_readout_reaches_otherwise_are_refused",
         ),
         (
             "the second run: other sites not compared",
-            "return _differ(one, two, _ROUNDING, least=1.0)",
-            "return _differ(one, one, _ROUNDING, least=1.0)",
+            "others = [part for part in self._moving_parts if part != _MEAN]",
+            "others = [part for part in self._moving_parts if part[0] < _OTHERS]",
             "readout/test_assumptions.py::test_whatever_else_the_readout_reaches_is_refused",
         ),
         (
             "the second run: features that depend on the readout accepted",
-            "zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)",
-            "zip(jax.tree.leaves(one), jax.tree.leaves(one), strict=True)",
+            "found = {_FEATURES: run.features,",
+            "found = {_FEATURES: 1.0,",
             "readout/test_assumptions.py::test_features_that_depend_on_the_readout_are_refused",
         ),
         (
             "the second run: keys outside of sites drawn anew",
-            "move=move, keys=first.keys)",
-            "move=move)",
+            'if msg["type"] == "prng_key":  # drawn outside of sites\n            name,',
+            'if msg["type"] == "prng_key":\n            return\n            name,',
             "readout/test_assumptions.py::test_keys_that_are_drawn_outside_of_sites_are_the_same_in_both_runs",
+        ),
+        (
+            "the second run: steps without a tangent accepted",
+            "(jnp.abs(after - before) <= allowed)",
+            "(tangent == tangent)",
+            "readout/test_assumptions.py::test_what_hides_behind_large_numbers_and_steps_is_refused",
+        ),
+        (
+            "the second run: slopes beside large numbers accepted",
+            "((tangent == 0) | jnp.isinf(before))",
+            "(tangent == tangent)",
+            "readout/test_assumptions.py::test_what_hides_behind_large_numbers_and_steps_is_refused",
+        ),
+        (
+            "the second run: another mean beside a large offset accepted",
+            "jnp.abs(tangent - change) <= allowed",
+            "jnp.abs(tangent - change) <= allowed + of_values",
+            "readout/test_assumptions.py::test_what_hides_behind_large_numbers_and_steps_is_refused",
+        ),
+        (
+            "the second run: roundings of the readout accepted",
+            "has_slope & has_change |",
+            "has_slope |",
+            "readout/test_assumptions.py::test_what_hides_behind_large_numbers_and_steps_is_refused",
+        ),
+        (
+            "the second run: values of NumPyro's loops not those of the run",
+            "self.are_all = False",
+            "pass",
+            "readout/test_assumptions.py::test_a_loop_of_numpyro_is_looked_at_with_the_values_of_the_run",
         ),
         (
             "the second run: scales of other sites left out",
@@ -648,8 +684,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "deterministic sites: none depends on the readout",
-            "found[name] = range(start, end), any(dce_jaxpr(program.jaxpr, wanted)[1])",
-            "found[name] = range(start, end), False",
+            "frozenset(name for kind, name in moving if kind == _DETERMINISTIC)",
+            "frozenset()",
             "readout/test_assumptions.py::test_deterministic_sites_that_move_are_not_recorded",
         ),
     ],
@@ -725,6 +761,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "readout/_predictive.py": [
         (
+            "predictions in the precision of the chains",
+            "                with double_precision():\n                    return compute()",
+            "                return compute()",
+            "readout/test_precision.py::test_a_noise_that_float32_loses",
+        ),
+        (
             "predictive: arrays of the fit not copied",
             "leaf.copy() if type(leaf) is np.ndarray else leaf",
             "leaf",
@@ -738,8 +780,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "inputs with other columns than the fit's explained by flax",
-            "except Exception as error:",
-            "except RuntimeError as error:",
+            "if test is not None:\n                    self._add_hints",
+            "if test is None:\n                    self._add_hints",
             "readout/test_readout_errors.py::test_mistakes",
         ),
         (
@@ -824,9 +866,27 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "programs shared whatever they compute",
-            "{quick} {lowered.in_avals} {lowered.as_text()}",
-            "{quick} {lowered.in_avals}",
+            "sha256(lowered.as_text().encode()).digest()",
+            "0",
             "evidence/test_model_evidence.py::test_programs_are_those_of_a_model_with_the_same_density_and_gradient",
+        ),
+        (
+            "programs: functions in Python tell none apart",
+            ", *_host_functions(needed)",
+            "",
+            "test_compile.py::test_functions_in_python_tell_programs_apart",
+        ),
+        (
+            "programs: devices tell none apart",
+            "frozenset(places)",
+            "frozenset()",
+            "test_compile.py::test_devices_tell_programs_apart",
+        ),
+        (
+            "programs: objects without a hash known by their kind",
+            "return _Itself(value)\n    return",
+            "return type(value)\n    return",
+            "readout/test_compiled_once.py::test_things_among_the_arguments_are_known_by_themselves",
         ),
         (
             "chains: all at once on a processor, at up to five times the cost",
@@ -873,6 +933,48 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "wide_limit/test_label_regression.py::test_the_mode_is_that_of_another_optimiser",
         ),
     ],
+    "nn/_additive.py": [
+        (
+            "additive networks: units centred at the rows that are predicted",
+            "tensordot(weights, units(nodes), 1, ",
+            "tensordot(jnp.ones(1, x.dtype), units(x).mean(0)[None], 1, ",
+            "nn/test_additive_network.py::test_features_are_products_of_centred_units",
+        ),
+    ],
+    "wide_limit/_additive.py": [
+        (
+            "additive kernels: Newton's identities without their signs",
+            "(-1) ** (k - 1) * found",
+            "found",
+            "wide_limit/test_additive.py::test_kernels_are_sums_over_effects",
+        ),
+        (
+            "additive kernels: the mean over both inputs counted twice",
+            "- 0.5 * mean(",
+            "- 1.0 * mean(",
+            "wide_limit/test_additive.py::test_kernels_are_sums_over_effects",
+        ),
+        (
+            "additive kernels: no tangent kernel of the units",
+            "units.product + share * units.tangent",
+            "units.product",
+            "wide_limit/test_additive.py::test_finite_networks_have_both_kernels_on_average",
+        ),
+    ],
+    "wide_limit/_additive_problem.py": [
+        (
+            "wide_limit.fit: additive kernels below the diagonal counted once",
+            "1 if above == left else 2",
+            "1",
+            "wide_limit/test_additive.py::test_slopes_of_the_evidence",
+        ),
+        (
+            "wide_limit.fit: means of additive units taken as constants",
+            "by_means[left] += of_columns",
+            "pass",
+            "wide_limit/test_additive.py::test_slopes_of_the_evidence",
+        ),
+    ],
     "wide_limit/_scale_problem.py": [
         (
             "wide_limit.fit: all rows descend along the axes",
@@ -894,8 +996,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_limit.fit: kernels of two sets below the diagonal alone",
-            "slices[1][: i + 1] if x2 is None else slices[1]:",
-            "slices[1][: i + 1]:",
+            "*products.shape[: 1 if x2 is None else 2]",
+            "products.shape[0]",
             "wide_limit/test_evidence_fit.py::test_kernels_by_tiles_are_those_of_the_network",
         ),
         (
@@ -914,8 +1016,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "wide_limit.fit: the first choice of input_scale taken for all",
-            "choices = itertools.product(_several(activation), _several(depth), by_column)",
-            "choices = itertools.product(_several(activation), _several(depth), by_column[:1])",
+            "itertools.product(structures, activations, by_column)",
+            "itertools.product(structures, activations, by_column[:1])",
             "wide_limit/test_evidence_fit.py::test_scales_of_the_inputs_are_compared_with_none",
         ),
         (
@@ -1070,28 +1172,16 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "mcmc/split_hmc.py": [
         (
-            "split-HMC: velocity that lives on by the share that the trajectory turned by",
-            "refresh_momentum(r, noise.normal, 1 - move.renewal)",
-            "refresh_momentum(r, noise.normal, move.renewal)",
-            "mcmc/test_trajectories.py::test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle",
+            "split-HMC: velocity that lives on by what the trajectory turned by",
+            "jnp.exp(-angle / self._trajectory_angle)",
+            "-jnp.expm1(-angle / self._trajectory_angle)",
+            "mcmc/test_trajectories.py::test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves",
         ),
         (
-            "split-HMC: long trajectories cut on the way to the posterior",
-            "return state.adapt_state.is_cut & ~_is_arriving(state)",
-            "return state.adapt_state.is_cut",
-            "mcmc/test_trajectories.py::test_a_short_step_that_is_given_cuts_nothing_on_the_way",
-        ),
-        (
-            "split-HMC: whole trajectories cut by the step size that parts have",
-            "jnp.where(has_arrived, is_long, is_cut)",
-            "self._is_long(step_size)",
-            "mcmc/test_trajectories.py::test_the_decision_stays_until_warmup_ends",
-        ),
-        (
-            "split-HMC: trajectories that turn out long stay whole",
-            "adapted.is_cut | (is_last & self._is_long(step_size))",
-            "adapted.is_cut",
-            "mcmc/test_trajectories.py::test_trajectories_that_turn_out_long_at_the_end_of_warmup_are_cut_then",
+            "split-HMC: trajectories of small rotations whole",
+            "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))",
+            "angle *= 1.0",
+            "mcmc/test_trajectories.py::test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory",
         ),
     ],
     "mcmc/_integrators.py": [
@@ -1151,6 +1241,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "~is_adapting | (energy_error < jnp.inf)",
             "mcmc/test_adaptation.py::test_unadjusted_samplers_survive_a_first_step_that_is_far_too_large",
         ),
+        (
+            "warmup: rounding that the energy does not show taken for errors of the step",
+            "(state.probe_error < MOST_ROUNDING)",
+            "(state.probe_error < 0)",
+            "mcmc/test_rounding.py::test_warmup_arrives_where_no_energy_shows_how_much_of_it_is_rounded",
+        ),
     ],
     "mcmc/_whitening.py": [
         (
@@ -1177,6 +1273,18 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "mcmc/_kernel.py": [
+        (
+            "kernels: velocities that live on while a chain falls",
+            "is_warming_up & (adapted.max_steps < num_steps)",
+            "is_warming_up & False",
+            "mcmc/test_trajectories.py::test_a_chain_that_falls_in_warmup_keeps_no_velocity",
+        ),
+        (
+            "kernels: what a chain fell by in warmup decides on draws after it",
+            "is_warming_up & (adapted.max_steps < num_steps)",
+            "adapted.max_steps < num_steps",
+            "mcmc/test_trajectories.py::test_a_chain_that_falls_in_warmup_keeps_no_velocity",
+        ),
         (
             "unadjusted kernels: twice the bias tolerated",
             "4 * tolerance**3",
@@ -1696,9 +1804,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "diagnostics/_summary.py": [
         (
             "summary: the verdict is by single weights as well",
-            'if "[" not in name',
-            "if name",
-            "diagnostics/test_summary.py::test_the_last_line_is_a_verdict",
+            "or not site.is_exchangeable",
+            "or name",
+            "diagnostics/test_summary.py::test_units_may_trade_places_and_what_is_outside_of_the_features_may_not",
+        ),
+        (
+            "summary: R-hat between 1.01 and 1.05 called converged",
+            "if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:",
+            "if least.ess < _LEAST_ESS:",
+            "diagnostics/test_summary.py::test_chains_that_agree_may_be_too_short_for_intervals",
         ),
         (
             "summary: mean of the observed site dropped from the function",
@@ -1708,8 +1822,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "summary: rounding is looked at where the chains begin",
-            "np.asarray(values)[:, -1:]",
-            "np.asarray(values)[:, :1]",
+            "errors[:, -1]",
+            "errors[:, 0]",
             "diagnostics/test_summary.py::test_a_sampled_noise_that_single_precision_does_not_resolve_is_told",
         ),
         (
@@ -1719,11 +1833,25 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "diagnostics/test_summary.py::test_an_energy_that_drifts_is_told",
         ),
     ],
+    "diagnostics/_to_arviz.py": [
+        (
+            "summary: the last block of draws counts draws twice",
+            "new=start - first",
+            "new=0",
+            "diagnostics/test_summary.py::test_without_recorded_features_the_function_is_that_of_the_weights",
+        ),
+        (
+            "summary: sites outside of the features let through as units that trade places",
+            "self._latent.keys() - hidden if",
+            "set() if",
+            "diagnostics/test_summary.py::test_units_may_trade_places_and_what_is_outside_of_the_features_may_not",
+        ),
+    ],
     "_checks.py": [
         (
             "chains that do not move: all chains counted as one",
-            "num_distinct <= 0.02",
-            "num_distinct.sum() <= 0.02",
+            "num_distinct < 0.2",
+            "num_distinct.sum() < 0.2",
             "diagnostics/test_summary.py::test_chains_that_do_not_move_are_warned_of",
         ),
     ],
@@ -1741,6 +1869,12 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
             "runs/test_folders.py::test_settings_that_are_not_adapted_belong_to_the_run",
         ),
         (
+            "run_in_pieces: computation of what is stored left out of a run's identity",
+            "(stored.as_text(), extra_fields)",
+            "(str(stored.out_info), extra_fields)",
+            "runs/test_pieces.py::test_values_of_the_same_shape_computed_otherwise_are_not_mixed",
+        ),
+        (
             "run_in_pieces: no lock",
             '"run.lock"',
             'f"{os.getpid()}.lock"',
@@ -1756,9 +1890,15 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
     "readout/_draws.py": [
         (
             "wide_limit_draws: other likelihoods of hidden weights ignored",
-            "weighted = bool(learns) if weighted is None else False",
+            "weighted = bool(learns) if weighted is None else weighted",
             "weighted = 'noise' in learns",
             "readout/test_wide_limit_draws.py::test_another_likelihood_of_hidden_weights_has_its_part",
+        ),
+        (
+            "wide_limit_draws: weights of the readout do not choose it",
+            "is_joint = weighted and any(learns.values())",
+            "is_joint = False",
+            "readout/test_wide_limit_draws.py::test_what_observes_the_readout_beside_its_likelihood_has_its_part",
         ),
         (
             "log weight: scale of the likelihood dropped",

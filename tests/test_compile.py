@@ -1,9 +1,15 @@
 """Programs that are shared by their text: which functions are one program, and which are not."""
 
+import json
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from numpyro_wide._compile import program_of, run_program, split
 from tests.compilations import compilations
@@ -72,6 +78,95 @@ def test_settings_of_jax_tell_programs_apart():
         with jax.default_matmul_precision("float32"):
             run_program(product, X)
     assert compiled.count("jit(<lambda>)") == 2
+
+
+class Factor:
+    """Its repr hides the number."""
+
+    def __init__(self, factor):
+        self.factor = np.float32(factor)
+
+    def __repr__(self):
+        return "Factor"
+
+    def __call__(self, x):
+        return self.factor * x
+
+    def method(self, x):
+        return self.factor * x
+
+
+def in_python(kind, fn):
+    """A function of a vector that has its numbers from a function in Python."""
+
+    def run(x):
+        call = jax.pure_callback if kind == "pure" else io_callback
+        return jax.lax.map(lambda entry: call(fn, jax.ShapeDtypeStruct((), "f"), entry), x)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["pure", "io"])
+def test_functions_in_python_tell_programs_apart(kind):
+    """Inside of a loop, functions and methods of objects; the same ones are no other program."""
+    one, other = Factor(2), Factor(3)
+    for left, right in ((one, other), (one.method, other.method), (np.sin, np.cos)):
+        np.testing.assert_allclose(run_program(in_python(kind, left), X), left(X), rtol=1e-6)
+        np.testing.assert_allclose(run_program(in_python(kind, right), X), right(X), rtol=1e-6)
+    with compilations() as compiled:
+        run_program(in_python(kind, one.method), X)
+    assert compiled == []
+
+
+def test_what_is_printed_tells_programs_apart(capfd):
+    seen = []
+
+    def watched(name):
+        def run(x):
+            jax.debug.callback(lambda total: seen.append((name, float(total))), jnp.sum(x))
+            jax.debug.print(name + " {}", x[0])
+            return 5.25 * x
+
+        return run
+
+    for name in ("first", "second"):
+        run_program(watched(name), X)
+        jax.effects_barrier()
+    assert seen == [("first", 6.0), ("second", 6.0)]
+    assert capfd.readouterr().out.split() == ["first", "1.0", "second", "1.0"]
+
+
+ON_TWO_DEVICES = """
+import jax, json, numpy as np
+from numpyro_wide._compile import run_program
+places = []
+for device in jax.devices():
+    x = jax.device_put(np.ones(3, "f"), device)
+    places.append(run_program(lambda x: 2 * x, x).device.id)
+with jax.default_device(jax.devices()[1]):
+    places.append(run_program(lambda x: 2 * x, np.ones(3, "f")).device.id)
+print(json.dumps(places))
+"""
+
+
+def test_devices_tell_programs_apart():
+    settings = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "ignore", "-c", ON_TWO_DEVICES]
+    found = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == [0, 1, 1]
+
+
+def test_a_program_that_another_thread_evicts_is_still_run(monkeypatch):
+    class Evicted(dict):
+        def __contains__(self, key):
+            return super().__contains__(key) and self.pop(key) is not None
+
+        def get(self, key, default=None):
+            return self.pop(key, default)
+
+    monkeypatch.setattr("numpyro_wide._compile._SHARED", Evicted())
+    for _ in range(3):
+        np.testing.assert_allclose(run_program(lambda x: 7.25 * x, X), 7.25 * X)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.jacfwd])

@@ -3,9 +3,10 @@
 import ast
 import itertools
 import re
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pandas
 import pytest
@@ -21,6 +22,7 @@ CITATION = re.compile(
 )
 NO_NAMES = {"With", "At", "March", "May", "November", "Olympic"}
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)\n(?:\n?   :members:(.*)\n)?", re.MULTILINE)
+MEMBERS = (FunctionType, classmethod, staticmethod, property, cached_property)
 
 
 def public_names(module):
@@ -35,8 +37,8 @@ def public_names(module):
 
 
 def documented():
-    """Identities of all objects that autodoc is asked for."""
-    found = set()
+    """Identities of all objects that autodoc is asked for, and of classes what members it leaves out."""
+    found, left_out = set(), {}
     for page in (DOCS / "api").glob("*.md"):
         for kind, target, members in (match.groups() for match in DIRECTIVE.finditer(page.read_text())):
             if kind == "module":
@@ -46,16 +48,25 @@ def documented():
                 found |= {id(getattr(module, name)) for name in names}
             else:
                 module_name, _, name = target.rpartition(".")
-                found.add(id(getattr(import_module(module_name), name)))
-    return found
+                value = getattr(import_module(module_name), name)
+                found.add(id(value))
+                if isinstance(value, type) and (members is None or members.strip()):
+                    own = {name for name, member in vars(value).items() if isinstance(member, MEMBERS)}
+                    left_out[target] = {name for name in own if name[0] != "_"} - set(re.findall(r"\w+", members or ""))
+    return found, left_out
 
 
 @pytest.mark.parametrize("part", [None, *PARTS])
 def test_every_public_name_is_on_the_api_pages(part):
     module = numpyro_wide if part is None else getattr(numpyro_wide, part)
     names = [name for name in public_names(module) if not isinstance(getattr(module, name), ModuleType)]
-    found = documented()
+    found, _ = documented()
     assert [name for name in names if id(getattr(module, name)) not in found] == []
+
+
+def test_every_method_and_property_of_a_class_is_on_the_api_pages():
+    _, left_out = documented()
+    assert {target: names for target, names in left_out.items() if names} == {}
 
 
 def test_every_example_and_study_is_in_the_gallery():

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import numpyro_wide
+from numpyro_wide import __main__
 from tests import schedule
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,16 @@ print(json.dumps([sorted(after), "flax" in sys.modules, "arviz" in before | afte
     new_libraries = {name.split(".")[0] for name in new} - set(sys.stdlib_module_names)
     assert new_libraries == set(), new
     assert lazy_is_loaded and not arviz_is_loaded
+
+
+def test_the_package_says_whether_it_works(capsys, monkeypatch):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert not ended.value.code and capsys.readouterr().out.endswith(": works\n")
+    monkeypatch.setattr(numpyro_wide.linear_gaussian, "log_evidence", lambda *args: 0.0)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code and capsys.readouterr().out.endswith(": WRONG\n")
 
 
 def test_version_is_kept_in_one_place():

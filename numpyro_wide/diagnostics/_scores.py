@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_wide import _mixture
-from numpyro_wide._checks import as_floats, check_finite, check_levels, is_known, whole_number
+from numpyro_wide._checks import as_floats, check_finite, check_level, is_known, whole_number
 
 
 def rmse(y: ArrayLike, mean: ArrayLike, variance: ArrayLike | None = None) -> float:
@@ -87,7 +87,7 @@ def interval_coverage(y: ArrayLike, mean: ArrayLike, variance: ArrayLike, level:
         >>> interval_coverage(np.array([-1.0, 0.0, 1.6, 2.0]), np.zeros(4), np.ones(4), level=0.9)
         0.75
     """
-    check_levels("level", level)
+    check_level(level)
     return float(np.mean(_is_inside(probability_integral_transform(y, mean, variance), level)))
 
 

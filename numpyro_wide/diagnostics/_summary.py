@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
@@ -20,13 +19,18 @@ from numpyro_wide.readout._predictions import moments_of
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """Posterior of one number, with ArviZ's rank-normalised split R-hat and bulk ESS."""
+    """Posterior of one number, with ArviZ's rank-normalised split R-hat and bulk ESS; NaN for constant draws.
+
+    Attributes:
+        is_exchangeable: whether it belongs to hidden units, which can trade places: it need not converge.
+    """
 
     mean: float
     standard_deviation: float
     quantiles: dict[float, float]
     rhat: float
     ess: float
+    is_exchangeable: bool
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,14 @@ class FunctionSummary:
     num_distinct: np.ndarray
 
 
+class _Entry(NamedTuple):
+    """Convergence of one number."""
+
+    name: str
+    rhat: float
+    ess: float
+
+
 @dataclass(frozen=True)
 class RunSummary:
     """Result of :func:`summary`; None where the run lacks a field.
@@ -57,6 +69,7 @@ class RunSummary:
         energy_error: rounding unit of the energy, in nats.
         step_size: last step size, (chains,).
         num_gradients: number of gradients, from ``num_grad`` or ``num_steps``.
+        gradients_per_draw: their mean by chain, or the last draw's number, (chains,).
         num_nonfinite: number of proposals without a finite energy, with the warmup's.
     """
 
@@ -72,6 +85,7 @@ class RunSummary:
     accept_prob: float | None
     step_size: np.ndarray | None
     num_gradients: int | None
+    gradients_per_draw: np.ndarray | None
     num_divergent: int | None
     num_nonfinite: int | None
 
@@ -85,30 +99,42 @@ class RunSummary:
 
     @property
     def is_converged(self) -> bool:
-        """Whether R-hat, effective sample sizes and the energy's drift are those of converged chains."""
-        rhat, ess = self._worst()
-        return rhat <= _LARGEST_RHAT and ess >= _LEAST_ESS and not self._largest_drift() > _LARGEST_DRIFT
+        """Whether R-hat is at most 1.01 and ESS at least 400, of the function and all sites that count."""
+        return self.verdict.startswith("converged:")
 
     @property
     def verdict(self) -> str:
-        """Whether the chains have converged, in a line."""
-        rhat, ess = self._worst()
-        if np.isnan(ess):
+        """Whether the chains have converged, have not, or are too short for intervals, in a line."""
+        entries = self._judged()
+        if not entries:
             return "convergence unknown: too few draws, or none that move; run longer"
-        told = f"R-hat {rhat:.2f}, least {ess:.0f} effective samples of {self.num_chains * self.num_draws}"
-        if not self.is_converged:
-            return f"not converged: {told}; run longer, or scale every layer (FAQ)"
-        return f"converged: {told}" + ("; several chains would tell more" if self.num_chains == 1 else "")
+        worst, least = max(entries, key=lambda entry: entry.rhat), min(entries, key=lambda entry: entry.ess)
+        rhat, ess = f"R-hat {worst.rhat:.3f} of {worst.name}", f"least ESS {least.ess:.0f} of {least.name}"
+        if worst.rhat > _APART:
+            return f"not converged: {rhat}, run longer, or scale every layer (FAQ)"
+        if self._drifts:
+            return "not converged: the energy drifts, run longer"
+        if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:
+            times = max(2.0, np.ceil(_LEAST_ESS / least.ess))
+            return f"too short for intervals: {rhat}, {ess}, run {times:.0f} times longer"
+        return f"converged: {rhat}, {ess}" + ("; several chains would tell more" if self.num_chains == 1 else "")
 
-    def _worst(self) -> tuple[float, float]:
-        """Return the largest R-hat and the least ESS that the verdict goes by; NaN if none is known."""
-        found: list[Any] = list(self.sites.values())
-        if self.function is not None:
-            # Units can trade places: their weights need not converge.
-            found = [self.function, *(site for name, site in self.sites.items() if "[" not in name)]
-        rhats = np.hstack([np.nan, *(one.rhat for one in found)])
-        sizes = np.hstack([np.nan, *(one.ess for one in found)])
-        return float(np.fmax.reduce(rhats)), float(np.fmin.reduce(sizes))
+    def _judged(self) -> list[_Entry]:
+        """Return the numbers by which the verdict goes: all sites' where the function is unknown."""
+        named: dict[str, Any] = {} if self.function is None else {"the function": self.function}
+        for name, site in self.sites.items():
+            if self.function is None or not site.is_exchangeable:
+                named[f"site {name!r}"] = site
+        return [
+            _Entry(name, *map(float, numbers))
+            for name, found in named.items()
+            for numbers in np.broadcast(found.rhat, found.ess)
+            if not np.isnan(numbers[0])
+        ]
+
+    @property
+    def _drifts(self) -> bool:
+        return self._largest_drift() > _LARGEST_DRIFT
 
     def _largest_drift(self) -> float:
         return 0.0 if self.energy_drift is None else float(np.fmax.reduce(np.abs(self.energy_drift)))
@@ -132,11 +158,10 @@ class RunSummary:
 
     def _notes(self) -> list[str]:
         lines = self._function_notes()
-        drift = self._largest_drift()
-        if drift > _LARGEST_DRIFT:
+        if self._drifts:
             lines.append(
-                f"the energy drifts by {drift:.2g} standard deviations from first to last quarter: start closer "
-                "(init_to_optimum) or run longer"
+                f"the energy drifts by {self._largest_drift():.2g} standard deviations from first to last quarter: "
+                "start closer (init_to_optimum) or run longer"
             )
         errors = [error for error in (self.evidence_error, self.energy_error) if error is not None]
         if errors and max(errors) >= FELT_ERROR:
@@ -150,7 +175,11 @@ class RunSummary:
             "proposals not finite": self.num_nonfinite,
         }
         told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
-        return [*lines, *([told] if told else []), self.verdict]
+        by_chain = []
+        if self.gradients_per_draw is not None:
+            which = "a draw" if self.num_gradients is not None else "of the last draw"
+            by_chain = [f"gradients {which} by chain: {_by_chain(self.gradients_per_draw)}"]
+        return [*lines, *([told] if told else []), *by_chain, self.verdict]
 
     def _function_notes(self) -> list[str]:
         function = self.function
@@ -167,6 +196,13 @@ class RunSummary:
         return lines
 
 
+def _by_chain(values: np.ndarray) -> str:
+    """Write a number a chain, or the range of many chains."""
+    if len(values) > _MOST_CHAINS:
+        return _range_of(values)
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
 def _range_of(values: np.ndarray) -> str:
     low, high = (f"{value:.3g}" for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
@@ -174,8 +210,10 @@ def _range_of(values: np.ndarray) -> str:
 
 _MOST_ENTRIES = 500  # of the function
 _LARGEST_SITE = 8  # entries of a site that is shown
+_MOST_CHAINS = 8  # that are listed one by one
 _LARGEST_DRIFT = 3.0  # of the energy; stationary chains have less than 1
-_LARGEST_RHAT, _LEAST_ESS = 1.05, 50.0  # of converged chains, the worst of all entries
+_LARGEST_RHAT, _LEAST_ESS = 1.01, 400.0  # of converged chains (Vehtari 2021)
+_APART = 1.05  # R-hat of chains that more draws alone may not bring together
 
 
 def summary(
@@ -189,8 +227,12 @@ def summary(
     """Summarise a run on one screen, by a :class:`RunSummary` to print.
 
     Shown are sites of up to eight numbers, and the convergence of the *function* at the inputs of the fit, at up to 500
-    evenly spaced entries: for a Normal likelihood and a wrapped model the mean given the hidden weights, else the
-    observed distribution's mean or class probabilities. The verdict is by the function and by sites of one number.
+    evenly spaced entries. For a Normal likelihood that is the mean given the hidden weights, also of draws of a model
+    that is not wrapped, if it records its features; else pass the wrapped model. For other likelihoods it is the
+    observed distribution's mean, or class probabilities. The verdict is by the function and by all sites that are shown
+    but those of hidden units, which can trade places: "converged", with R-hat at most 1.01 and at least 400 effective
+    samples, "not converged", with R-hat above 1.05 or an energy that drifts, and between them "too short for
+    intervals".
 
     Args:
         mcmc: an MCMC after its run, or the result of :func:`~numpyro_wide.runs.run_in_pieces`.
@@ -209,7 +251,7 @@ def summary(
         >>> mcmc = MCMC(NUTS(model, max_tree_depth=3), num_warmup=10, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, x[:, 0])
         >>> str(summary(mcmc, model, x, x[:, 0])).splitlines()[0]
-        '1 chain of 20 draws; 100 parameters'
+        '1 chain of 20 draws; 100 parameters, 50 features'
     """
     check_levels("quantiles", tuple(quantiles))
     rng_key = random.key(0) if rng_key is None else rng_key
@@ -222,14 +264,11 @@ def summary(
     energy = fields.get("potential_energy")
     function = error = None
     if not run.missing:
-        values, log_likelihood = _function_and_log_likelihood(run, rng_key)
-        rhat, ess = _rhat_and_ess(values.astype(float))
+        values, log_likelihood, errors = _function(run, rng_key)
         num_distinct = 1 + np.any(np.diff(values, axis=1) != 0, axis=2).sum(axis=1)
-        function = FunctionSummary(run.conjugate is not None, rhat, ess, num_distinct)
+        function = FunctionSummary(run.conjugate is not None, *_rhat_and_ess(values.astype(float)), num_distinct)
         energy = -log_likelihood if energy is None else energy
-    if run.conjugate is not None:
-        last = {name: np.asarray(values)[:, -1:] for name, values in run.latent(run.stored).items()}
-        error = float(np.max(run.map(lambda *at: run.read(*at)[1].evidence_error(), last)))
+        error = None if errors is None else float(np.max(errors[:, -1]))
     energy = None if energy is None else np.asarray(energy)
     return RunSummary(
         sites=_sites(run, quantiles),
@@ -240,25 +279,29 @@ def summary(
         num_chains=num_chains,
         num_draws=num_draws,
         num_parameters=sum(int(np.size(site["value"])) for site in latent_sites(run.sites).values()),
-        num_features=run.sites[run.wrapped[0].features]["value"].shape[1] if run.wrapped else None,
+        num_features=run.sites[run.forms[0].features]["value"].shape[1] if run.forms else None,
         **_of_sampler(fields, getattr(mcmc, "last_state", None)),
     )
 
 
 def _sites(run: FinishedRun, levels: Sequence[float]) -> dict[str, SiteSummary]:
     hidden = {*run.internal, *map(base_name, run.stored), *map(base_name, run.sites)}
-    small = {name: values for name, values in run.stored.items() if np.prod(np.shape(values)[2:]) <= _LARGEST_SITE}
-    shown = {name: np.asarray(values, float) for name, values in small.items() if name not in hidden}
     found = {}
-    for name, draws in entries_by_name(shown, 2).items():
-        rhat, ess = _rhat_and_ess(draws[..., None])
-        found[name] = SiteSummary(
-            mean=float(draws.mean()),
-            standard_deviation=float(draws.std(ddof=1)),
-            quantiles={level: float(np.quantile(draws, level)) for level in levels},
-            rhat=float(rhat[0]),
-            ess=float(ess[0]),
-        )
+    for site, values in run.stored.items():
+        size = np.prod(np.shape(values)[2:])
+        if site in hidden or size > _LARGEST_SITE:
+            continue
+        sampled = base_name(site) if base_name(site) in run.stored else site
+        for name, draws in entries_by_name({site: np.asarray(values, float)}, 2).items():
+            rhat, ess = (float(number[0]) for number in _rhat_and_ess(draws[..., None]))
+            found[name] = SiteSummary(
+                mean=float(draws.mean()),
+                standard_deviation=float(draws.std(ddof=1)),
+                quantiles={level: float(np.quantile(draws, level)) for level in levels},
+                rhat=rhat,
+                ess=ess,
+                is_exchangeable=bool(size > 1 and sampled not in run.identified),
+            )
     return found
 
 
@@ -286,24 +329,28 @@ def _rhat_and_ess(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rhat, ess
 
 
-def _function_and_log_likelihood(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the function, (chain, draw, entry), and the log-likelihood, (chain, draw)."""
+def _function(run: FinishedRun, rng_key: Array) -> tuple[np.ndarray, ...]:
+    """Return the function, (chain, draw, entry), the log-likelihood and the evidence's rounding, (chain, draw)."""
 
-    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Array]:
+    def integrated(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Array, Array]:
         fit, problem = run.read(draw, args, kwargs)
         mean, *_ = problem.predict(fit.features)
-        return _some(jnp.ravel(fit.loc + mean)), problem.log_evidence()
+        return _some(jnp.ravel(fit.loc + mean)), problem.log_evidence(), problem.evidence_error()
 
-    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Any]:
+    def at_weights(draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Array, Any, None]:
         sites = run.sites_at(draw, args, kwargs)
         observed = [sites[name] for name in run.observed]
         moments = [moments_of(site["fn"]) for site in observed]
         values = [jnp.ravel(found["probs"] if "probs" in found else found["mean"]) for found in moments]
-        return _some(jnp.concatenate(values)), sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in observed)
+        return (
+            _some(jnp.concatenate(values)),
+            sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in observed),
+            None,
+        )
 
     if run.conjugate is not None:
-        return jax.tree.map(np.asarray, run.map(integrated, run.stored))
-    return jax.tree.map(np.asarray, run.map(at_weights, run.with_readout(rng_key)))
+        return run.map(integrated, run.stored)
+    return run.map(at_weights, run.with_readout(rng_key))
 
 
 def _some(values: Array) -> Array:
@@ -325,12 +372,15 @@ def _of_sampler(fields: Mapping[str, Any], state: Any) -> dict[str, Any]:
     adapted = getattr(state, "adapt_state", None)
     step_size = last("adapt_state.step_size", last("step_size", getattr(adapted, "step_size", None)))
     accept_prob = fields.get("accept_prob", getattr(state, "mean_accept_prob", None))
-    gradients = fields.get("num_grad", fields.get("num_steps"))
+    cost = "num_grad" if "num_grad" in fields or hasattr(state, "num_grad") else "num_steps"
+    gradients = fields.get(cost)
+    per_draw = getattr(state, cost, None) if gradients is None else np.mean(gradients, axis=1)
     nonfinite = last("num_nonfinite")
     return {
         "accept_prob": None if accept_prob is None else float(np.mean(accept_prob)),
         "step_size": None if step_size is None else np.atleast_1d(np.asarray(step_size, float)),
         "num_gradients": None if gradients is None else int(np.sum(gradients)),
+        "gradients_per_draw": per_draw if per_draw is None else np.atleast_1d(np.asarray(per_draw, float)),
         "num_divergent": int(np.sum(fields["diverging"])) if "diverging" in fields else None,
         "num_nonfinite": None if nonfinite is None else int(np.sum(nonfinite)),
     }

@@ -1,7 +1,7 @@
 """ArviZ's view of a finished run."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -12,13 +12,23 @@ import numpy as np
 import numpyro
 from jax import Array, random
 from jax.typing import ArrayLike
+from numpyro.distributions import Normal
 from numpyro.handlers import substitute, uncondition
 from numpyro.infer import MCMC, Predictive
 
 from numpyro_wide._arviz import from_datasets
-from numpyro_wide._blocks import blocks_of, is_mapped
-from numpyro_wide._checks import as_list, check_key, check_names_known, is_known, kind_of, listing, warn_if_stuck
-from numpyro_wide._compile import run_with_arguments
+from numpyro_wide._blocks import BLOCK_BYTES, blocks_of, is_mapped
+from numpyro_wide._checks import (
+    as_list,
+    check_key,
+    check_names_known,
+    is_known,
+    kind_of,
+    late_progress,
+    listing,
+    warn_if_stuck,
+)
+from numpyro_wide._compile import program_of, run_with_arguments, split
 from numpyro_wide._traces import (
     Sites,
     abstract_sites,
@@ -28,14 +38,17 @@ from numpyro_wide._traces import (
     observed_sites,
     run_model,
     startable,
+    unwrap,
 )
-from numpyro_wide.readout._assumptions import conjugate_form, read_run
+from numpyro_wide.readout._assumptions import Program, conjugate_form, read_run
 from numpyro_wide.readout._draws import weights_of
 from numpyro_wide.readout._model import ReadoutModel, base_name
 from numpyro_wide.readout._transform import base_transforms
 
 Draws = dict[str, Any]
 Arguments = tuple[tuple, Mapping[str, Any]]
+_NUM_BLOCKS = 20  # of draws, between which a bar moves
+_MOST_QUICK = 2**24  # numbers of all draws up to which a program that is compiled quickly takes less time in all
 
 
 def by_blocks(fn: Callable[[Draws, int], Any], draws: Draws) -> Any:
@@ -55,6 +68,7 @@ class FinishedRun:
                 f"{function} needs an MCMC after its run, and then a model, but got {kind_of(mcmc)} "
                 f"and {kind_of(model)}; the order is {function}(mcmc, model, x, y)."
             )
+        self.function = function
         wrapped, self.plain = _unwrapped(model)
         self.wrapped = wrapped or _unwrapped(getattr(mcmc.sampler, "model", None))[0]
         self.arguments: Arguments = args, dict(kwargs or {})
@@ -83,12 +97,49 @@ class FinishedRun:
         return run_with_arguments(program, self.arguments)
 
     @cached_property
+    def first(self) -> Draws:
+        """The first draw."""
+        return {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
+
+    @cached_property
     def conjugate(self) -> ReadoutModel | None:
         """The model out of which the readout can be integrated, or None."""
-        if len(self.wrapped) != 1 or self.missing:
+        if len(self.wrapped) > 1 or self.missing:
             return None
-        first = {name: np.asarray(values)[0, 0] for name, values in self.latent(self.stored).items()}
-        return conjugate_form(self.wrapped[0], first, *self.arguments)
+        forms = (conjugate_form(form, self.first, *self.arguments) for form in self.wrapped or self._readouts())
+        return next((form for form in forms if form is not None), None)
+
+    def _readouts(self) -> Iterator[ReadoutModel]:
+        """Yield what may be the readout of a model that is not wrapped: a Normal site that fits recorded features."""
+        for features, recorded in self.sites.items():
+            shape = np.shape(recorded["value"])
+            if recorded["type"] != "deterministic" or len(shape) != 2:
+                continue
+            behind = self._behind(features)
+            for readout, site in reversed(latent_sites(self.sites).items()):
+                is_fit = site["fn"].shape()[:1] == shape[1:] and type(unwrap(site["fn"])) is Normal
+                if is_fit and readout not in behind:
+                    yield ReadoutModel(self.plain, readout, features)
+
+    @cached_property
+    def forms(self) -> list[ReadoutModel]:
+        """Readouts and features that are known."""
+        return self.wrapped or [form for form in [self.conjugate] if form is not None]
+
+    @cached_property
+    def identified(self) -> set[str]:
+        """Latent sites apart from those of hidden units, which can trade places; none where no features are known."""
+        hidden = {name for form in self.forms for name in (form.readout, *self._behind(form.features))}
+        return self._latent.keys() - hidden if self.forms else set()
+
+    def _behind(self, site: str) -> set[str]:
+        """Return the latent sites that the value of a site depends on, given the values of them all."""
+
+        def value(draw: Draws) -> dict[str, Any]:
+            return {site: run_model(startable(self.plain), *self.arguments, values=draw)[site]["value"]}
+
+        reads = Program(value, self.first).reads(site)
+        return {name for name, is_read in zip(sorted(self.first), reads, strict=True) if is_read}
 
     def read(self, draw: Draws, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return a run of the conjugate model, and the readout's problem."""
@@ -101,12 +152,28 @@ class FinishedRun:
         return run_model(self.plain, args, kwargs, inside=(substitute(data=draw),))
 
     def map(self, single: Callable, draws: Draws) -> Any:
-        """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...)."""
+        """Return ``single(draw, args, kwargs)`` at draws (chain, draw, ...); a bar shows if it takes long."""
+        draws = {name: np.asanyarray(values) for name, values in self.latent(draws).items()}
+        num_chains, num_draws = np.shape(next(iter(draws.values())))[:2]
+        arrays, join = split(self.arguments)
+        largest = max(int(np.size(site["value"])) for site in self.sites.values())
 
-        def program(arguments: Arguments, block: Draws) -> Any:
-            return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *arguments)), block)
+        def of_block(arrays: list[Array], block: Draws) -> Any:
+            return jax.lax.map(partial(jax.lax.map, lambda draw: single(draw, *join(arrays))), block)
 
-        return by_blocks(lambda block, _: run_with_arguments(program, self.arguments, block), self.latent(draws))
+        num_blocks = max(_NUM_BLOCKS, sum(values.nbytes for values in draws.values()) // BLOCK_BYTES)
+        size = -(-num_draws // num_blocks)
+        parts, program = [], None
+        for start in late_progress(range(0, num_draws, size), desc=self.function):
+            # Blocks of one size are one program: the last begins among the draws before it.
+            first = min(start, num_draws - size)
+            block = {name: jnp.asarray(values[:, first : first + size]) for name, values in draws.items()}
+            if program is None:
+                is_quick = largest * num_chains * num_draws < _MOST_QUICK
+                program = program_of(of_block, arrays, block, quick=is_quick)
+            results = jax.tree.map(np.asarray, program(arrays, block))
+            parts.append(jax.tree.map(lambda leaf, new=start - first: leaf[:, new:], results))
+        return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *parts)
 
     def with_readout(self, rng_key: Array, is_needed: bool = True) -> Draws:
         """Return the stored draws, and draws of an integrated readout."""

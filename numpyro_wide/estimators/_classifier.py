@@ -1,5 +1,6 @@
 """Classification with wide Bayesian neural networks, for scikit-learn."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from numpyro_wide.estimators import _scoring as loo
-from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN
+from numpyro_wide.estimators._base import WIDTH, Clock, Report, WideBNN, words_named
 from numpyro_wide.estimators._chains import MOST_CHECKED, run_chains
 from numpyro_wide.estimators._policy import needs_double, without_copies
 from numpyro_wide.estimators._posteriors import DrawnPosterior, LimitPosterior, Network, blocks
@@ -114,7 +115,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
             y: labels, (n,), numbers or words.
         """
         depth, width, budget, random = self._checked_parameters()
-        inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        with words_named(X):
+            inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -123,7 +125,8 @@ class WideBNNClassifier(ClassifierMixin, WideBNN):
         counts = ", ".join(f"{label}: {count}" for label, count in zip(self.classes_, np.bincount(labels), strict=True))
         report.add("Data", f"rows: {len(inputs)}, columns: {inputs.shape[1]}", f"labels by class: {counts}")
         # Several threads on few cores mostly wait.
-        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock:
+        with set_blas_threads(1), Clock(budget, self.progress_bar) as clock, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"\d+ of \d+ rows repeat others")  # those that were measured
             self._learn_columns(inputs, report)
             inputs, labels = without_copies(inputs, labels, report)
             limit = self._fit_limit(inputs, labels, depth, clock, random, report)

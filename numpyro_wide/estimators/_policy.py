@@ -212,23 +212,35 @@ _MANY = 10_000  # rows, above which a plan is announced
 _MOST_SCORED = 1000  # rows of compared log densities
 _ROWS_A_COLUMN = 10  # at the most with constant noise
 _NOISE_SHARE = 0.2  # of the limit's leave-one-out error, below which its noise is flagged
+_SHARE_OF_MEASURED = 0.05  # of pairs with equal inputs that differ, above which inputs were measured repeatedly
 _ENOUGH_STEPS = 1000  # of chains; with less, fewer rows
 
 
 def without_copies(x: np.ndarray, y: np.ndarray, report: Report) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, d) and y (n,) or (n, k) without repeated rows, which feign zero noise."""
+    """Return x (n, d) and y (n,) or (n, k) without repeated rows, which feign zero noise, but with measurements."""
     targets = y.reshape(len(y), -1)
     _, first, counts = np.unique(np.column_stack([x, targets]), axis=0, return_index=True, return_counts=True)
-    num_inputs, num_targets = (len(np.unique(part, axis=0)) for part in (x, targets))
-    has_few_inputs = 2 * num_inputs < len(x) and len(first) > 1.05 * num_inputs
     num_copies = len(x) - len(first)
-    if not num_copies or (has_few_inputs and (counts.min() == 1 or 4 * num_targets < len(x))):
+    by_input, by_target = (np.unique(values, axis=0, return_counts=True)[1] for values in (x, targets))
+    # Of several measurements some differ. Others agree by chance, if targets are discrete, or inputs take few values.
+    differ = _num_pairs(by_input) - _num_pairs(counts) > _SHARE_OF_MEASURED * _num_pairs(by_input)
+    may_agree = 4 * len(by_target) < len(x) or (2 * len(by_input) < len(x) and counts.min() == 1)
+    if not num_copies:
+        return x, y
+    if differ and may_agree:
+        report.add(
+            "Data", f"{num_copies} of {len(x)} rows are like others, but measured: others of equal inputs differ"
+        )
         return x, y
     line = f"{num_copies} of {len(x)} rows are copies of others, inputs and targets: each row counts once"
     report.add("Data", line)
     if counts.min() > 1:
         warnings.warn(f"{line}.", UserWarning, stacklevel=3)
     return x[np.sort(first)], y[np.sort(first)]
+
+
+def _num_pairs(counts: np.ndarray) -> int:
+    return int(np.sum(counts * (counts - 1)) // 2)
 
 
 def allows_all_rows(num_rows: int, depth: int, width: int, num_chains: int, clock: Clock) -> bool:

@@ -14,7 +14,7 @@ from jax import Array
 from sklearn.utils import gen_batches
 
 from numpyro_wide import _mixture
-from numpyro_wide._compile import program_of
+from numpyro_wide._compile import run_program
 from numpyro_wide._traces import run_model
 from numpyro_wide.linear_gaussian._problem import readout_posterior
 from numpyro_wide.machine import double_precision
@@ -147,11 +147,11 @@ class DrawnPosterior:
         self.network, self.model = network, collapsed(network)
         self.draws, self.known = jax.tree.map(lambda leaf: np.asarray(leaf, float), (dict(draws), known))
         self._predictive: ReadoutPredictive | None = None
-        self._programs: dict[Any, Callable] = {}
+        self._functions: dict[str, Callable] = {}
         self._last: dict[bytes, Moments] = {}  # by inputs
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_predictive": None, "_programs": {}, "_last": {}}  # compiled programs stay behind
+        return {**self.__dict__, "_predictive": None, "_functions": {}, "_last": {}}  # compiled programs stay behind
 
     @property
     def predictive(self) -> ReadoutPredictive:
@@ -241,12 +241,10 @@ class DrawnPosterior:
 
     def _run(self, fn: Callable, x: np.ndarray) -> Any:
         """Run ``fn(draws, known, x)`` in double precision, traced once for each number of rows."""
-        name = fn.__name__, len(x)
+        fn = self._functions.setdefault(fn.__name__, fn)
         with double_precision():
             args = jax.tree.map(jnp.asarray, (self.draws, self.known, x))
-            if name not in self._programs:
-                self._programs[name] = program_of(fn, *args)
-            return jax.tree.map(np.asarray, self._programs[name](*args))
+            return jax.tree.map(np.asarray, run_program(fn, *args))
 
 
 def given_draw(network: Network, draw: Mapping[str, Any], known: Any, x: Array) -> tuple[Array, Array, Array, Array]:

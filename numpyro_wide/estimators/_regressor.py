@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import validate_data
 
-from numpyro_wide._checks import check_levels, check_one_of, whole_number
+from numpyro_wide._checks import check_level, check_levels, check_one_of, whole_number
 from numpyro_wide.estimators._base import Clock, Report, WideBNN, moments, words_named
 from numpyro_wide.estimators._policy import decide, without_copies
 from numpyro_wide.estimators._posteriors import Mixture, blocks
@@ -196,9 +196,7 @@ class WideBNNRegressor(RegressorMixin, WideBNN):
         Returns:
             Lower and upper ends, (m, 2) or (m, k, 2).
         """
-        if np.ndim(level):
-            raise ValueError(f"level must be a number, such as 0.9, but is {level!r}; call it for one level at a time.")
-        check_levels("level", level)
+        check_level(level)
         return self.predict_quantiles(X, (0.5 - level / 2, 0.5 + level / 2))
 
     def log_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:

@@ -11,7 +11,7 @@ from jax import Array, random
 from tqdm.auto import tqdm
 
 from numpyro_wide._checks import IN_FLOAT64
-from numpyro_wide._compile import over_chains, program_of, run_program, split
+from numpyro_wide._compile import over_chains, run_program, split
 from numpyro_wide.evidence._density import Position, draw, log_density
 from numpyro_wide.mcmc._integrators import normal_like
 from numpyro_wide.mcmc._kernel import KernelState, over_states
@@ -28,20 +28,17 @@ class Target:
     def __init__(self, model: Callable, args: tuple, kwargs: dict[str, Any]):
         self._model = model
         self._data, self._rebuild = split((args, kwargs))
-        self._traced: dict[tuple, Callable] = {}
+        self._functions: dict[tuple, Callable] = {}
 
     def run(self, body: Callable, *arrays: Any, **options: Any) -> Any:
         """Return ``body(model, *arrays, **options)``, compiled."""
-        leaves, structure = jax.tree.flatten(arrays)
-        key = body, tuple(options.items()), structure, tuple(map(jax.typeof, leaves))
-        if key not in self._traced:
 
-            def of_data(data: list[Any], *arrays: Any) -> Any:
-                args, kwargs = self._rebuild(data)
-                return body(partial(self._model, *args, **kwargs), *arrays, **options)
+        def of_data(data: list[Any], *arrays: Any) -> Any:
+            args, kwargs = self._rebuild(data)
+            return body(partial(self._model, *args, **kwargs), *arrays, **options)
 
-            self._traced[key] = program_of(of_data, self._data, *arrays)
-        return self._traced[key](self._data, *arrays)
+        of_data = self._functions.setdefault((body, *options.items()), of_data)
+        return run_program(of_data, self._data, *arrays)
 
 
 def prior_weights(target: Target, keys: Array, batch_size: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from numpyro_wide.linear_gaussian._linalg import (
     solve_gram,
     solve_lower,
 )
-from numpyro_wide.linear_gaussian._roots import ROOTS, Root
+from numpyro_wide.linear_gaussian._roots import CHOLESKY_ROOTS, DataCholeskyRoot, FeatureRoot
 
 
 def above_rounding(variance: Array, least: Array) -> Array:
@@ -55,14 +55,10 @@ def evidence_rounding(features: Array, targets: Array, variance: Array, variant:
     log_normaliser = num_outputs * (log_det + num_rows * jnp.log(2 * jnp.pi * variance))
     size = 0.5 * (jnp.abs(jnp.sum(targets * alpha)) + jnp.abs(log_normaliser))
     by_output = jnp.sqrt(jnp.sum(alpha**2, axis=0) * jnp.sum(targets**2, axis=0)).sum()
-    if variant == "data":
-        # Eigenvalues err by the largest one's rounding.
-        of_log_det = 2 * num_outputs * squared_norm * jnp.sqrt(jnp.sum(inverse**2))
-    else:
-        of_log_det = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
+    of_log_det = num_outputs * jnp.sqrt(squared_norms @ (inverse**2 @ squared_norms))
 
     ratio = eps * squared_norm / variance
-    of_mean = ratio**2 * moved * variance * (1 if variant == "data" else 0.1 / len(rows))
+    of_mean = ratio**2 * moved * variance * 0.1 / len(rows)
     total = 2 * eps * (by_output + size + of_log_det) + ratio**4 * of_mean
     is_lost = (variance < least_variance(squared_norm)) | ~jnp.isfinite(total)
     return jnp.where(is_lost, jnp.inf, total)
@@ -167,7 +163,7 @@ def broadcastable_matrix(value: Array | np.ndarray, is_vector: bool) -> Array:
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def log_evidence_of(features: Array, targets: Array, variance: Array, variant: str) -> Array:
     """Return the log evidence at a scalar σ²."""
-    return _value(targets, variance, ROOTS[variant].of(features, variance))[0]
+    return _value(targets, variance, CHOLESKY_ROOTS[variant].of(features, variance))[0]
 
 
 @log_evidence_of.defjvp
@@ -177,7 +173,7 @@ def _log_evidence_jvp(
 ) -> tuple[Array, Array]:
     features, targets, variance = primals
     num_rows, num_outputs = targets.shape
-    root = ROOTS[variant].of(features, variance).inverted()
+    root = CHOLESKY_ROOTS[variant].of(features, variance).inverted()
     value, mean, alpha = _value(targets, variance, root)
     solved = root.solve_features()
     trace_inverse = (num_rows - jnp.sum(features * solved)) / variance
@@ -189,7 +185,7 @@ def _log_evidence_jvp(
     return value, tangent
 
 
-def _value(targets: Array, variance: Array, root: Root) -> tuple[Array, Array, Array]:
+def _value(targets: Array, variance: Array, root: FeatureRoot | DataCholeskyRoot) -> tuple[Array, Array, Array]:
     """Return the log evidence, the posterior mean μ, (d, k), and α = (Y − Ψμ)/σ² = K⁻¹Y, (n, k)."""
     num_rows, num_outputs = targets.shape
     # The root's trace costs less than the features' norm.

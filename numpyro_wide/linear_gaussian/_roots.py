@@ -156,47 +156,26 @@ class DataRoot(NamedTuple):
     """Symmetric root by eigenvectors of $K$ (Hron 2022; :eq:`data`)."""
 
     features: Array
-    regulariser: Array
-    gram: Array
     inverse_gram: Array
     shrink: Array
     stretch: Array
-    spectral_log_det: Array
+    log_det: Array
 
     @classmethod
     def of(cls, features: Array, regulariser: Array) -> "DataRoot":
         gram = add_diagonal(features @ features.T, regulariser)
-        return cls(features, regulariser, gram, *posterior_root_functions(gram, regulariser))
-
-    def fit(self, targets: Array) -> tuple[Array, Array]:
-        weights = self.inverse_gram @ targets
-        mean = self.features.T @ weights
-        residual = targets - self.features @ mean
-        step = self.features.T @ (self.inverse_gram @ (residual - self.regulariser * weights))
-        return _refined(self, mean, residual, step)
-
-    def log_det(self) -> Array:
-        return self.spectral_log_det
-
-    def trace(self) -> Array:
-        return jnp.trace(self.gram)
+        return cls(features, *posterior_root_functions(gram, regulariser))
 
     def forward(self, targets: Array, phi: Array) -> tuple[Array, Array]:
         weights = self.inverse_gram @ targets - self.shrink @ (self.features @ phi)
-        return phi + self.features.T @ weights, -0.5 * self.spectral_log_det
+        return phi + self.features.T @ weights, -0.5 * self.log_det
 
     def inverse(self, targets: Array, readout: Array) -> Array:
         centred = readout - self.features.T @ (self.inverse_gram @ targets)
         return centred + self.features.T @ (self.stretch @ (self.features @ centred))
 
-    def inverted(self) -> "DataRoot":
-        return self
 
-    def solve_features(self) -> Array:
-        return self.inverse_gram @ self.features
-
-
-def _refined(root: Any, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
+def _refined(root: _CholeskyRoot, mean: Array, residual: Array, step: Array) -> tuple[Array, Array]:
     """Return mean and residual after one step of refinement, of the best length."""
     moved = root.features @ step
     slope = _by_output(residual * moved) - root.regulariser * _by_output(mean * step)
@@ -210,8 +189,11 @@ def _by_output(matrix: Array) -> Array:
     return jnp.sum(matrix, axis=0, keepdims=True)
 
 
-Root = FeatureRoot | DataRoot | DataCholeskyRoot
-ROOTS: dict[str, type[Root]] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
+CHOLESKY_ROOTS: dict[str, type[FeatureRoot | DataCholeskyRoot]] = {
+    "feature": FeatureRoot,
+    "data-cholesky": DataCholeskyRoot,
+}
+ROOTS: dict[str, Any] = {"feature": FeatureRoot, "data": DataRoot, "data-cholesky": DataCholeskyRoot}
 
 
 @jax.custom_jvp

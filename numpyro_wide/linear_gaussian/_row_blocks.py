@@ -89,6 +89,11 @@ def as_features(features: Any) -> Array | RowFeatures:
     return features if isinstance(features, RowFeatures) else jnp.asarray(features)
 
 
+def map_rows(features: Array | RowFeatures, function: Callable[[Array], Any]) -> Any:
+    """Return a function's value of features (b, d), for all rows; by blocks where the features are."""
+    return features.map(function) if isinstance(features, RowFeatures) else function(features)
+
+
 def first_block(features: Array | RowFeatures) -> Array:
     """Return the first block of rows, (b, d), or the array."""
     return features.rows(0) if isinstance(features, RowFeatures) else features
@@ -340,7 +345,7 @@ class BlockedPosterior:
             mean = rows @ center
             return mean, jnp.broadcast_to(spread.T, mean.shape), mean + rows @ deviation
 
-        found = test_features.map(moments) if isinstance(test_features, RowFeatures) else moments(test_features)
+        found = map_rows(test_features, moments)
         shape = (test_features.shape[0], *self.mean.shape[1:])
         return jax.tree.map(lambda part: part.reshape(shape), found)
 

@@ -30,12 +30,11 @@ class AdaptState(NamedTuple):
     """State of the adaptation."""
 
     num_warmup: Array  # in the state: a chain resumed by an ``MCMC`` with another one does not adapt again
-    learnt: Any  # by the rule for the step size
+    step_size_state: Any  # of the rule for the step size
     # Largest number of an integrator's steps in the next proposal. Far from the posterior long trajectories fall so
     # deep that no step size is small enough for them; many short ones lose what they fell by.
-    reach: Array
+    max_steps: Array
     preconditioner: Any  # coordinates, or units, in which a kernel moves; None for N(0, I)
-    is_cut: Array  # whether draws are parts of trajectories
 
 
 def window_position(step: Array, num_warmup: Array, percentages: tuple[int, ...]) -> tuple[Array, Array]:
@@ -79,6 +78,15 @@ def steps_along(length: Array | float, step_size: Array, most: int = FARTHEST) -
     return jnp.clip(jnp.round(length / step_size), 1, most).astype(jnp.result_type(int))
 
 
+# While acceptance is below the target by this much, every fourth step of warmup is a probe, with eight times the step
+# size. An integrator of second order then makes 8² to 8³ times the energy error. So where probes err by less than 30,
+# rounding refuses what is refused at the step size itself, however little of it the energy shows. A smaller step would
+# not help: it grows, as by an acceptance so far above the target.
+SHORTFALL, PROBE_EVERY, PROBE_FACTOR, MOST_ROUNDING, LIFT = 0.1, 4, 8, 30.0, 0.5
+# Largest error that is counted of a probe, and weights of the latest step and of the latest probe in their means.
+LARGEST, LATEST, LATEST_PROBE = 100.0, 0.1, 0.4
+
+
 class Averaging(NamedTuple):
     """State of :class:`AcceptanceRule`; steps are on the real line, see :func:`to_real_line`."""
 
@@ -88,6 +96,8 @@ class Averaging(NamedTuple):
     number: Array  # of averaged steps
     center: Array  # to which the steps are drawn
     heading: Array  # of a search: 1 doubles, −1 halves, 0 is not known yet; FOUND after it
+    accept_prob: Array  # mean of the latest steps
+    probe_error: Array  # mean size of the energy errors of the latest probes
 
 
 FOUND = 2.0
@@ -98,54 +108,80 @@ class AcceptanceRule(NamedTuple):
 
     target: float
     max_step_size: float | None
+    is_second_order: bool  # whether energy errors grow like the square of the step or faster
 
     def start(self, step_size: Array, *, searches: bool) -> Averaging:
         """Start at a step size."""
-        return self._fresh(to_real_line(step_size, self.max_step_size), searches)
+        none = jnp.zeros_like(step_size)
+        return self._fresh(to_real_line(step_size, self.max_step_size), searches, none + self.target, none + LARGEST)
 
-    def restart(self, learnt: Averaging) -> Averaging:
+    def restart(self, state: Averaging) -> Averaging:
         """Start again in other units, in which the latest step size is a start and no more."""
-        return self._fresh(learnt.step, searches=False)
+        return self._fresh(state.step, False, state.accept_prob, state.probe_error)
 
-    def _fresh(self, step: Array, searches: bool) -> Averaging:
+    def _fresh(self, step: Array, searches: bool, accept_prob: Array, probe_error: Array) -> Averaging:
         none = jnp.zeros_like(step)
         heading = none if searches else jnp.full_like(none, FOUND)
         # Like Hoffman & Gelman 2014, pull the iterates towards more than the first step: large steps are cheap to test.
-        return Averaging(step, step, none, none, step + math.log(2), heading)
+        return Averaging(step, step, none, none, step + math.log(2), heading, accept_prob, probe_error)
 
-    def update(self, learnt: Averaging, energy_error: Array, square_error: Array) -> Averaging:
+    def is_probe(self, state: Averaging, step: Array) -> Array:
+        """Whether a step of warmup is a probe."""
+        return self.is_second_order & self._falls_short(state) & (step % PROBE_EVERY == 0)
+
+    def probe_step_size(self, step_size: Array) -> Array:
+        """Return the step size of a probe."""
+        longer = PROBE_FACTOR * step_size
+        return longer if self.max_step_size is None else jnp.minimum(longer, self.max_step_size)
+
+    def update(self, state: Averaging, energy_error: Array, square_error: Array, is_probe: Array) -> Averaging:
         """Learn from one step of warmup, of this energy error and mean square error per dimension."""
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
-        return select(learnt.heading == FOUND, self._average(learnt, accept_prob), self._search(learnt, accept_prob))
+        shown = jnp.minimum(jnp.abs(energy_error), LARGEST)
+        if self.max_step_size is not None:  # a probe that the bound makes smaller shows nothing
+            is_bounded = PROBE_FACTOR * from_real_line(state.step, self.max_step_size) > self.max_step_size
+            shown = jnp.where(is_bounded, LARGEST, shown)
+        probed = state._replace(probe_error=state.probe_error + LATEST_PROBE * (shown - state.probe_error))
+        state = state._replace(accept_prob=state.accept_prob + LATEST * (accept_prob - state.accept_prob))
+        averaged = self._average(state, jnp.where(self._is_rounding(state), self.target + LIFT, accept_prob))
+        return select(is_probe, probed, select(state.heading == FOUND, averaged, self._search(state, accept_prob)))
 
-    def step_size(self, learnt: Averaging, is_last: Array) -> Array:
+    def step_size(self, state: Averaging, is_last: Array) -> Array:
         """Return the step size to continue with: the iterates explore; their average is what warmup leaves behind."""
-        return from_real_line(jnp.where(is_last, learnt.average, learnt.step), self.max_step_size)
+        return from_real_line(jnp.where(is_last, state.average, state.step), self.max_step_size)
 
-    def is_searching(self, learnt: Averaging) -> Array:
-        """Tell whether acceptance has not crossed the target yet, so that trajectories are to have one step."""
-        return learnt.heading != FOUND
+    def is_searching(self, state: Averaging) -> Array:
+        """Whether acceptance has not crossed the target yet, so that trajectories are to have one step."""
+        return state.heading != FOUND
 
-    def takes(self, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int) -> Array:
-        """Tell whether a finite proposal becomes the next draw: by Metropolis."""
-        return is_drawn
+    def accepts(
+        self, state: Averaging, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
+    ) -> Array:
+        """Whether a finite proposal becomes the next draw: by Metropolis; in warmup not refused by rounding alone."""
+        return is_drawn | (is_adapting & self._is_rounding(state) & (energy_error < MOST_ROUNDING))
 
-    def _search(self, learnt: Averaging, accept_prob: Array) -> Averaging:
+    def _falls_short(self, state: Averaging) -> Array:
+        return (state.heading == FOUND) & (state.accept_prob < self.target - SHORTFALL)
+
+    def _is_rounding(self, state: Averaging) -> Array:
+        return self._falls_short(state) & (state.probe_error < MOST_ROUNDING)
+
+    def _search(self, state: Averaging, accept_prob: Array) -> Averaging:
         wanted = jnp.where(accept_prob > self.target, 1.0, -1.0)
-        goes_on = learnt.heading * wanted >= 0
-        step = jnp.where(goes_on, learnt.step + wanted * math.log(2), learnt.step)
+        goes_on = state.heading * wanted >= 0
+        step = jnp.where(goes_on, state.step + wanted * math.log(2), state.step)
         if self.max_step_size is not None:
             goes_on &= step < HIGHEST
             step = jnp.minimum(step, HIGHEST)
         heading = jnp.where(goes_on, wanted, FOUND)
-        return learnt._replace(step=step, average=step, center=step + math.log(2), heading=heading)
+        return state._replace(step=step, average=step, center=step + math.log(2), heading=heading)
 
-    def _average(self, learnt: Averaging, accept_prob: Array) -> Averaging:
-        number = learnt.number + 1
-        error = learnt.error + (self.target - accept_prob - learnt.error) / (number + DELAY)
-        step = learnt.center - jnp.sqrt(number) / GAMMA * error
-        average = learnt.average + number**-DECAY * (step - learnt.average)
-        return learnt._replace(step=step, average=average, error=error, number=number)
+    def _average(self, state: Averaging, accept_prob: Array) -> Averaging:
+        number = state.number + 1
+        error = state.error + (self.target - accept_prob - state.error) / (number + DELAY)
+        step = state.center - jnp.sqrt(number) / GAMMA * error
+        average = state.average + number**-DECAY * (step - state.average)
+        return state._replace(step=step, average=average, error=error, number=number)
 
 
 # The law of an energy error has the tail that a step too large gives it; one of them must not empty the memory.
@@ -161,7 +197,7 @@ class Matching(NamedTuple):
     """State of :class:`EnergyRule`."""
 
     step_size: Array
-    ratio: Array  # mean square error that this step size is thought to have, over the one aimed at
+    ratio: Array  # estimated mean square energy error at this step size, relative to the target
     weight: Array  # number of steps of which the ratio is a mean
     num_seen: Array
 
@@ -180,28 +216,38 @@ class EnergyRule(NamedTuple):
         none = jnp.zeros_like(step_size)
         return Matching(step_size, none, none, none)
 
-    def restart(self, learnt: Matching) -> Matching:
+    def restart(self, state: Matching) -> Matching:
         """Start at the latest step size."""
-        return self.start(learnt.step_size, searches=False)
+        return self.start(state.step_size, searches=False)
 
-    def update(self, learnt: Matching, energy_error: Array, square_error: Array) -> Matching:
-        """Learn from one step of warmup."""
-        ratio = jnp.minimum(square_error / self.square_error, MOST_OF_A_RATIO)
-        weight = jnp.minimum(learnt.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * learnt.num_seen)) + 1
-        mean = learnt.ratio + (ratio - learnt.ratio) / weight
-        factor = jnp.clip(jnp.maximum(mean, 1e-6) ** (-1 / 6), 0.5, 2.0)
-        return Matching(factor * learnt.step_size, mean * factor**6, weight, learnt.num_seen + 1)
-
-    def step_size(self, learnt: Matching, is_last: Array) -> Array:
-        """Return the step size to continue with."""
-        return learnt.step_size
-
-    def is_searching(self, learnt: Matching) -> Array:
+    def is_probe(self, state: Matching, step: Array) -> Array:
         """Return False: every step tells of all step sizes."""
         return jnp.zeros((), bool)
 
-    def takes(self, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int) -> Array:
-        """Take every finite proposal; while the step size is still being found, none with a gross error."""
+    def probe_step_size(self, step_size: Array) -> Array:
+        """Return the step size, as there are no probes."""
+        return step_size
+
+    def update(self, state: Matching, energy_error: Array, square_error: Array, is_probe: Array) -> Matching:
+        """Learn from one step of warmup."""
+        ratio = jnp.minimum(square_error / self.square_error, MOST_OF_A_RATIO)
+        weight = jnp.minimum(state.weight, jnp.maximum(SHORTEST_MEMORY, MEMORY * state.num_seen)) + 1
+        mean = state.ratio + (ratio - state.ratio) / weight
+        factor = jnp.clip(jnp.maximum(mean, 1e-6) ** (-1 / 6), 0.5, 2.0)
+        return Matching(factor * state.step_size, mean * factor**6, weight, state.num_seen + 1)
+
+    def step_size(self, state: Matching, is_last: Array) -> Array:
+        """Return the step size to continue with."""
+        return state.step_size
+
+    def is_searching(self, state: Matching) -> Array:
+        """Return False: every step tells of all step sizes."""
+        return jnp.zeros((), bool)
+
+    def accepts(
+        self, state: Matching, is_drawn: Array, energy_error: Array, is_adapting: Array, num_dimensions: int
+    ) -> Array:
+        """Whether a finite proposal becomes the next draw: always, but for gross errors in warmup."""
         # A step that is still too large throws an uncorrected chain away before it can be adapted.
         gross = max(1.0, GROSS * (self.square_error * num_dimensions) ** 0.5)
         return ~is_adapting | (energy_error < gross)

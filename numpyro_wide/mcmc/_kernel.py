@@ -153,13 +153,13 @@ class Noise(NamedTuple):
         return cls(unravel(jnp.asarray(normal)), -jnp.log(0.5 + 0.5 * uniform[0]), uniform[1], rng_key)
 
 
-class Move(NamedTuple):
+class ProposalSettings(NamedTuple):
     """Settings with which a kernel makes a proposal."""
 
     step_size: Array
     num_steps: int | Array
     preconditioner: Any
-    renewal: float | Array = 1.0  # share in (0, 1] of the velocity, where it lives on from step to step, that is new
+    persistence: float | Array = 0.0  # share in [0, 1) of the momentum that is kept from step to step
 
 
 class Proposal(NamedTuple):
@@ -248,6 +248,7 @@ class MetropolisKernel(MCMCKernel):
     sample_field = "z"
     _needs_gradient = True
     _needs_momentum = False
+    _is_second_order = True  # energy errors grow like the square of the step size or faster
     # Percentages of warmup between which windows of draws renew the preconditioner.
     _windows: tuple[int, ...] = ()
     # Of the sites that are sampled; None before `init`, and where one depends on the values of others.
@@ -276,7 +277,7 @@ class MetropolisKernel(MCMCKernel):
         bound = math.inf if max_step_size is None else max_step_size
         self._step_size = check_number("step_size", step_size, 0.0, bound, include_high=max_step_size is not None)
         target = check_number("target_accept_prob", target_accept_prob, 0.0, 1.0)
-        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size)
+        self._rule: AcceptanceRule | EnergyRule = AcceptanceRule(target, max_step_size, self._is_second_order)
         self._adapt_step_size = adapt_step_size
         self._searches = find_heuristic_step_size
 
@@ -478,16 +479,18 @@ class MetropolisKernel(MCMCKernel):
         return self._for_each_chain(refreshed, state, model_args, model_kwargs)
 
     @abstractmethod
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
         """Propose a place to go to from ``point`` with momentum ``r``."""
 
-    def _count(self, state: KernelState) -> int | Array:
+    def _num_steps(self, state: KernelState) -> int | Array:
         """Return the number of an integrator's steps between two draws."""
         return 1
 
-    def _renewal(self, state: KernelState) -> float | Array:
-        """Return the share, in (0, 1], of a velocity that lives on which the next step renews."""
-        return 1.0
+    def _persistence_at(self, state: KernelState) -> float | Array:
+        """Return the share, in [0, 1), of the momentum that the next step keeps."""
+        return 0.0
 
     def _round_step_size(self, step_size: Array) -> Array:
         """Move the step size to a value that the kernel can use as it is."""
@@ -519,10 +522,9 @@ class MetropolisKernel(MCMCKernel):
             step_size=step_size,
             adapt_state=AdaptState(
                 num_warmup=none + num_warmup,
-                learnt=self._rule.start(step_size, searches=self._searches),
-                reach=none + 1,
+                step_size_state=self._rule.start(step_size, searches=self._searches),
+                max_steps=none + 1,
                 preconditioner=self._first_preconditioner(point.z, num_warmup),
-                is_cut=jnp.zeros((), bool),
             ),
             rng_key=rng_key,
         )
@@ -535,7 +537,7 @@ class MetropolisKernel(MCMCKernel):
         noise = Noise.draw(key_noise, state.z)
         is_warming_up = state.i < state.adapt_state.num_warmup
         current = point_of(state)
-        proposal = self._propose(noise, current, state.r, self._move(state, is_warming_up), evaluate)
+        proposal = self._propose(noise, current, state.r, self._settings(state, is_warming_up), evaluate)
         # Every kernel's error has the gradient at the end in it: a point without one could not be left.
         finite = jnp.isfinite(proposal.energy_error)
         # Infinite, so that the probability is exactly zero, and the step size adapts to the refusal.
@@ -544,7 +546,9 @@ class MetropolisKernel(MCMCKernel):
         certain = jnp.where(finite, certain, jnp.inf)
         is_adapting = self._adapt_step_size & is_warming_up
         is_drawn = noise.exponential >= energy_error
-        accepted = finite & self._rule.takes(is_drawn, certain, is_adapting, size_of(state.z))
+        accepted = finite & self._rule.accepts(
+            state.adapt_state.step_size_state, is_drawn, certain, is_adapting, size_of(state.z)
+        )
         point = select(accepted, proposal.point, current)
         accept_prob = jnp.exp(-jnp.maximum(energy_error, 0.0))
         count = 1 + jnp.where(is_warming_up, state.i, state.i - state.adapt_state.num_warmup)
@@ -566,33 +570,41 @@ class MetropolisKernel(MCMCKernel):
         step_size, adapt_state = self._adapt(state, certain, square)
         return state._replace(i=state.i + 1, step_size=step_size, adapt_state=adapt_state)
 
-    def _move(self, state: KernelState, is_warming_up: Array) -> Move:
-        adapted, num_steps = state.adapt_state, self._count(state)
-        # A number of steps that is known before the run stays so: its loop compiles to less.
-        if self._adapt_step_size and not isinstance(num_steps, int):
-            num_steps = jnp.where(is_warming_up, jnp.minimum(num_steps, adapted.reach), num_steps)
-        return Move(state.step_size, num_steps, adapted.preconditioner, self._renewal(state))
+    def _settings(self, state: KernelState, is_warming_up: Array) -> ProposalSettings:
+        step_size, num_steps, adapted = state.step_size, self._num_steps(state), state.adapt_state
+        persistence = self._persistence_at(state)
+        if self._adapt_step_size:
+            # A momentum that lives on would keep what a chain falls by, and is turned round where many steps are lost.
+            is_falling = is_warming_up & (adapted.max_steps < num_steps)
+            persistence = jnp.where(is_falling, 0.0, persistence)
+            is_probe = is_warming_up & self._rule.is_probe(adapted.step_size_state, state.i)
+            step_size = jnp.where(is_probe, self._rule.probe_step_size(step_size), step_size)
+            # A number of steps that is known before the run stays so: its loop compiles to less.
+            if not isinstance(num_steps, int):
+                num_steps = jnp.where(is_warming_up, jnp.minimum(num_steps, adapted.max_steps), num_steps)
+        return ProposalSettings(step_size, num_steps, adapted.preconditioner, persistence)
 
     def _adapt(self, state: KernelState, certain: Array, square_error: Array) -> tuple[Array, AdaptState]:
         """Return the next step size and the next state of the adaptation; both as they are after warmup."""
         adapted, step_size = state.adapt_state, state.step_size
         is_warming_up = state.i < adapted.num_warmup
-        draw_length = jnp.asarray(self._count(state), step_size.dtype) * step_size
+        draw_length = jnp.asarray(self._num_steps(state), step_size.dtype) * step_size
         if self._adapt_step_size:
-            learnt: Any = self._rule.update(adapted.learnt, certain, square_error)
-            is_short = (certain > LOST) | self._rule.is_searching(learnt)
-            reach = jnp.where(is_short, 1, jnp.minimum(2 * adapted.reach, FARTHEST))
-            found = self._round_step_size(self._rule.step_size(learnt, state.i + 1 == adapted.num_warmup))
-            step_size = jnp.where(is_warming_up, found, step_size)
-            adapted = adapted._replace(learnt=learnt, reach=reach)
-        known = adapted.preconditioner
-        if known is None or not self._windows:
+            is_probe = self._rule.is_probe(adapted.step_size_state, state.i)
+            learnt: Any = self._rule.update(adapted.step_size_state, certain, square_error, is_probe)
+            is_short = (certain > LOST) & ~is_probe | self._rule.is_searching(learnt)
+            max_steps = jnp.where(is_short, 1, jnp.minimum(2 * adapted.max_steps, FARTHEST))
+            next_size = self._round_step_size(self._rule.step_size(learnt, state.i + 1 == adapted.num_warmup))
+            step_size = jnp.where(is_warming_up, next_size, step_size)
+            adapted = adapted._replace(step_size_state=learnt, max_steps=max_steps)
+        preconditioner = adapted.preconditioner
+        if preconditioner is None or not self._windows:
             return step_size, adapted
         is_counted, is_end = window_position(state.i, adapted.num_warmup, self._windows)
-        known = jax.lax.cond(is_counted, lambda known: known.count_draw(point_of(state)), identity, known)
-        known = jax.lax.cond(is_end, lambda known: self._close_window(known, draw_length), identity, known)
-        learnt = select(is_end, self._rule.restart(adapted.learnt), adapted.learnt)
-        return step_size, adapted._replace(learnt=learnt, preconditioner=known)
+        counted = jax.lax.cond(is_counted, lambda p: p.count_draw(point_of(state)), identity, preconditioner)
+        renewed = jax.lax.cond(is_end, lambda p: self._close_window(p, draw_length), identity, counted)
+        step_size_state = select(is_end, self._rule.restart(adapted.step_size_state), adapted.step_size_state)
+        return step_size, adapted._replace(step_size_state=step_size_state, preconditioner=renewed)
 
     def _for_each_chain(self, fn: Callable[..., KernelState], state: KernelState, *args: Any) -> KernelState:
         if is_prng_key(state.rng_key):

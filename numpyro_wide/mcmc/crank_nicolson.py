@@ -15,7 +15,7 @@ from numpyro_wide.mcmc._integrators import (
     reference_energy_difference,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Noise, Proposal, ProposalSettings
 
 
 class PreconditionedCrankNicolson(MetropolisKernel):
@@ -58,6 +58,7 @@ class PreconditionedCrankNicolson(MetropolisKernel):
     """
 
     _needs_gradient = False
+    _is_second_order = False
 
     def __init__(
         self,
@@ -81,8 +82,10 @@ class PreconditionedCrankNicolson(MetropolisKernel):
             max_step_size=1.0,
         )
 
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        end = evaluate(refresh_momentum(noise.normal, point.z, move.step_size))
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
+        end = evaluate(refresh_momentum(noise.normal, point.z, settings.step_size))
         return Proposal(end, reference_energy_difference(point, end))
 
 
@@ -123,6 +126,8 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
         200
     """
 
+    _is_second_order = False
+
     def __init__(
         self,
         model: Callable[..., Any] | None = None,
@@ -145,6 +150,8 @@ class PreconditionedCrankNicolsonLangevin(MetropolisKernel):
             max_step_size=2.0,
         )
 
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        end = evaluate(crank_nicolson_langevin(point, noise.normal, move.step_size))
-        return Proposal(end, crank_nicolson_langevin_energy_error(point, end, move.step_size))
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
+        end = evaluate(crank_nicolson_langevin(point, noise.normal, settings.step_size))
+        return Proposal(end, crank_nicolson_langevin_energy_error(point, end, settings.step_size))

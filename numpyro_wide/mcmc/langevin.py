@@ -17,7 +17,7 @@ from numpyro_wide.mcmc._integrators import (
     leapfrog,
     refresh_momentum,
 )
-from numpyro_wide.mcmc._kernel import MetropolisKernel, Move, Noise, Proposal, check_number, energy_rule
+from numpyro_wide.mcmc._kernel import MetropolisKernel, Noise, Proposal, ProposalSettings, check_number, energy_rule
 
 
 class UnderdampedLangevin(MetropolisKernel):
@@ -95,9 +95,11 @@ class UnderdampedLangevin(MetropolisKernel):
         if not adjusted:
             self._rule = rule
 
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
         momentum = refresh_momentum(r, noise.normal, math.sqrt(1 - self._damping))
-        end, end_momentum = leapfrog(evaluate, point, momentum, move.step_size)
+        end, end_momentum = leapfrog(evaluate, point, momentum, settings.step_size)
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_momentum, momentum)
         # Turning the momentum round after a rejection is what makes the partial refresh exact.

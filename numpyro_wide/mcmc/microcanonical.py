@@ -23,7 +23,7 @@ from numpyro_wide.mcmc._integrators import (
     size_of,
     unit,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, energy_rule
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Noise, Proposal, ProposalSettings, energy_rule
 from numpyro_wide.mcmc._whitening import WHITENING_WINDOWS, Whitening
 
 # Half width of the uniform law, around 1, of the random factor of an adjusted trajectory's steps.
@@ -114,7 +114,7 @@ class MicrocanonicalLangevin(MetropolisKernel):
             find_heuristic_step_size=find_heuristic_step_size,
             init_strategy=init_strategy,
         )
-        self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
+        self._fixed_num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         rule = energy_rule(bias_tolerance, adjusted, target_accept_prob)
         if not adjusted:
@@ -144,9 +144,11 @@ class MicrocanonicalLangevin(MetropolisKernel):
         per_autocorrelation = ADJUSTED_LENGTH_PER_AUTOCORRELATION if self._adjusted else LENGTH_PER_AUTOCORRELATION
         return known.close(draw_length, per_autocorrelation)
 
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        known: Whitening = move.preconditioner
-        step_size, num_steps = move.step_size, move.num_steps
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
+        known: Whitening = settings.preconditioner
+        step_size, num_steps = settings.step_size, settings.num_steps
         if self._adjusted:
             r = noise.normal
             step_size *= 1 + JITTER * noise.uniform
@@ -175,9 +177,9 @@ class MicrocanonicalLangevin(MetropolisKernel):
             return proposal
         return proposal._replace(r_accepted=unravel(length * direction), r_rejected=unravel(-velocity))
 
-    def _count(self, state: KernelState) -> int | Array:
-        if self._num_steps is not None:
-            return self._num_steps
+    def _num_steps(self, state: KernelState) -> int | Array:
+        if self._fixed_num_steps is not None:
+            return self._fixed_num_steps
         if not self._adjusted:
             return 1
         known: Whitening = state.adapt_state.preconditioner

@@ -11,7 +11,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.util import identity
 
 from numpyro_wide._checks import whole_number
-from numpyro_wide.mcmc._adaptation import MIN_WARMUP, AdaptState, steps_along
+from numpyro_wide.mcmc._adaptation import MIN_WARMUP, steps_along
 from numpyro_wide.mcmc._integrators import (
     Evaluate,
     Point,
@@ -20,11 +20,12 @@ from numpyro_wide.mcmc._integrators import (
     refresh_momentum,
     split_trajectory,
 )
-from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Move, Noise, Proposal, check_number
+from numpyro_wide.mcmc._kernel import KernelState, MetropolisKernel, Noise, Proposal, ProposalSettings, check_number
 from numpyro_wide.mcmc._reference import REFERENCE_WINDOWS, Reference
 
-# Rotations of a whole trajectory above which draws are parts of one, and how many parts.
-MANY, PARTS = 24, 10
+# Step size below which draws turn by less than a whole trajectory. What the data inform needs a few rotations, whatever
+# their angle, and what they do not inform needs a whole trajectory: a draw has the geometric mean of the two.
+WHOLE_FROM = 0.3
 # Half width of the uniform law, around 1, of the random factor of a trajectory's angle.
 JITTER = 0.2
 
@@ -46,14 +47,13 @@ class SplitHMC(MetropolisKernel):
         num_steps: number of rotations, and gradients, of a draw, or ``"auto"``.
         trajectory_angle: angle in radians that a trajectory turns by, or, with a number of ``num_steps``, the largest
             angle that adaptation may reach. $\pi/2$ takes N(0, I) to an independent draw; a little more makes up for
-            the draws that a rejection repeats.
+            the draws that a rejection repeats. Under ``persistence="auto"`` a draw turns by less where rotations are
+            small: by $T \sqrt{h / 0.3}$ of the angle $T$ for $h$ below 0.3.
         max_num_steps: largest number of rotations of a trajectory under ``"auto"``.
         persistence: share $\rho$ in [0, 1) of the velocity that outlives a trajectory, turned round after a rejection:
-            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. The first three quarters of warmup keep nothing.
-            ``"auto"`` keeps nothing if a whole trajectory has at most 24 rotations; of a longer one each draw is a
-            tenth, and keeps nine tenths: draws are cheaper, and more are needed. With a number of ``num_steps`` it is
-            $1 - s$ if as many rotations turn by the share $s$ of ``trajectory_angle``. Take 0.0 for independent
-            weights, or where few draws can be stored.
+            the new one is $\rho v + \sqrt{1 - \rho^2}\, \xi$. While a chain falls to the posterior in warmup it keeps
+            nothing. ``"auto"`` is $e^{-s}$ for a draw that turns by the share $s$ of ``trajectory_angle``. A number
+            goes with trajectories of the whole angle: take 0.0 for weights that are independent from draw to draw.
         adapt_step_size: whether warmup adapts the step size.
         adapt_reference: whether warmup replaces N(0, I) by a Gaussian that all units of a layer share, fitted to draws
             and gradients. A warmup shorter than 20 steps keeps N(0, I).
@@ -98,13 +98,13 @@ class SplitHMC(MetropolisKernel):
         find_heuristic_step_size: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        self._num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
+        self._fixed_num_steps = None if num_steps == "auto" else whole_number("num_steps", num_steps)
         self._trajectory_angle = check_number("trajectory_angle", trajectory_angle, 0.0, math.inf)
         self._max_num_steps = whole_number("max_num_steps", max_num_steps)
         self._persistence = None if persistence == "auto" else _checked_persistence(persistence)
         self._needs_momentum = self._persistence != 0
         self._adapt_reference = adapt_reference
-        max_step_size = self._trajectory_angle / (self._num_steps or 1)
+        max_step_size = self._trajectory_angle / (self._fixed_num_steps or 1)
         super().__init__(
             model,
             potential_fn,
@@ -120,74 +120,44 @@ class SplitHMC(MetropolisKernel):
         """Describe the state for the progress bar."""
         return f"{state.num_grad} turns of {state.step_size:.2e} rad, {self._health(state)}"
 
-    def _propose(self, noise: Noise, point: Point, r: PyTree, move: Move, evaluate: Evaluate) -> Proposal:
-        known: Reference | None = move.preconditioner
-        spread, unspread = (identity, identity) if known is None else (known.spread, known.unspread)
-        velocity = noise.normal if r is None else refresh_momentum(r, noise.normal, 1 - move.renewal)
-        angle = (1 + JITTER * noise.uniform) * move.step_size
-        end, end_velocity = split_trajectory(evaluate, point, spread(velocity), angle, move.num_steps, known)
+    def _propose(
+        self, noise: Noise, point: Point, r: PyTree, settings: ProposalSettings, evaluate: Evaluate
+    ) -> Proposal:
+        reference: Reference | None = settings.preconditioner
+        spread, unspread = (identity, identity) if reference is None else (reference.spread, reference.unspread)
+        velocity = noise.normal if r is None else refresh_momentum(r, noise.normal, settings.persistence)
+        angle = (1 + JITTER * noise.uniform) * settings.step_size
+        end, end_velocity = split_trajectory(evaluate, point, spread(velocity), angle, settings.num_steps, reference)
         end_velocity = unspread(end_velocity)
         # U already holds the Gaussian part of the position.
         energy_error = end.potential_energy - point.potential_energy
         energy_error += half_square_difference(end_velocity, velocity)
         if r is None:
-            return Proposal(end, energy_error, num_grad=move.num_steps)
+            return Proposal(end, energy_error, num_grad=settings.num_steps)
         backwards = jax.tree.map(jnp.negative, velocity)
-        return Proposal(end, energy_error, end_velocity, backwards, move.num_steps)
+        return Proposal(end, energy_error, end_velocity, backwards, settings.num_steps)
 
     def _first_preconditioner(self, z: PyTree, num_warmup: int) -> Reference | None:
         return Reference.start(z) if self._adapt_reference and num_warmup >= MIN_WARMUP else None
 
-    def _first_state(self, *args: Any) -> KernelState:
-        state = super()._first_state(*args)
-        # Without warmup the step size that is given decides.
-        return state._replace(adapt_state=state.adapt_state._replace(is_cut=self._is_long(state.step_size)))
+    def _num_steps(self, state: KernelState) -> int | Array:
+        if self._fixed_num_steps is not None:
+            return self._fixed_num_steps
+        angle: float | Array = self._trajectory_angle
+        if self._persistence is None:
+            angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))
+        return steps_along(angle, state.step_size, self._max_num_steps)
 
-    def _adapt(self, state: KernelState, certain: Array, square_error: Array) -> tuple[Array, AdaptState]:
-        step_size, adapted = super()._adapt(state, certain, square_error)
-        if not self._adapt_step_size:
-            return step_size, adapted
-        # By the step size of whole trajectories; that of parts is another. After a short warmup the last is smaller.
-        has_arrived = _is_arriving(state) & ~_is_arriving(state._replace(i=state.i + 1))
-        is_long = self._is_long(self._rule.step_size(state.adapt_state.learnt, has_arrived))
-        is_last = state.i + 1 == adapted.num_warmup
-        is_cut = adapted.is_cut | (is_last & self._is_long(step_size))
-        return step_size, adapted._replace(is_cut=jnp.where(has_arrived, is_long, is_cut))
-
-    def _is_long(self, step_size: Array) -> Array:
-        """Tell whether a whole trajectory takes more rotations than it pays for."""
-        if self._num_steps is not None or self._persistence is not None:
-            return jnp.zeros((), bool)
-        return steps_along(self._trajectory_angle, step_size) > MANY
-
-    def _renewal(self, state: KernelState) -> float | Array:
-        # Where rounding or the way to the posterior refuses many steps, a velocity that is turned round each time
-        # leads to and fro.
+    def _persistence_at(self, state: KernelState) -> float | Array:
         if self._persistence is not None:
-            return jnp.where(_is_arriving(state), 1.0, 1 - self._persistence)
-        angle = jnp.asarray(self._count(state), state.step_size.dtype) * state.step_size
-        is_kept = ~_is_arriving(state) if self._num_steps is not None else self._is_cut(state)
-        return jnp.where(is_kept, jnp.minimum(angle / self._trajectory_angle, 1.0), 1.0)
-
-    def _count(self, state: KernelState) -> int | Array:
-        if self._num_steps is not None:
-            return self._num_steps
-        whole = steps_along(self._trajectory_angle, state.step_size)
-        part = steps_along(self._trajectory_angle / PARTS, state.step_size)
-        return jnp.minimum(jnp.where(self._is_cut(state), part, whole), self._max_num_steps)
-
-    def _is_cut(self, state: KernelState) -> Array:
-        return state.adapt_state.is_cut & ~_is_arriving(state)
+            return self._persistence
+        angle = jnp.asarray(self._num_steps(state), state.step_size.dtype) * state.step_size
+        return jnp.exp(-angle / self._trajectory_angle)
 
     def _round_step_size(self, step_size: Array) -> Array:
-        if self._num_steps is not None:
+        if self._fixed_num_steps is not None:
             return step_size
         return self._trajectory_angle / jnp.maximum(jnp.round(self._trajectory_angle / step_size), 1)
-
-
-def _is_arriving(state: KernelState) -> Array:
-    """Tell whether warmup is in its first three quarters, still on a way that whole trajectories make shorter."""
-    return 4 * state.i < 3 * state.adapt_state.num_warmup
 
 
 def _checked_persistence(persistence: float) -> float:

@@ -3,6 +3,7 @@
 Networks end with the scaled features of the readout, which belongs to the NumPyro model.
 """
 
+from numpyro_wide.nn._additive import AdditiveNetwork
 from numpyro_wide.nn._layers import NTKConv, NTKDense
 from numpyro_wide.nn._models import NoiseNetwork, bnn
 from numpyro_wide.nn._networks import CNN, FCN, ResidualEncoder, WideResNet
@@ -11,6 +12,7 @@ from numpyro_wide.nn._random import by_row_blocks, network_parameters, random_ne
 __all__ = [
     "CNN",
     "FCN",
+    "AdditiveNetwork",
     "NTKConv",
     "NTKDense",
     "NoiseNetwork",

@@ -29,6 +29,7 @@ from numpyro_wide._checks import (
 from numpyro_wide._traces import unwrap, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import broadcasts
 from numpyro_wide.linear_gaussian._row_blocks import RowFeatures, check_rows, first_block
+from numpyro_wide.nn._additive import ADDITIVE_SCALES, AdditiveNetwork
 from numpyro_wide.nn._layers import Activation, check_scale
 from numpyro_wide.nn._networks import CNN, FCN, SCALES, WideResNet
 from numpyro_wide.nn._random import by_row_blocks, is_module, random_network
@@ -40,6 +41,8 @@ def scale_site(name: str, prior: Any) -> Any:
         return prior
     inner, shape = unwrap(prior), prior.shape()
     (base,) = as_floats(numpyro.sample(f"{name}_base", dist.Normal(0, 1).expand(shape).to_event(len(shape))))
+    # JAX keeps NumPy's arrays in the precision of their first use.
+    inner = jax.tree.map(lambda leaf: jnp.asarray(leaf, base.dtype), inner)
     return numpyro.deterministic(name, jnp.broadcast_to(IMAGES[type(inner)](inner, base), shape))
 
 
@@ -293,7 +296,7 @@ def _bnn(
 
 def _is_scaled(features_net: Any) -> bool:
     """Tell whether a network has scales of its own."""
-    return isinstance(features_net, FCN | CNN | WideResNet)
+    return isinstance(features_net, AdditiveNetwork | FCN | CNN | WideResNet)
 
 
 def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dist.Distribution]:
@@ -302,8 +305,11 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
     if not scales:
         return scales
     if not _is_scaled(features_net):
-        raise TypeError("scales are those of an FCN, CNN or WideResNet; give others sites in your own function.")
-    known = [name for name in SCALES if hasattr(features_net, name)]
+        raise TypeError(
+            "scales are those of an FCN, CNN, WideResNet or AdditiveNetwork; give others sites in your own function."
+        )
+    names = ADDITIVE_SCALES if isinstance(features_net, AdditiveNetwork) else SCALES
+    known = [name for name in names if hasattr(features_net, name)]
     if unknown := [name for name in scales if name not in known]:
         raise ValueError(
             f"scales must be among {listing(known)} of {type(features_net).__name__}, but got {listing(unknown)}."
@@ -314,7 +320,7 @@ def _checked_scales(features_net: Any, scales: Any) -> dict[str, ArrayLike | dis
         elif value is not None:
             check_scale(name, value)
     for bias, weights in (("b_std", "w_std"), ("readout_b_std", "readout_w_std")):
-        given = scales.get(weights, getattr(features_net, weights))
+        given = scales.get(weights, getattr(features_net, weights, 1.0))
         if isinstance(scales.get(bias), dist.Distribution) and given is None:
             raise ValueError(
                 f"{weights}=None needs biases of a known scale, but {bias} has a prior; give {weights} too, a number "

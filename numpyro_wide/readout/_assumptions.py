@@ -1,113 +1,290 @@
-"""What integrating a readout out assumes of a model, compared between runs of it at two readouts.
+"""What integrating a readout out assumes of a model, by structure, tangents and the values of a second run.
 
 Given all other sites, the model's log density must be that of the readout's Normal prior, plus that of one Normal
-likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model
-runs with the readout at its prior mean, and once more, hidden from all handlers and with the same values of all other
-sites, moved by a fixed random δ. The program of the second run tells what the readout reaches, and that alone is
-compared. A branch that neither readout enters is not seen.
+likelihood whose mean is features @ readout plus terms without the readout, plus terms without the readout. The model is
+traced, hidden from handlers, as a program of its readout μ + t δ with a fixed random δ, and of the values of its other
+sites. What the readout reaches by the program's structure, and that alone, is computed at t = 1 with its tangent, in
+which there is no constant, and compared with t = 0, since steps have no tangent. A part without a slope along δ at
+almost every μ + δ is constant on all rays from μ. A branch that neither readout enters is not seen.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.core import eval_jaxpr
+from jax.core import eval_jaxpr, jaxprs_in_params
+from jax.extend.core import Primitive
 from jax.interpreters.partial_eval import dce_jaxpr
-from numpyro.handlers import seed, trace
 from numpyro.primitives import Messenger
 
 from numpyro_wide._checks import are_known, is_known
 from numpyro_wide._compile import run_with_arguments
-from numpyro_wide._traces import abstract_sites, sample_sites, unwrap
-from numpyro_wide.linear_gaussian._row_blocks import as_features
-from numpyro_wide.readout._model import (
-    ReadoutModel,
-    ReadoutRun,
-    ReadoutSites,
-    normal_parameters,
-    only_given_values,
-    read_sites,
-)
+from numpyro_wide._traces import abstract_sites, run_model, sample_sites, unwrap, values_of_type
+from numpyro_wide.linear_gaussian._row_blocks import map_rows
+from numpyro_wide.readout._model import ReadoutModel, ReadoutRun, ReadoutSites, normal_parameters, read_sites
 
-# A part of a model's run, in the order of complaints: one of these four, or the log density of another site, (3, name).
+# A part of a model's run: one of these, or the log density of another site, (4, name), in the order of complaints.
 Part: TypeAlias = tuple[int, str]
-_FEATURES, _NOISE, _OBSERVATIONS, _OTHERS, _MEAN = (0, "features"), (1, "noise"), (2, "observations"), 3, (4, "mean")
-# By part: the largest difference between the two runs, in units of what rounding allows and as it is.
-Findings: TypeAlias = dict[Part, tuple[Array, Array]]
+_FEATURES, _NOISE, _OBSERVATIONS, _OTHERS, _MEAN = (1, "features"), (2, "noise"), (3, "observations"), 4, (5, "mean")
+_DETERMINISTIC, _RUN, _MOVE = 6, (7, "run"), (8, "move")  # what else a program of a run computes
+Findings: TypeAlias = dict[Part, Array]  # whether the assumption holds; (0, why) for no derivative
 
-# Share of a quantity by which its rounding may differ between two runs that XLA has not merged.
-_ROUNDING = 1e-4
+# Marks, in the trace of a program, a value that becomes one of its arguments.
+_value_of_site = Primitive("value_of_site")
+_value_of_site.def_abstract_eval(lambda value, *, place: value)
 
 
-def compare_runs(first: ReadoutSites, args: tuple, kwargs: Mapping[str, Any]) -> Findings:
-    """Run a model again at the values of a first run, its readout displaced, and compare what the readout reaches."""
-    values = jax.tree.map(
-        lambda value: jax.lax.stop_gradient(value) if isinstance(value, Array) else value, first.free_values
-    )
-    loc, scale = first.prior  # type: ignore[misc]
-    # A draw of the prior less its mean.
-    move = scale * jnp.asarray(np.random.default_rng(0).standard_normal(loc.shape), jnp.result_type(float))
+class Program:
+    """A function of arrays as it is traced, whose results have names; without a gradient by what it closes over."""
 
-    def moved(move: Array) -> dict[Part, Any]:
-        with warnings.catch_warnings(action="ignore"):  # which the first run has given
-            return _parts(read_sites(first.model, values, args, kwargs, move=move, keys=first.keys))
+    def __init__(self, fn: Callable[..., dict[Any, Any]], *args: Any):
+        traced, self.results = jax.make_jaxpr(fn, return_shape=True)(*args)
+        values = [eqn for eqn in traced.eqns if eqn.primitive is _value_of_site]
+        self.places = [(*eqn.params["place"], eqn.outvars[0].aval) for eqn in values]
+        self._consts = jax.lax.stop_gradient(traced.consts)
+        self._jaxpr = traced.jaxpr.replace(
+            invars=[*traced.jaxpr.invars, *(eqn.outvars[0] for eqn in values)],
+            eqns=[eqn for eqn in traced.eqns if eqn.primitive is not _value_of_site],
+        )
 
-    # The comparison has no gradient.
-    move, one = jax.lax.stop_gradient((move, _parts(first)))
-    two = jax.lax.stop_gradient(dependent(moved, move))
-    # Products at the precision of the model's own, so that XLA merges them.
-    with jax.numpy_dtype_promotion("standard"):
-        found = {part: _difference(part, one[part], moved) for part, moved in two.items()}
-        if one[_MEAN].shape[:1] == one[_FEATURES].shape[:1]:  # others are refused where their problem is made
-            found[_MEAN] = _is_not_linear(one[_MEAN], two.get(_MEAN, one[_MEAN]), one[_FEATURES] @ move)
+    def reads(self, name: Any) -> list[bool]:
+        """Return which arguments a result depends on."""
+        return dce_jaxpr(self._jaxpr, self._places_of([name]))[1]
+
+    def __call__(self, names: Sequence[Any], *args: Any) -> dict[Any, Any]:
+        """Compute some of the results."""
+        jaxpr, _ = dce_jaxpr(self._jaxpr, self._places_of(names), instantiate=True)
+        leaves = iter(eval_jaxpr(jaxpr, self._consts, *args))
+        shapes = {name: self.results[name] for name in names}
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    def check_forward(self) -> None:
+        """Refuse forward derivatives of functions with reverse ones of their own, as JAX does once it compiles."""
+        if "custom_lin" in _primitives(self._jaxpr):
+            raise TypeError("forward-mode derivatives of a custom_vjp function.")
+
+    def _places_of(self, names: Sequence[Any]) -> list[bool]:
+        # As JAX sorts them.
+        return [name in names for name in sorted(self.results) for _ in jax.tree.leaves(self.results[name])]
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    """Return the names of a program's operations, those of its functions and loops included."""
+    inner = (names for eqn in jaxpr.eqns for names in map(_primitives, jaxprs_in_params(eqn.params)))
+    return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
+
+
+def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
+    """Return which entries of a function's result depend on its argument, as the traced program shows."""
+    program = Program(fn, argument)
+    return {name: any(program.reads(name)) for name in program.results}
+
+
+class _FreeValues(Messenger):
+    """Handler that makes the values that come from outside of a model arguments of the program that is traced."""
+
+    def __init__(self) -> None:
+        self.num_keys = 0
+        self.are_all = True
+        super().__init__()
+
+    def postprocess_message(self, msg: dict) -> None:
+        name = msg.get("name")
+        if msg["type"] == "prng_key":  # drawn outside of sites
+            name, self.num_keys = self.num_keys, self.num_keys + 1
+        elif msg["type"] not in ("sample", "param", "mutable") or msg.get("is_observed"):
+            return
+        if msg.get("_control_flow_done"):  # NumPyro's loops have made use of the value already
+            self.are_all = False
+        leaves, structure = jax.tree.flatten(msg["value"])
+        marked = [_value_of_site.bind(jnp.asarray(leaf), place=(name, index)) for index, leaf in enumerate(leaves)]
+        msg["value"] = jax.tree.unflatten(structure, marked)
+
+
+class ReadoutProgram:
+    """A run of a model as a program of t and the values of its free sites; at those of another run, if given.
+
+    Attributes:
+        is_observed: by sample site of the model, in their order; nothing else is known where the model's is not.
+        moving_sites: the deterministic sites that depend on the readout.
+    """
+
+    def __init__(
+        self,
+        model: ReadoutModel,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        other: ReadoutSites | None = None,
+        **options: Any,
+    ):
+        self.model, self._call, free = model, (args, kwargs), _FreeValues()
+        values, keys = (None, None) if other is None else (other.free_values, other.keys)
+        self.is_observed: dict[str, bool] = {}
+
+        def run(t: Array) -> dict[Any, Any]:
+            sites = ReadoutSites(model, step=t, keys=keys)
+            seen = run_model(model.fn, args, kwargs, values=values, inside=(free, sites), **options)
+            self.is_observed = sites.is_observed
+            if other is None and not sites.is_observed.get(model.observed, False):
+                if model.observed in seen:  # a latent site of another kind would never be integrated over
+                    normal_parameters(model.observed, "observed site", unwrap(seen[model.observed]["fn"], masks=True))
+                return {}
+            fixed = {(_DETERMINISTIC, name): value for name, value in values_of_type(seen, "deterministic").items()}
+            whole = sites.read_off()
+            return {**_parts(sites, whole), **fixed, _RUN: whole, _MOVE: sites.move}
+
+        with warnings.catch_warnings(action="ignore"):  # which the other run gives
+            self._program = Program(run, jnp.zeros(()))
+        moving = [part for part in self._program.results if part[0] <= _DETERMINISTIC and self._program.reads(part)[0]]
+        self.moving_sites = frozenset(name for kind, name in moving if kind == _DETERMINISTIC)
+        self._moving_parts = [part for part in moving if part[0] < _DETERMINISTIC]
+        self._is_whole = free.are_all or other is not None
+
+    def at(self, other: ReadoutSites) -> tuple["ReadoutProgram", list[Array]]:
+        """Return a program for the values of another run, itself if they are of its shapes, and its arguments."""
+        source: dict[Any, Any] = {**other.values, **dict(enumerate(other.keys))}
+        values: list[Array] = []
+        for name, index, aval in self._program.places:
+            leaves = map(jnp.asarray, jax.tree.leaves(source.get(name))[index : index + 1])
+            values += [leaf for leaf in leaves if (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)]
+        if self._is_whole and len(values) == len(self._program.places):
+            return self, jax.lax.stop_gradient(values)
+        return ReadoutProgram(self.model, *self._call, other).at(other)
+
+    def run(self, values: list[Array]) -> ReadoutRun:
+        """Return the run with the readout at its prior mean."""
+        return self._program([_RUN], jnp.zeros(()), *values)[_RUN]
+
+    def has_free_noise(self) -> bool:
+        return any(self._program.reads(_NOISE)[1:])
+
+    def findings(self, run: ReadoutRun, values: list[Array]) -> Findings:
+        """Return what is found of each part that depends on the readout, and of the mean."""
+        zero, one = jnp.zeros(()), jnp.ones(())
+
+        def displaced(t: Array) -> dict[Part, Any]:
+            return self._program(self._moving_parts, t, *values)
+
+        def with_tangents(t: Array) -> dict[str, Any]:
+            after, tangents = jax.jvp(displaced, (t,), (one,))
+            floats = jax.tree.map(lambda leaf, slope: slope if _is_float(leaf) else None, after, tangents)
+            return {"after": after, "tangents": floats}
+
+        try:
+            program = Program(with_tangents, one)
+            program.check_forward()
+        except (NotImplementedError, TypeError, ValueError) as error:
+            return {(0, str(error)): jnp.array(False)}
+        after, tangents = program(("after", "tangents"), one).values()
+        others = [part for part in self._moving_parts if part != _MEAN]
+        before = self._program([*others, _MOVE], zero, *values)
+        run, move = jax.lax.stop_gradient((run, before[_MOVE]))
+        with jax.numpy_dtype_promotion("standard"):
+            found = {}
+            for part in others:
+                leaves = [
+                    jax.tree.leaves(tree[part], is_leaf=lambda x: x is None) for tree in (before, after, tangents)
+                ]
+                found[part] = jnp.stack([_is_still(*arrays) for arrays in zip(*leaves, strict=True)]).all()
+            if move.shape == (run.features.shape[1], *run.loc.shape[1:]):  # others are refused by their problem
+                still = run.loc, jnp.zeros_like(run.loc)
+                found[_MEAN] = _is_linear(run, move, after.get(_MEAN, still[0]), tangents.get(_MEAN, still[1]))
+        return found
+
+
+def _parts(sites: ReadoutSites, run: ReadoutRun) -> dict[Part, Any]:
+    """Return what a run shows of the likelihood, and the log densities of the other sites."""
+    found = {_FEATURES: run.features, _NOISE: run.noise_scale, _OBSERVATIONS: sites.observations, _MEAN: run.loc}
+    for name, (fn, scale) in sites.others.items():
+        log_prob = fn.log_prob(sites.values[name])
+        found[_OTHERS, name] = log_prob if scale is None else scale * log_prob
     return found
 
 
-def hold(findings: Findings) -> Array:
-    """Return whether all assumptions hold, a scalar; True of NaN, of which others complain."""
-    return ~jnp.any(jnp.stack([excess > 1 for excess, _ in findings.values()]))
+def _is_float(array: Array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-def _refuse(findings: Findings, model: ReadoutModel) -> None:
+def _is_still(before: Array, after: Array, tangent: Array | None) -> Array:
+    """Return whether an array has no tangent and the same values, but for rounding; NaN is of the density, too."""
+    if tangent is None:
+        return jnp.all(before == after)
+    allowed = 256 * jnp.finfo(before.dtype).eps * jnp.maximum(jnp.abs(before), 1.0)
+    is_same = (before == after) | (jnp.abs(after - before) <= allowed)  # both may be infinite, out of a support
+    return jnp.all(is_same & ((tangent == 0) | jnp.isinf(before)) | jnp.isnan(before))
+
+
+def _is_linear(run: ReadoutRun, move: Array, after: Array, tangent: Array) -> Array:
+    """Return whether the mean moves by features @ the change of the readout, row by row, but for rounding."""
+    num_features = run.features.shape[1]
+    # The deviation of features @ move by row, for a move of size one, and of each output.
+    sizes = jnp.sqrt(jnp.square(move).mean(axis=0))
+    squares = jnp.square(move / sizes).reshape(num_features, -1).mean(axis=1)
+    change, variance = map_rows(run.features, lambda rows: (rows @ move, rows**2 @ squares))
+    deviation = jnp.sqrt(variance).reshape(-1, *(1 for _ in sizes.shape)) * sizes
+    # Parts of a model may be computed in single precision, and accelerators multiply with fewer digits.
+    unit = max(float(jnp.finfo(dtype).eps) for dtype in (run.features.dtype, run.loc.dtype, jnp.float32))
+    share = max(64 * unit * num_features**0.5, 0.0 if jax.default_backend() == "cpu" else 2e-3)
+    # The square of less is lost.
+    allowed = share * deviation + float(jnp.finfo(run.loc.dtype).tiny) ** 0.5
+    of_values = 64 * jnp.finfo(run.loc.dtype).eps * (jnp.abs(run.loc) + jnp.abs(after))
+    has_slope = jnp.abs(tangent - change) <= allowed
+    has_change = jnp.abs(after - run.loc - change) <= allowed + of_values
+    # Where the mean or the features are not finite, the density is not, either.
+    return jnp.all(has_slope & has_change | ~jnp.isfinite(run.loc + change))
+
+
+def assumptions_hold(findings: Findings) -> Array:
+    """Return whether all assumptions hold, a scalar."""
+    return jnp.stack(list(findings.values())).all()
+
+
+def refuse(findings: Findings, model: ReadoutModel) -> None:
     """Refuse a model by the first assumption that does not hold, where numbers are known."""
-    for part, (excess, amount) in sorted(findings.items()):
-        if is_known(excess) and float(excess) > 1:
-            by = f"by {float(amount):.3g}"
-            if part == _MEAN:
-                raise ValueError(
-                    f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the "
-                    f"readout, but a change of {model.readout!r} does not move it by {model.features!r} @ that change "
-                    f"(it differs {by}). Record the features as they are multiplied by the readout, with their scale "
-                    "and bias column."
-                )
-            what = {
-                _FEATURES: f"the features {model.features!r} depend",
-                _NOISE: f"the noise of observed site {model.observed!r} depends",
-                _OBSERVATIONS: f"the observations of site {model.observed!r} depend",
-            }.get(part, f"the distribution of site {part[1]!r} depends")
-            raise ValueError(
-                f"{what} on the readout {model.readout!r}, which can then not be integrated out (a change of the "
-                f"readout moves them {by}); use repriorise instead."
-            )
+    failed = [part for part, holds in sorted(findings.items()) if is_known(holds) and not holds]
+    if not failed:
+        return
+    kind, name = failed[0]
+    if kind == 0:
+        raise ValueError(
+            f"the readout {model.readout!r} reaches a function without a forward derivative, by which the mean of "
+            f"observed site {model.observed!r} must be linear in it: {name} Multiply the readout in JAX; callbacks and "
+            "functions with a custom_vjp may make the features."
+        )
+    if (kind, name) == _MEAN:
+        raise ValueError(
+            f"the mean of observed site {model.observed!r} must be features @ readout plus terms without the readout, "
+            f"but a change of {model.readout!r} does not move it by {model.features!r} @ that change. Record the "
+            "features as they are multiplied by the readout, with their scale and bias column."
+        )
+    what = {
+        _FEATURES: f"the features {model.features!r} depend",
+        _NOISE: f"the noise of observed site {model.observed!r} depends",
+        _OBSERVATIONS: f"the observations of site {model.observed!r} depend",
+    }.get((kind, name), f"the distribution of site {name!r} depends")
+    raise ValueError(
+        f"{what} on the readout {model.readout!r}, which can then not be integrated out; use repriorise instead."
+    )
 
 
-def check_at(
-    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], keys: Any = ()
-) -> ReadoutRun:
-    """Run a model at two readouts in one program, compiled quickly; refuse it by what is found, or return a run."""
+def _read(
+    model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[ReadoutRun, Findings]:
+    """Run a model at values of its other sites, and once more as a program."""
+    sites = read_sites(model, values, args, kwargs)
+    run = sites.read_off()
+    program, arguments = ReadoutProgram(model, args, kwargs, sites).at(sites)
+    return run, program.findings(run, arguments)
 
-    def program(arguments: tuple) -> tuple[Findings, ReadoutRun]:
-        values, args, kwargs, keys = arguments
-        first = read_sites(model, values, args, kwargs, keys=keys or None)
-        return compare_runs(first, args, kwargs), first.read_off()
 
-    findings, run = run_with_arguments(program, (dict(values), args, dict(kwargs), list(keys)), quick=True)
-    _refuse(findings, model)
+def check_at(model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]) -> ReadoutRun:
+    """Run a model in a program that is compiled quickly; refuse it by what is found, or return the run."""
+    run, findings = run_with_arguments(lambda call: _read(model, *call), (dict(values), args, dict(kwargs)), quick=True)
+    refuse(findings, model)
     return run
 
 
@@ -115,8 +292,8 @@ def read_run(
     model: ReadoutModel, values: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[ReadoutRun, Array]:
     """Run a model at values of its other sites; return the run, and whether the readout can be integrated out of it."""
-    first = read_sites(model, values, args, kwargs)
-    return first.read_off(), hold(compare_runs(first, args, kwargs))
+    run, findings = _read(model, values, args, kwargs)
+    return run, assumptions_hold(findings)
 
 
 def conjugate_form(
@@ -146,111 +323,3 @@ def conjugate_form(
             continue
         return form
     return None
-
-
-def preview(model: ReadoutModel, args: tuple, kwargs: dict) -> tuple[dict[str, bool], frozenset[str]]:
-    """Run a model without numbers, hidden from all handlers but those that set values."""
-    is_observed: dict[str, bool] = {}
-
-    def run(shift: Array) -> dict[str, Any]:
-        with _Shifted(model.readout, shift):
-            sites = trace(seed(model.fn, jax.random.key(0))).get_trace(*args, **kwargs)
-        found = sample_sites(sites)
-        is_observed.update({name: site["is_observed"] for name, site in found.items()})
-        if model.observed in found:  # a latent site of another kind would never be integrated over
-            normal_parameters(model.observed, "observed site", unwrap(found[model.observed]["fn"], masks=True))
-        sites.pop(model.features, None)
-        return {name: site["value"] for name, site in sites.items() if site["type"] == "deterministic"}
-
-    with only_given_values():
-        moving = depends(run, jnp.zeros(()))
-    return is_observed, frozenset(name for name, moves in moving.items() if moves)
-
-
-def depends(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, bool]:
-    """Return which entries of a function's result depend on its argument, as the traced program shows."""
-    entries = _entries(*jax.make_jaxpr(fn, return_shape=True)(argument))
-    return {name: moves for name, (_, moves) in entries.items()}
-
-
-def dependent(fn: Callable[[Any], dict[Any, Any]], argument: Any) -> dict[Any, Any]:
-    """Compute those entries of a function's result that depend on its argument."""
-    program, shapes = jax.make_jaxpr(fn, return_shape=True)(argument)
-    moving = {name: places for name, (places, moves) in _entries(program, shapes).items() if moves}
-    wanted = [any(place in places for places in moving.values()) for place in range(len(program.jaxpr.outvars))]
-    jaxpr, _ = dce_jaxpr(program.jaxpr, wanted, instantiate=True)
-    found = iter(eval_jaxpr(jaxpr, program.consts, *jax.tree.leaves(argument)))
-    return {
-        name: jax.tree.unflatten(jax.tree.structure(shapes[name]), [next(found) for _ in places])
-        for name, places in moving.items()
-    }
-
-
-def _entries(program: Any, shapes: dict[Any, Any]) -> dict[Any, tuple[range, bool]]:
-    """Return the places of each entry among the results of a traced program, and whether it depends on an argument."""
-    found, start = {}, 0
-    for name in sorted(shapes):  # as JAX sorts them
-        end = start + len(jax.tree.leaves(shapes[name]))
-        wanted = [start <= place < end for place in range(len(program.jaxpr.outvars))]
-        found[name] = range(start, end), any(dce_jaxpr(program.jaxpr, wanted)[1])
-        start = end
-    return found
-
-
-class _Shifted(Messenger):
-    """Handler that adds a number to the value of a site."""
-
-    def __init__(self, site: str, shift: Array):
-        self.site, self.shift = site, shift
-        super().__init__()
-
-    def postprocess_message(self, msg: dict) -> None:
-        if msg["type"] == "sample" and msg["name"] == self.site:
-            msg["value"] = msg["value"] + self.shift
-
-
-def _parts(sites: ReadoutSites) -> dict[Part, Any]:
-    """Return what a run shows of the likelihood, and the log densities of the other sites."""
-    loc, noise_scale = sites.likelihood  # type: ignore[misc]
-    features = as_features(sites.values[sites.model.features])
-    found = {_FEATURES: features, _NOISE: jnp.asarray(noise_scale), _MEAN: loc}
-    if sites.observations is not None:
-        found[_OBSERVATIONS] = sites.observations
-    for name, (fn, scale) in sites.others.items():
-        log_prob = fn.log_prob(sites.values[name])
-        found[_OTHERS, name] = log_prob if scale is None else scale * log_prob
-    return found
-
-
-def _difference(part: Part, one: Any, two: Any) -> tuple[Array, Array]:
-    if part[0] == _OTHERS:
-        return _differ(one, two, _ROUNDING, least=1.0)
-    if part != _FEATURES:
-        return _differ(one, two, 0.0)
-    # Blocks of rows are the same function of the arrays that it reads.
-    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
-    found = [_differ(a, b, _ROUNDING) for a, b in leaves if jnp.issubdtype(a.dtype, jnp.number)]
-    return jax.tree.map(lambda *parts: jnp.max(jnp.stack(parts)), *found)
-
-
-def _differ(one: Array, two: Array, share: float, *, least: float | None = None) -> tuple[Array, Array]:
-    """Return the largest difference, in units of what is allowed and as it is."""
-    error = jnp.where(one == two, 0.0, jnp.abs(two - one))  # both may be infinite, as outside of a support
-    size = jnp.max(jnp.abs(one), initial=0.0) if least is None else jnp.maximum(jnp.abs(one), least)
-    return _largest(error, max(share, 64 * float(jnp.finfo(error.dtype).eps)) * size)
-
-
-def _largest(error: Array, allowed: Array) -> tuple[Array, Array]:
-    excess = jnp.where(error > 0, error / (allowed + jnp.finfo(error.dtype).tiny), 0.0)
-    return jnp.max(excess, initial=0.0), jnp.max(error, initial=0.0)
-
-
-def _is_not_linear(one: Array, two: Array, expected: Array) -> tuple[Array, Array]:
-    """Return by how much the mean moves by something else than the features times the change of the readout."""
-    error = jnp.abs(two - one - expected)
-    unit = float(jnp.finfo(error.dtype).eps)
-    # A product may be near zero by chance, and accelerators multiply with fewer digits.
-    share = max(1e-3, 16 * unit)
-    floor = 64 * unit if jax.default_backend() == "cpu" else share
-    largest_move, largest_mean = (jnp.max(jnp.abs(part), initial=0.0) for part in (expected, one))
-    return _largest(error, share * jnp.abs(expected) + floor * largest_move + 64 * unit * largest_mean)

@@ -1,6 +1,7 @@
 """Whole models with their readout integrated out."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,18 +11,20 @@ from jax import Array, random
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, MaskedDistribution, constraints
 from numpyro.distributions.util import validate_sample
+from numpyro.primitives import apply_stack
 
 from numpyro_wide._checks import FELT_ERROR, IN_FLOAT64, are_known, check_names_known, is_known, refuse_frames
 from numpyro_wide._compile import run_program
 from numpyro_wide._traces import TOO_LARGE, prior_sizes, warn_of_prior_sizes
 from numpyro_wide.linear_gaussian._problem import ReadoutProblem
-from numpyro_wide.readout._assumptions import check_at, compare_runs, depends, hold, preview
+from numpyro_wide.linear_gaussian._row_blocks import map_rows
+from numpyro_wide.readout._assumptions import Findings, ReadoutProgram, assumptions_hold, refuse
 from numpyro_wide.readout._model import (
-    Draws,
     Model,
     ReadoutModel,
+    ReadoutRun,
     ReadoutSites,
-    read_sites,
+    only_given_values,
     refuse_given_readout,
     refuse_prior_readout,
     refuse_scaled,
@@ -38,6 +41,7 @@ class ReadoutMarginal(Distribution):
     Args:
         problem: the readout's features, noise and prior; its targets give shape and type.
         loc: mean of the observations at the prior mean of the readout, shape (n,) or (n, k); zero by default.
+        is_valid: whether the readout can be integrated out; the density is NaN where it cannot.
         validate_args: whether to check values, as in every NumPyro distribution.
 
     Example:
@@ -51,11 +55,17 @@ class ReadoutMarginal(Distribution):
 
     arg_constraints = {"loc": constraints.real}  # noqa: RUF012
     reparametrized_params = ["loc"]  # noqa: RUF012
-    pytree_data_fields = ("problem", "loc", "is_right")
+    pytree_data_fields = ("problem", "loc", "is_valid")
 
-    def __init__(self, problem: ReadoutProblem, loc: ArrayLike | None = None, *, validate_args: bool | None = None):
-        self.problem = problem
-        self.is_right: ArrayLike = True  # otherwise the density is NaN
+    def __init__(
+        self,
+        problem: ReadoutProblem,
+        loc: ArrayLike | None = None,
+        is_valid: ArrayLike = True,
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.problem, self.is_valid = problem, is_valid
         zero = jnp.zeros_like(problem.targets)
         self.loc = zero if loc is None else jnp.broadcast_to(jnp.asarray(loc, zero.dtype), zero.shape)
         super().__init__((), zero.shape, validate_args=validate_args)
@@ -68,10 +78,14 @@ class ReadoutMarginal(Distribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw a readout from its prior, then observations given it."""
         readout_key, noise_key = random.split(key)
-        problem = self.problem
-        readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape))
-        signal = readout @ problem.features.T if self.event_dim == 1 else problem.features @ readout
-        noise = problem.noise_scale * random.normal(noise_key, (*sample_shape, *self.event_shape))
+        problem, dtype = self.problem, self.loc.dtype
+        readout = problem.prior_scale * random.normal(readout_key, (*sample_shape, *problem.readout_shape), dtype)
+        # One product with the features, which may come by blocks of rows.
+        place = len(sample_shape)
+        columns = jnp.moveaxis(readout, place, 0)
+        signal = problem.features @ columns.reshape(len(columns), -1)
+        signal = jnp.moveaxis(signal.reshape(-1, *columns.shape[1:]), 0, place)
+        noise = problem.noise_scale * random.normal(noise_key, (*sample_shape, *self.event_shape), dtype)
         return self.loc + signal + noise
 
     @validate_sample
@@ -80,7 +94,7 @@ class ReadoutMarginal(Distribution):
 
         def single(value: Array) -> Array:
             log_evidence = self.problem.with_targets(value - self.loc).log_evidence()
-            return jnp.where(self.is_right, log_evidence, jnp.nan)
+            return jnp.where(self.is_valid, log_evidence, jnp.nan)
 
         for _ in range(jnp.ndim(value) - self.event_dim):
             single = jax.vmap(single)
@@ -95,7 +109,8 @@ class ReadoutMarginal(Distribution):
     def variance(self) -> Array:
         """Marginal variances, the shape of ``loc``."""
         problem = self.problem
-        signal = problem.features**2 @ jnp.broadcast_to(problem.prior_scale**2, problem.readout_shape)
+        prior_variance = jnp.broadcast_to(problem.prior_scale**2, problem.readout_shape)
+        signal = map_rows(problem.features, lambda rows: rows**2 @ prior_variance)
         return signal + jnp.broadcast_to(problem.noise_scale**2, self.event_shape)
 
 
@@ -107,36 +122,40 @@ class CollapsedModel(ReadoutModel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, collapsed if its observed site is observed."""
         refuse_frames(args, kwargs)
-        is_observed, moving_sites = preview(self, args, kwargs)
+        program = ReadoutProgram(self, args, kwargs, outside=only_given_values())
+        is_observed = program.is_observed
         check_names_known("observed", self.observed, is_observed, kind="sample site")
         if not is_observed[self.observed]:
             refuse_prior_readout(self.readout, [site for site, seen in is_observed.items() if not seen])
             return self.fn(*args, **kwargs)
         refuse_given_readout(self.readout, "it is integrated out; use the unwrapped model")
-        first = _Marginalise(self, hidden=moving_sites)
-        with first:
+        sites = _WithoutObserved(self, hidden=program.moving_sites)
+        with sites:
             result = self.fn(*args, **kwargs)
-        if are_known((args, kwargs, first.values, first.likelihood, first.prior)):
-            self._check(first, args, kwargs)
+        run, (program, values) = sites.read_off(), program.at(sites)
+        is_valid: ArrayLike = True
+        problem = replace(run, observations=None).problem()  # the density subtracts the mean
+        if are_known((args, kwargs, sites.values, run)):
+            self._check(program, values, args, kwargs)
         else:
-            first.marginal.is_right = hold(compare_runs(first, args, kwargs))
+            is_valid = assumptions_hold(program.findings(run, values))
+        sites.observe(ReadoutMarginal(problem, run.loc, is_valid))
         return result
 
-    def _check(self, first: ReadoutSites, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _check(self, program: ReadoutProgram, values: list[Array], args: tuple, kwargs: dict[str, Any]) -> None:
         """Say what is wrong with the model, or with its rounding, while the reason can be told."""
-        values = {name: value for name, value in first.free_values.items() if name != self.features}
-        run = check_at(self, values, args, kwargs, first.keys)
+
+        def read(values: list[Array]) -> tuple[ReadoutRun, Findings]:
+            run = program.run(values)
+            return run, program.findings(run, values)
+
+        run, findings = run_program(read, values, quick=True)
+        refuse(findings, self)
         if float(run.prior_size()) >= TOO_LARGE * np.sqrt(np.mean(np.square(run.residual))):  # of one draw
             sizes = run_program(lambda key: prior_sizes(key, self.fn, args, kwargs), random.key(0), quick=True)
             warn_of_prior_sizes(sizes)
         error = run.problem().evidence_error()
-        if np.isnan(error) or float(error) < FELT_ERROR:
-            return
-
-        def noise_scale(values: Draws) -> dict[str, Any]:
-            return {"noise": read_sites(self, values, args, kwargs).read_off().noise_scale}
-
-        if depends(noise_scale, values)["noise"]:
+        if np.isnan(error) or float(error) < FELT_ERROR or program.has_free_noise():
             return
         if np.isinf(error):
             what = (
@@ -206,29 +225,27 @@ def collapse_readout(fn: Model, *, readout: str, features: str, observed: str, v
     return CollapsedModel(fn, readout, features, variant, observed)
 
 
-class _Marginalise(ReadoutSites):
-    """Handler that replaces the observed site's Normal by the marginal."""
-
-    marginal: ReadoutMarginal
+class _WithoutObserved(ReadoutSites):
+    """Handler that hides the observed site, too, until its marginal is known."""
 
     def process_message(self, msg: dict) -> None:
         super().process_message(msg)
         if msg["type"] == "sample" and msg["name"] == self.model.observed:
-            run = self.read_off()
-            # Whether the model is as it should be is known when it has ended, before any density is asked for.
-            msg["fn"] = self.marginal = ReadoutMarginal(run.problem(), run.loc)
-            # The rows are dependent, whatever plates surround them.
-            msg["cond_indep_stack"] = []
+            self._message = dict(msg)
+            if msg["value"] is None:
+                with only_given_values():
+                    msg["value"] = apply_stack(dict(msg))["value"]
+            msg["is_observed"] = msg["stop"] = True
 
-    def postprocess_message(self, msg: dict) -> None:
-        if self.begun[-1] == self.model.observed:
-            # Handlers around the wrapped model come to a site after this one, and what they have set shows here.
-            if not (is_known(msg["scale"]) and np.all(np.asarray(msg["scale"]) == 1)):
-                refuse_scaled(self.model.observed, msg)
-            if isinstance(msg["fn"], MaskedDistribution) and jnp.ndim(msg["fn"]._mask):  # not of all or nothing
-                raise ValueError(
-                    f"the observed site {self.model.observed!r} is masked by a handler around the model, entry by "
-                    "entry, but with the readout integrated out its rows have one joint density; leave out the masked "
-                    "rows, or use the unwrapped model."
-                )
-        super().postprocess_message(msg)
+    def observe(self, marginal: ReadoutMarginal) -> None:
+        """Show the observed site to the handlers around the wrapped model."""
+        # The rows are dependent, whatever plates surround them.
+        msg = apply_stack({**self._message, "fn": marginal, "cond_indep_stack": []})
+        if not (is_known(msg["scale"]) and np.all(np.asarray(msg["scale"]) == 1)):
+            refuse_scaled(self.model.observed, msg)
+        if isinstance(msg["fn"], MaskedDistribution) and jnp.ndim(msg["fn"]._mask):  # not of all or nothing
+            raise ValueError(
+                f"the observed site {self.model.observed!r} is masked by a handler around the model, entry by entry, "
+                "but with the readout integrated out its rows have one joint density; leave out the masked rows, or "
+                "use the unwrapped model."
+            )

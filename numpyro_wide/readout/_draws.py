@@ -74,7 +74,8 @@ def wide_limit_draws(
         num_samples: number of draws.
         *model_args: arguments of the model, targets included.
         weighted: whether draws are chosen by their evidence; by default where the noise is latent, or another observed
-            site or factor depends on latent sites but not on the readout. Say so too where the network's scales are.
+            site or factor than the readout's likelihood depends on latent sites, the readout among them. Say so too
+            where the network's scales are latent.
         **model_kwargs: its keyword arguments.
 
     Returns:
@@ -100,23 +101,28 @@ def wide_limit_draws(
     check_key("rng_key", rng_key, order)
     num_samples = whole_number("num_samples", num_samples, order=order)
     show_numbers(repriorised_model, model_args, model_kwargs)
-    if not weighted:
-        learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
-        others = learns - {"noise"}
-        if weighted is not None and others:
-            raise ValueError(
-                f"the site {listing(sorted(others))} observes other latent sites than the readout, whose prior alone "
-                "these draws would come from; take weighted=True, or a chain."
-            )
-        weighted = bool(learns) if weighted is None else False
+    learns = learnt_at_any_width(repriorised_model, model_args, model_kwargs)
+    others = learns.keys() - {"noise"}
+    if weighted is False and others:
+        raise ValueError(
+            f"the site {listing(sorted(others))} observes other latent sites than the readout, or the readout beside "
+            "its likelihood, of which these draws would know nothing; take weighted=True, or a chain."
+        )
+    weighted = bool(learns) if weighted is None else weighted
+    is_joint = weighted and any(learns.values())
     draws_key, readout_key = random.split(rng_key)
 
     def limit(arguments: tuple[tuple, dict], rng_key: Array) -> tuple[Draws, Array | None]:
         keys, base_keys, log_weights = random.split(rng_key, num_samples), None, None
         if weighted:
             keys, base_keys, log_weights = _chosen_keys(repriorised_model, arguments, num_samples, rng_key)
-        draws = jax.lax.map(lambda keys: _limit_draw(repriorised_model, arguments, *keys), (keys, base_keys))
-        return draws, log_weights
+
+        def draw(keys: tuple[Array, Array | None]) -> Draws:
+            # Weights that depend on the readout choose it with the rest.
+            base = StandardNormalBase() if is_joint else StandardNormalBase(is_exact=True, rng_key=keys[1])
+            return _limit_draw(repriorised_model, arguments, keys[0], base)
+
+        return jax.lax.map(draw, (keys, base_keys)), log_weights
 
     draws, log_weights = run_with_arguments(limit, (model_args, model_kwargs), draws_key)
     shape = None if log_weights is None else _pareto_shape(log_weights)
@@ -139,8 +145,7 @@ def _pareto_shape(log_weights: Array) -> float | None:
     return shape
 
 
-def _limit_draw(model: Callable, arguments: tuple[tuple, dict], key: Array, base_key: Array | None) -> Draws:
-    base = StandardNormalBase(is_exact=True, rng_key=base_key)
+def _limit_draw(model: Callable, arguments: tuple[tuple, dict], key: Array, base: "StandardNormalBase") -> Draws:
     sites = run_model(model, *arguments, rng_key=key, inside=(base,))
     if any(isinstance(site["fn"], ReadoutMarginal) for site in sample_sites(sites).values()):
         return {name: site["value"] for name, site in latent_sites(sites).items()}  # the readout is drawn later
@@ -178,11 +183,14 @@ def log_weight(sites: Sites) -> Array:
     return total  # other latent sites were drawn from their prior
 
 
-def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) -> set[str]:
-    """Return what is learnt at any width: "noise" where that is drawn, and names of other observed sites."""
+def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, bool]:
+    """Return names of what is learnt at any width, "noise" and observed sites, and whether a readout reaches them."""
+    key = random.key(0)
+    sites = abstract_sites(model, args, kwargs)
+    bases = {name: jnp.zeros_like(jax.typeof(sites[name]["value"])) for name in base_transforms(sites)}
 
-    def run(key: Array, base_key: Array) -> dict[str, Any]:
-        sites = run_model(model, args, kwargs, rng_key=key, inside=(StandardNormalBase(rng_key=base_key),))
+    def run(key: Array, values: dict[str, Array]) -> dict[str, Any]:
+        sites = run_model(model, args, kwargs, rng_key=key, values=values)
         problems = [transform.problem for transform in base_transforms(sites).values()]
         found: dict[str, Any] = {}
         for name, site in sample_sites(sites).items():
@@ -192,9 +200,16 @@ def learnt_at_any_width(model: Callable, args: tuple, kwargs: dict[str, Any]) ->
                 found[name] = site["fn"].log_prob(site["value"])
         return {**found, "noise": [problem.noise_scale for problem in problems]}
 
-    key, base_key = random.split(random.key(0))
-    is_drawn, by_base = (depends(fn, key) for fn in (lambda key: run(key, base_key), lambda base: run(key, base)))
-    return {name for name, drawn in is_drawn.items() if drawn and (name == "noise" or not by_base[name])}
+    def moving(fn: Callable, argument: Array) -> set[str]:
+        return {name for name, moves in depends(fn, argument).items() if moves}
+
+    def reached_by(base: str) -> set[str]:
+        return moving(lambda value: run(key, {**bases, base: value}), bases[base]) - {"noise"}
+
+    reached = [reached_by(base) for base in bases]
+    beside = {name for names in reached if len(names) > 1 for name in names}  # one alone is the likelihood of the map
+    drawn = moving(lambda key: run(key, bases), key).difference(*reached)
+    return {name: name in beside for name in drawn | beside}
 
 
 class StandardNormalBase(Messenger):
@@ -209,8 +224,10 @@ class StandardNormalBase(Messenger):
         if msg["type"] != "sample" or msg["value"] is not None:
             return
         for transform in base_transforms({msg["name"]: msg}).values():
-            key = msg["kwargs"]["rng_key"] if self.rng_key is None else self.rng_key
-            standard_normal = random.normal(numpyro.prng_key() if key is None else key, msg["fn"].shape())
+            key = numpyro.prng_key()  # taken in any case: later sites then have the keys of a run without ``rng_key``
+            if self.rng_key is not None:
+                self.rng_key, key = random.split(self.rng_key)
+            standard_normal = random.normal(key, msg["fn"].shape())
             msg["value"] = transform.base_of_posterior_draw(standard_normal) if self.is_exact else standard_normal
 
 

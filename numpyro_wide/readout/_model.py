@@ -8,9 +8,10 @@ from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import condition, substitute
+from numpyro.handlers import condition, do, substitute
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_wide._checks import as_floats, check_names_known, check_no_nan, kind_of, listing
@@ -29,13 +30,21 @@ class ReadoutRun:
 
     features: Array | RowFeatures  # Ψ, (n, d)
     loc: Array  # mean of the observed site, (n,) or (n, k)
-    residual: Array  # observations less ``loc``; ``loc`` where there are none
+    observations: Array | None  # like ``loc``, if there are any
     noise_scale: Array  # standard deviation of the model's Normal; broadcasts against ``loc``
     prior_loc: Array  # (d,) or (d, k)
     prior_scale: Array  # broadcasts against ``prior_loc``
     readout: str = field(metadata=STATIC)
     variant: str = field(metadata=STATIC)
-    is_observed: bool = field(metadata=STATIC)
+
+    @property
+    def is_observed(self) -> bool:
+        return self.observations is not None
+
+    @property
+    def residual(self) -> Array:
+        """Observations less their mean; the mean where there are none."""
+        return self.loc if self.observations is None else self.observations - self.loc
 
     def prior_size(self) -> Array:
         """Return the root mean square of features @ readout under the readout's prior, by the first rows of blocks."""
@@ -86,22 +95,28 @@ class SeenSites(Messenger):
 
 
 class ReadoutSites(SeenSites):
-    """Handler that takes readout and features out of a model's run and notes what its likelihood is made of."""
+    """Handler that takes readout and features out of a model's run and notes what its likelihood is made of.
+
+    What is wrong with those is said by ``read_off``: a run without observations need not be right.
+    """
 
     def __init__(
         self,
         model: "ReadoutModel",
-        move: Array | None = None,
+        step: Array | None = None,
         hidden: Iterable[str] = (),
         keys: Iterable[Any] | None = None,
     ):
         super().__init__({model.features, *hidden})
         self.model = model
-        self.move = move  # of the readout from its prior mean
+        self.step = step  # of the readout from its prior mean, along ``move``
+        self.move: Array | None = None  # a draw of the prior less its mean
         self.prior: tuple[Array, Array] | None = None  # its location of the readout's shape
         self.likelihood: tuple[Array, Array] | None = None
         self.observations: Array | None = None
         self.others: dict[str, tuple[dist.Distribution, Any]] = {}  # distribution and scale of the other sample sites
+        self.is_observed: dict[str, bool] = {}  # the sample sites
+        self.error: ValueError | None = None
         self.given: set[str | None] = set()  # sites that the model itself gives a value
         self.keys: list[Any] = []
         self._replayed = None if keys is None else iter(keys)
@@ -122,40 +137,50 @@ class ReadoutSites(SeenSites):
         elif msg["type"] == "prng_key" and self._replayed is not None:
             msg["kwargs"]["rng_key"], msg["stop"] = next(self._replayed), True
         elif msg["type"] == "sample" and name == self.model.readout:
-            self._take_readout(msg)
+            self._note(self._take_readout, msg)
         elif msg["type"] == "sample" and name == self.model.observed:
-            self._take_observed(msg)
+            self._note(self._take_likelihood, msg)
         elif msg["type"] == "sample" and len(self.begun) == 1:  # of the model's own; handlers outside have some, too
             self.others[msg["name"]] = msg["fn"], msg["scale"]
 
     def postprocess_message(self, msg: dict) -> None:
+        name = self.begun[-1]
         super().postprocess_message(msg)
         if msg["type"] == "prng_key":  # drawn outside of sites
             self.keys.append(msg["value"])
+        elif msg["type"] == "sample" and not self.begun:
+            self.is_observed[name] = msg["is_observed"]  # type: ignore[index]
+            if name == self.model.observed and msg["is_observed"]:
+                self._note(self._take_observations, msg)
 
     def read_off(self) -> ReadoutRun:
-        """Return what was noted, once every named site has come."""
+        """Return what was noted, once every named site has come; refuse what is wrong with it."""
+        if self.error is not None:
+            raise self.error
         if self.likelihood is None or self.prior is None:
             for role in ("readout", "features", "observed"):
                 check_names_known(role, getattr(self.model, role), self.values)
             raise ValueError(f"the observed site {self.model.observed!r} must be a sample site.")
         loc, noise_scale = self.likelihood
-        residual = loc
-        if self.observations is not None:
-            observations, loc = as_floats(
-                self.observations, loc, names=(f"the values of {self.model.observed!r}", "its mean")
-            )
-            residual = observations - loc
+        observations = self.observations
+        if observations is not None:
+            names = f"the values of {self.model.observed!r}", "its mean"
+            observations, loc = as_floats(observations, loc, names=names)
         return ReadoutRun(
             as_features(self.values[self.model.features]),
             loc,
-            residual,
+            observations,
             noise_scale,
             *self.prior,
             self.model.readout,
             self.model.variant,
-            is_observed=self.observations is not None,
         )
+
+    def _note(self, take: Callable[[dict], None], msg: dict) -> None:
+        try:
+            take(msg)
+        except ValueError as error:
+            self.error = self.error or error
 
     def _take_readout(self, msg: dict) -> None:
         name = self.model.readout
@@ -168,12 +193,17 @@ class ReadoutSites(SeenSites):
             )
         loc, scale = normal_parameters(name, "readout", msg["fn"])
         shape = tuple(msg["fn"].shape())
-        self.prior = jnp.broadcast_to(loc, shape), scale
-        msg["value"] = self.prior[0] if self.move is None else self.prior[0] + self.move
-        msg["stop"] = True
+        (loc,) = as_floats(loc)
+        self.prior = jnp.broadcast_to(loc, shape), scale  # which stays a number where it is one
+        value = self.prior[0]
+        if self.step is not None:
+            draw = np.random.default_rng(0).standard_normal(shape).astype(loc.dtype)
+            self.move = jnp.broadcast_to(jnp.asarray(scale, loc.dtype), shape) * draw
+            value = value + self.step.astype(loc.dtype) * self.move
+        msg["value"], msg["stop"] = value, True
         self.given.add(name)
 
-    def _take_observed(self, msg: dict) -> None:
+    def _take_likelihood(self, msg: dict) -> None:
         name = self.model.observed
         refuse_scaled(name, msg)
         for role in ("readout", "features"):
@@ -182,18 +212,23 @@ class ReadoutSites(SeenSites):
             refuse_other_readout(self.model.readout, self.values)
         shape = tuple(msg["fn"].shape())
         loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
-        if msg["value"] is not None:
-            self.observations = msg["value"] = jnp.asarray(msg["value"])
-            if self.observations.shape != shape:
-                raise ValueError(
-                    f"the observations of site {name!r} have shape {self.observations.shape}, but its distribution has "
-                    f"{shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}; reshape one of "
-                    "them."
-                )
-            check_no_nan(f"observed site {name!r}", self.observations)
-            if not isinstance(self.values[self.model.features], RowFeatures):
-                check_no_nan("features", self.values[self.model.features])
         self.likelihood = jnp.broadcast_to(loc, shape), noise_scale
+
+    def _take_observations(self, msg: dict) -> None:
+        if self.likelihood is None:  # which has been refused
+            return
+        name, features, shape = self.model.observed, self.values[self.model.features], self.likelihood[0].shape
+        self.observations = jnp.asarray(msg["value"])
+        if self.observations.shape != shape:
+            loc, noise_scale = normal_parameters(name, "observed site", msg["fn"])
+            raise ValueError(
+                f"the observations of site {name!r} have shape {self.observations.shape}, but its distribution has "
+                f"{shape}, from a mean {jnp.shape(loc)} and a noise scale {jnp.shape(noise_scale)}; reshape one of "
+                "them."
+            )
+        check_no_nan(f"observed site {name!r}", msg["value"])
+        if not isinstance(features, RowFeatures):
+            check_no_nan("features", features)
 
 
 def refuse_other_readout(name: str, sites: Iterable[str]) -> NoReturn:
@@ -323,7 +358,7 @@ def refuse_given_readout(site: str, remedy: str, base_site: str | None = None) -
     """Refuse a value of a readout that is no latent site; beside one of its base site it is let through."""
     for handler in _PYRO_STACK:
         data = getattr(handler, "data", None) or {}
-        is_lost = isinstance(handler, condition) or (isinstance(handler, substitute) and base_site not in data)
+        is_lost = isinstance(handler, condition | do) or (isinstance(handler, substitute) and base_site not in data)
         if is_lost and site in data:
             raise ValueError(f"the readout {site!r} cannot be given a value: {remedy}.")
 

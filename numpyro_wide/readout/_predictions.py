@@ -53,7 +53,11 @@ class Data:
     @property
     def calls(self) -> list[Call]:
         """Arguments of the fit, and of the test if there is one."""
-        return [self.fit] if self.test is None else [self.fit, self.test]
+        return in_default_precision([self.fit] if self.test is None else [self.fit, self.test])
+
+    def values_at(self, draw: Draws) -> Draws:
+        """Return values of all sites."""
+        return in_default_precision({**self.params, **draw})
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,8 @@ class _Way:
         """Map a function over draws, ``batch_size`` at once, or as many as the memory is for."""
         batch_size = self.batch_size
         if batch_size is None:
-            limit = max(1, (2**20 if jax.default_backend() == "cpu" else 2**26) // size_of_draw)
-            num_draws = jax.tree.leaves(draws)[0].shape[0]
-            # The largest divisor within the limit: batches of one size are one program to compile.
-            batch_size = max(size for size in range(1, min(num_draws, limit) + 1) if num_draws % size == 0)
+            # On processors, arrays of a batch stay in the cache.
+            batch_size = max(1, (2**16 if jax.default_backend() == "cpu" else 2**26) // size_of_draw)
         return map_draws(single, draws, batch_size)
 
 
@@ -198,7 +200,7 @@ class Integrated(_Way):
 
         def checked(draw: Any) -> Any:
             values, solved, *rest = draw
-            values = {**data.params, **values}
+            solved, values = in_default_precision(solved), data.values_at(values)
             pairs = [read_run(self.model, values, *call) for call in data.calls]
             found = single(solved, *rest, *(run for run, _ in pairs))
             is_right = jnp.stack([is_right for _, is_right in pairs]).all()
@@ -209,7 +211,7 @@ class Integrated(_Way):
 
     def shapes(self, data: Data) -> list[ReadoutRun]:
         """Return the runs of a draw with shapes instead of numbers: what is to be checked of shapes is checked once."""
-        values = {**data.params, **first_of(data.draws)}
+        values = data.values_at(first_of(data.draws))
 
         def runs() -> list[ReadoutRun]:
             found = [read_sites(self.model, values, *call).read_off() for call in data.calls]
@@ -274,20 +276,31 @@ class ThroughWeights(_Way):
 
     def _weights(self, draw: Draws, data: Data) -> Draws:
         """Return one draw of the unwrapped model, of one that may hold the base site instead of the readout."""
-        values = {**data.params, **draw}
+        values = data.values_at(draw)
         if self.model.readout in values:
             return values
-        args, kwargs = data.fit
+        args, kwargs = data.calls[0]
         return {**values, **weights_of_run(run_model(self.model, args, kwargs, values=values))}
 
     def _site(self, draw: Draws, data: Data, *, is_observed: bool) -> dict:
-        args, kwargs = data.test  # type: ignore[misc]
+        args, kwargs = data.calls[1]
         sites: Sites = run_model(self.model.fn, args, kwargs, values=self._weights(draw, data))
         if self.model.readout not in latent_sites(sites):
             refuse_other_readout(self.model.readout, sites)
         site = sites[self.observed]
         check_observed(self.observed, site["is_observed"], is_wanted=is_observed)
         return site
+
+
+def in_default_precision(tree: Any) -> Any:
+    """Return a tree whose arrays of floats have the precision of JAX's numbers."""
+    precision = jnp.result_type(float)
+
+    def cast(leaf: Any) -> Any:
+        is_float = isinstance(leaf, Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(precision) if is_float else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def log_of_average(log_densities: Array, is_finite: Array) -> Results:

@@ -1,5 +1,7 @@
 """Predictions from draws of a wrapped model: what the user holds."""
 
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +15,6 @@ from scipy.special import logsumexp
 from numpyro_wide import _mixture
 from numpyro_wide._blocks import blocks_of, is_mapped
 from numpyro_wide._checks import (
-    IN_FLOAT64,
     NOISE_TOO_SMALL,
     are_known,
     check_key,
@@ -30,9 +31,10 @@ from numpyro_wide._checks import (
     warn_if_stuck,
     whole_number,
 )
-from numpyro_wide._compile import program_of, split
+from numpyro_wide._compile import is_traced, known_by, run_program, split
 from numpyro_wide._traces import abstract_sites, latent_sites, observed_sites
 from numpyro_wide.linear_gaussian._row_blocks import BlockedPosterior, RowFeatures
+from numpyro_wide.machine import double_precision
 from numpyro_wide.readout._assumptions import check_at, conjugate_form
 from numpyro_wide.readout._model import (
     Draws,
@@ -51,14 +53,7 @@ from numpyro_wide.readout._predictions import Call, Data, Integrated, Results, T
 NAMES = ("mean", "variance", "predictive_variance", "noise_scale", "probs")
 _ORDER = "ReadoutPredictive(model, draws, (x, y))"
 _NUM_NAMED = 20
-_MOST_KEPT = 2**28  # numbers of the matrices of all draws: 1 GB in float32
-# Settings of JAX, besides the types of the arrays, that a program depends on.
-_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_threefry_partitionable",
-)
+_MOST_KEPT = 2**27  # numbers of the matrices of all draws: 1 GB in float64
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,8 +103,13 @@ class ReadoutPredictive:
     draw of the hidden weights. That holds for collapsed models, and for others whose own likelihood is Normal with a
     mean linear in the readout. For all others, such as classes and counts, predictions go through draws of all weights.
 
-    Arrays are copied. Programs are compiled at the first call for inputs of some shape, of the model as it is then, and
-    used again by further calls and for other draws; make a new one after a change of the model.
+    Everything is computed in float64, whatever the precision of the chains, and returned in JAX's own, which is float32
+    unless ``jax_enable_x64`` is set. Under a transformation, such as ``jax.jit``, it is computed in JAX's own as well;
+    a key draws other numbers there.
+
+    Arrays are copied. Programs are compiled at the first call for inputs of some shape, of the model and the objects
+    among its arguments as they are then, and used again by further calls and for other draws; make a new one after a
+    change of the model.
 
     Args:
         model: result of :func:`~numpyro_wide.collapse_readout` or :func:`~numpyro_wide.repriorise`; or any model, with
@@ -129,10 +129,10 @@ class ReadoutPredictive:
     Raises:
         ValueError: if a latent site has no draws, their numbers differ, nothing is observed, or the readout of a
             collapsed model cannot be integrated out at the first draw; of predictions, at another draw or other inputs.
-        FloatingPointError: in predictions, if a draw's are not finite: the noise is too small for this precision.
+        FloatingPointError: in predictions, if a draw's are not finite: the noise is too small even for float64.
 
     Warns:
-        RuntimeWarning: if hardly any two draws differ: the chain has not moved.
+        RuntimeWarning: if under a fifth of the draws are distinct; or if the model cannot be run in float64.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,9 +183,10 @@ class ReadoutPredictive:
         self._fit: Call = _copied(call)
         self._params: Draws = _copied(dict(params or {}))
         self._progress_bar = progress_bar
-        self._programs: dict[Any, Callable] = {}
+        self._functions: dict[Any, Callable] = {}
         self._solved: BlockedPosterior | None = None
-        self._shapes, self._way = self._look(observed)
+        self._is_double = True
+        self._shapes, self._way = self._in_double(lambda: self._look(observed))
         if self._way.observed in NAMES:
             raise ValueError(
                 f"the observed site is called {self._way.observed!r}, but predictions are given under the names "
@@ -195,7 +196,7 @@ class ReadoutPredictive:
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are compiled anew where they are wanted.
-        return {**vars(self), "_programs": {}}
+        return {**vars(self), "_functions": {}}
 
     @property
     def is_integrated(self) -> bool:
@@ -318,7 +319,8 @@ class ReadoutPredictive:
 
     def _look(self, observed: str | None) -> tuple[ReadoutRun | None, Integrated | ThroughWeights]:
         """Return how to predict, after shapes of the fit's run where the readout is integrated out."""
-        model, (args, kwargs) = self.model, self._fit
+        model, data = self.model, Data(self.draws, self._params, self._fit)
+        ((args, kwargs),) = data.calls
         observed = model.observed or observed
         sites = abstract_sites(model.fn, args, kwargs, self._params)
         latent = {name: tuple(site["fn"].shape()) for name, site in latent_sites(sites).items()}
@@ -326,10 +328,10 @@ class ReadoutPredictive:
         if latent.pop(model.readout, None) is None:
             refuse_other_readout(model.readout, sites)
         self._check_draws(latent, [name for name, site in sites.items() if site["type"] == "param"])
-        form = conjugate_form(model, {**self._params, **first_of(self.draws)}, args, kwargs, observed)
+        form = conjugate_form(model, data.values_at(first_of(self.draws)), args, kwargs, observed)
         if form is not None:
             way = Integrated(form, form.observed, self.batch_size)
-            return way.shapes(Data(self.draws, self._params, self._fit))[0], way
+            return way.shapes(data)[0], way
         if not {model.readout, model.base} & self.draws.keys():
             self._refuse_missing([model.readout])
         found = [name for name in observed_sites(sites) if observed in (None, name)]
@@ -366,13 +368,42 @@ class ReadoutPredictive:
     def _run(
         self, what: str, test: Call | None = None, rng_key: Array | None = None, *, is_average: bool = False
     ) -> Any:
-        """Return what a method of the way to predict gives for all draws; refuse what is not finite."""
-        try:
-            found, is_finite = self._results(what, test, rng_key, is_average=is_average)
-        except Exception as error:
-            if test is not None:
-                self._add_hints(error, test)
-            raise
+        """Return what a method of the way to predict gives for all draws, in the caller's precision."""
+
+        def compute() -> Any:
+            try:
+                results, is_finite = self._results(what, test, rng_key, is_average=is_average)
+            except Exception as error:
+                if test is not None:
+                    self._add_hints(error, test)
+                raise
+            return self._checked(what, results, is_finite, test, is_average=is_average)
+
+        results = self._in_double(compute, test, rng_key)
+        return jax.tree.map(lambda leaf: leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)), results)
+
+    def _in_double(self, compute: Callable[[], Any], *arguments: Any) -> Any:
+        """Compute in float64, but where a caller's transformation goes on, or the model can only be run in float32."""
+        if self._is_double and not is_traced((self.draws, self._fit, self._params, arguments)):
+            try:
+                with double_precision():
+                    return compute()
+            except (TypeError, ValueError) as error:
+                if not all(re.search(kind, str(error)) for kind in ("f(loat)?32", "f(loat)?64")):
+                    raise
+            self._is_double = False
+            results = compute()
+            warnings.warn(
+                "predictions are computed in float32: the model fixes it, or holds NumPy arrays, which JAX keeps in "
+                "the precision of their first use (a fault of JAX); pass those as arguments, or jnp.asarray of them.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return results
+        return compute()
+
+    def _checked(self, what: str, found: Any, is_finite: Any, test: Call | None, *, is_average: bool) -> Any:
+        """Return results whose draws are finite, or NaN where that is not known."""
         if is_known(is_finite):
             if not np.all(is_finite) and self.is_integrated:
                 self._refuse_wrong(int(np.argmin(is_finite)), test)
@@ -405,21 +436,12 @@ class ReadoutPredictive:
         return results, np.concatenate(is_finite)
 
     def _computed(self, what: str, data: Data) -> Results:
-        """Compute, by a program of this object if there is one for arrays of these shapes."""
+        """Compute, by a program that is traced once for what is no array, and types."""
         arrays, join = split(data)
-
-        def compute(arrays: list[Array]) -> Results:
-            return getattr(self._way, what)(join(arrays))
-
-        if not are_known(arrays):
-            return compute(arrays)
-        # What is no array is part of the program, and of its key.
-        rest = jax.tree.flatten(join([0] * len(arrays)))
-        settings = tuple(getattr(jax.config, name, None) for name in _SETTINGS)
-        key = what, str(rest), tuple(str(jax.typeof(array)) for array in arrays), settings
-        if key not in self._programs:
-            self._programs[key] = program_of(compute, arrays)
-        return self._programs[key](arrays)
+        rest, structure = jax.tree.flatten(join([Array] * len(arrays)))
+        key = what, structure, *map(known_by, rest)
+        compute = self._functions.setdefault(key, lambda arrays: getattr(self._way, what)(join(arrays)))
+        return run_program(compute, arrays)
 
     def _is_kept(self) -> bool:
         """Tell whether all rows are summed over once for each draw, and the matrices kept."""
@@ -446,13 +468,13 @@ class ReadoutPredictive:
 
     def _refuse_wrong(self, index: int, test: Call | None) -> None:
         """Say why the readout cannot be integrated out at a draw, by the arguments of the fit or test, if it cannot."""
-        values = {**self._params, **{name: draws[index] for name, draws in self.draws.items()}}
-        for call, where in ((self._fit, "the arguments of the fit"), (test, "these arguments")):
-            if call is not None:
-                try:
-                    check_at(self._way.model, values, *call)
-                except ValueError as error:
-                    raise ValueError(f"at draw {index}, with {where}: {error}") from error
+        data = Data(self.draws, self._params, self._fit, test)
+        values = data.values_at({name: draws[index] for name, draws in self.draws.items()})
+        for call, where in zip(data.calls, ("the arguments of the fit", "these arguments"), strict=False):
+            try:
+                check_at(self._way.model, values, *call)
+            except ValueError as error:
+                raise ValueError(f"at draw {index}, with {where}: {error}") from error
 
     def _add_hints(self, error: Exception, test: Call) -> None:
         """Add to an error at the rows to predict how they differ from those of the fit, which it may come from."""
@@ -482,14 +504,14 @@ def _refuse_nonfinite(what: str, is_finite: np.ndarray) -> None:
     if lost.size == is_finite.size:
         raise FloatingPointError(
             f"no {what} are finite, of any draw: look for NaN or infinity among the inputs. If there is none, "
-            f"{NOISE_TOO_SMALL}; run {IN_FLOAT64}."
+            f"{NOISE_TOO_SMALL}, float64; use a larger noise."
         )
     if lost.size:
         named = ", ".join(map(str, lost[:_NUM_NAMED])) + (", ..." if lost.size > _NUM_NAMED else "")
         which = f"draw {named}" if lost.size == 1 else f"{lost.size} draws ({named})"
         raise FloatingPointError(
-            f"{what} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, or a draw is not finite itself. "
-            f"Run {IN_FLOAT64}, or leave these draws out."
+            f"{what} of {which} of {is_finite.size} are not finite: {NOISE_TOO_SMALL}, float64, or a draw is not "
+            "finite itself. Use a larger noise, or leave these draws out."
         )
 
 

@@ -23,7 +23,7 @@ from numpyro_wide._checks import (
     progress,
     whole_number,
 )
-from numpyro_wide._compile import over_chains, program_of, run_program, split
+from numpyro_wide._compile import over_chains, run_program, split
 from numpyro_wide._traces import Sites, latent_sites, unwrap
 
 _NUM_STRETCHES = 50  # of the progress bar
@@ -169,10 +169,9 @@ def _descend(
 
     states = run_program(jax.vmap(begin), free, quick=True)
     lengths = np.diff(np.linspace(0, num_steps, min(num_steps, _NUM_STRETCHES) + 1).astype(np.int32))
-    run = program_of(stretch, states, *rest, lengths[0])
     with progress(total=num_steps, desc="optimise", shown=progress_bar) as bar:
         for length in lengths:
-            states = run(states, *rest, length)
+            states = run_program(stretch, states, *rest, length)
             bar.set_postfix_str(f"U from {np.min(states[3]):.4g} to {np.max(states[3]):.4g}", refresh=False)
             bar.update(length)
     lost = np.flatnonzero(~np.isfinite(states[3]))

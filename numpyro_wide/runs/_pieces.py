@@ -1,17 +1,18 @@
-"""Chains in pieces: a file for each, and one for the last state."""
+"""Chains in pieces: a file for each site, and one for the last state."""
 
 import copy
 import json
 import operator
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ _STATE = "state.npz"
 _PLAIN = (str, bytes, bool, int, float, complex, np.generic, np.ndarray, Array)
 
 Draws = dict[str, np.ndarray]
+Checksums = dict[str, list[int]]  # of the pieces, by file
 
 
 class StoredDraws:
@@ -42,52 +44,33 @@ class StoredDraws:
     def __init__(self, folder: str | os.PathLike, sampler: Any = None):
         self.folder, self.sampler = Path(folder), sampler
         path = self.folder / _STATE
-        self._ends = read(path)["ends"].tolist() if path.exists() else [0]
+        stored = read(path) if path.exists() else {"ends": np.zeros(1, int)}
+        self._ends: list[int] = stored["ends"].tolist()
         self.num_samples: int = self._ends[-1]
         if not self.num_samples:
             raise FileNotFoundError(f"there are no draws in {self.folder}; run_in_pieces writes them.")
-        self._gathered: dict[str, Draws] = {}
+        self._checksums: Checksums = json.loads(str(stored["checksums"]))
+        self._mapped: dict[str, Draws] = {}
 
     def get_samples(self, group_by_chain: bool = False) -> Draws:
         """Return the draws by site, (chain, draw, ...) or with these axes as one."""
-        return self._get("samples", group_by_chain)
+        return self._get("samples/", group_by_chain)
 
     def get_extra_fields(self, group_by_chain: bool = False) -> Draws:
         """Return the extra fields by name, (chain, draw, ...) or with these axes as one."""
-        return self._get("extra_fields", group_by_chain)
+        return self._get("extra_fields/", group_by_chain)
 
     def _get(self, group: str, group_by_chain: bool) -> Draws:
-        if group not in self._gathered:
-            self._gathered[group] = self._gather(group)
-        found = self._gathered[group]
+        if group not in self._mapped:
+            self._mapped[group] = {
+                name.removeprefix(group): _as_made(_mapped(self.folder, name, self._ends, checksums))
+                for name, checksums in self._checksums.items()
+                if name.startswith(group)
+            }
         return {
-            name: x if group_by_chain else x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for name, x in found.items()
+            name: x if group_by_chain else x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+            for name, x in self._mapped[group].items()
         }
-
-    def _gather(self, group: str) -> Draws:
-        """Join the pieces of a group, one in memory at a time, and map them."""
-        files: dict[str, Any] = {}
-        first: Draws = {}
-        with ExitStack() as opened:
-            for number, (start, end) in enumerate(pairwise(self._ends)):
-                path = _piece(self.folder, number)
-                for name, values in read(path, f"{group}/").items():
-                    if number == 0:
-                        files[name] = opened.enter_context(tempfile.TemporaryFile(dir=self.folder))
-                        first[name] = values
-                    if values.shape[1] != end - start:
-                        raise _damaged(path, f"{values.shape[1]} draws instead of {end - start}")
-                    for chain, draws in enumerate(values):
-                        files[name].seek((chain * self.num_samples + start) * values[:1, :1].nbytes)
-                        files[name].write(draws.tobytes())
-            return {name: self._mapped(file, first[name]) for name, file in files.items()}
-
-    def _mapped(self, file: Any, like: np.ndarray) -> np.ndarray:
-        file.flush()
-        shape = (like.shape[0], self.num_samples, *like.shape[2:])
-        if 0 in shape:  # cannot be mapped
-            return np.zeros(shape, like.dtype)
-        return np.memmap(file, like.dtype, mode="r", shape=shape)
 
 
 def run_in_pieces(
@@ -153,14 +136,14 @@ def run_in_pieces(
     with sole_use(folder), progress(total=total, desc="sample", shown=progress_bar) as bar:
         try:
             if (folder / _STATE).exists():
-                state, ends = _resume(folder, like, identity)
+                state, ends, checksums = _resume(folder, like, identity)
                 if ends[-1] < total and (total - ends[-1]) % size:
                     raise ValueError(f"pieces of {size} do not lead from the {ends[-1]} draws in {folder} to {total}.")
                 bar.update(min(ends[-1], total))
             else:
                 mcmc.warmup(rng_key, *model_args, **options, **model_kwargs)
-                state, ends = mcmc.last_state, [0]
-                _save(folder, state, ends, identity)
+                state, ends, checksums = mcmc.last_state, [0], {}
+                _save(folder, state, ends, checksums, identity)
             mcmc.progress_bar = False  # one bar for all pieces
             while ends[-1] < total:
                 mcmc.post_warmup_state = state  # without warmup
@@ -169,9 +152,10 @@ def run_in_pieces(
                 groups = {"samples": mcmc.get_samples(True), "extra_fields": mcmc.get_extra_fields(True)}
                 arrays = {f"{group}/{name}": x for group, found in groups.items() for name, x in found.items()}
                 # Draws first: an uncounted piece is drawn again.
-                write(_piece(folder, len(ends) - 1), arrays)
+                for name, draws in arrays.items():
+                    checksums.setdefault(name, []).append(_append(_path(folder, name), draws, ends[-1], total))
                 ends.append(ends[-1] + size)
-                _save(folder, state, ends, identity)
+                _save(folder, state, ends, checksums, identity)
                 bar.update(size)
         finally:
             mcmc.progress_bar = shown
@@ -191,22 +175,53 @@ def sole_use(folder: Path) -> AbstractContextManager:
         raise RuntimeError(f"{folder} is in use by another run: wait for it, or pass another folder.") from None
 
 
-def _piece(folder: Path, number: int) -> Path:
-    return folder / f"piece_{number:05d}.npz"
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"{quote(name, safe='')}.npy"
 
 
-def write(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write a file of arrays, as a whole or not at all."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
-    try:
-        with unfinished.open("wb") as file:
-            np.savez(file, **stored)
+def _append(path: Path, draws: Any, start: int, total: int) -> int:
+    """Write draws, (chain, draw, ...), to their places in a file with room for ``total``; return their checksum."""
+    array = _as_stored(draws)
+    end = start + array.shape[1]
+    with _room_needed_at(path):
+        before = np.load(path, mmap_mode="r") if start else array[:, :0]
+        if not start or before.shape[1] < end:
+            unfinished = path.with_name(path.name + ".unfinished")
+            shape = (array.shape[0], max(end, total), *array.shape[2:])
+            whole = np.lib.format.open_memmap(unfinished, "w+", array.dtype, shape)
+            whole[:, :start] = before[:, :start]
+            whole.flush()
+            os.replace(unfinished, path)
+        whole = np.load(path, mmap_mode="r")
+        with path.open("r+b") as file:  # a map would end the process where the disk is full
+            for chain, values in enumerate(array):
+                file.seek(whole.offset + (chain * whole.shape[1] + start) * array[:1, :1].nbytes)
+                file.write(values.tobytes())
             file.flush()
             os.fsync(file.fileno())  # against a loss of power
-        os.replace(unfinished, path)
+    return crc32(array.tobytes())
+
+
+def _mapped(folder: Path, name: str, ends: list[int], checksums: list[int]) -> np.ndarray:
+    """Map the draws of a file, (chain, draw, ...), once they are seen to be those that were written."""
+    path = _path(folder, name)
+    try:
+        draws = np.load(path, mmap_mode="r")[:, : ends[-1]]
+    except Exception as error:  # of files or arrays
+        raise _damaged(path, type(error).__name__) from error
+    for (start, end), checksum in zip(pairwise(ends), checksums, strict=True):
+        if crc32(draws[:, start:end].tobytes()) != checksum:
+            raise _damaged(path, f"draws {start} to {end} are others than were written")
+    return draws
+
+
+@contextmanager
+def _room_needed_at(path: Path) -> Iterator[None]:
+    """Leave no unfinished file where one cannot be written, and say what to do."""
+    try:
+        yield
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        path.with_name(path.name + ".unfinished").unlink(missing_ok=True)
         error.add_note(
             f"{path} cannot be written; make room and call again, or store functions of the draws "
             "(numpyro_wide.runs.reduced)."
@@ -214,11 +229,23 @@ def write(path: Path, arrays: Mapping[str, Any]) -> None:
         raise
 
 
-def read(path: Path, prefix: str = "") -> Draws:
-    """Read the arrays of a file by prefix, which is cut off."""
+def write(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a file of arrays, as a whole or not at all."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    stored: Any = {name: _as_stored(array) for name, array in arrays.items()}
+    with _room_needed_at(path):
+        with unfinished.open("wb") as file:
+            np.savez(file, **stored)
+            file.flush()
+            os.fsync(file.fileno())  # against a loss of power
+        os.replace(unfinished, path)
+
+
+def read(path: Path) -> Draws:
+    """Read the arrays of a file."""
     try:
         with path.open("rb") as opened, np.load(opened) as file:
-            return {name.removeprefix(prefix): _as_made(file[name]) for name in file if name.startswith(prefix)}
+            return {name: _as_made(file[name]) for name in file}
     except Exception as error:  # of archives or arrays
         raise _damaged(path, type(error).__name__) from error
 
@@ -244,15 +271,16 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _save(folder: Path, state: Any, ends: list[int], identity: dict[str, str]) -> None:
-    """Write the state of the chains, and the ends of the pieces before it."""
+def _save(folder: Path, state: Any, ends: list[int], checksums: Checksums, identity: dict[str, str]) -> None:
+    """Write the state of the chains, and the ends and checksums of the pieces before it."""
     places = jax.tree.leaves_with_path(state)
     leaves = {f"state{jax.tree_util.keystr(place)}": leaf for place, leaf in places}
-    write(folder / _STATE, {"identity": json.dumps(identity), "ends": np.asarray(ends, np.int64), **leaves})
+    texts = {"identity": json.dumps(identity), "checksums": json.dumps(checksums)}
+    write(folder / _STATE, {**texts, "ends": np.asarray(ends, np.int64), **leaves})
 
 
-def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int]]:
-    """Read the state and the ends of the pieces, unless of another run."""
+def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, list[int], Checksums]:
+    """Read the state, and the ends and checksums of the pieces, unless of another run."""
     path = folder / _STATE
     stored = read(path)
     if "identity" not in stored:
@@ -261,14 +289,15 @@ def _resume(folder: Path, like: Any, identity: dict[str, str]) -> tuple[Any, lis
     differing = [name for name in identity if before.get(name) != identity[name]]
     if differing:
         raise ValueError(
-            f"the folder {folder} is of a run with another {differing[0]}; pass the same one, or another folder."
+            f"the folder {folder} is of a run with another {differing[0]}, so that its draws would be a mixture; pass "
+            "the same one, or another folder."
         )
     places, structure = jax.tree_util.tree_flatten_with_path(like)
     leaves = [_like(leaf, stored[f"state{jax.tree_util.keystr(place)}"]) for place, leaf in places]
-    ends = stored["ends"].tolist()
-    for number in range(len(ends) - 1):
-        read(_piece(folder, number))
-    return jax.tree.unflatten(structure, leaves), ends
+    ends, checksums = stored["ends"].tolist(), json.loads(str(stored["checksums"]))
+    for name in checksums:
+        _mapped(folder, name, ends, checksums[name])
+    return jax.tree.unflatten(structure, leaves), ends, checksums
 
 
 def _like(leaf: Any, numbers: np.ndarray) -> Array:
@@ -293,9 +322,10 @@ def _identify(
     position = operator.attrgetter(sampler.sample_field)(one)
     if num_chains > 1 and is_vectorised:
         position = jax.tree.map(lambda leaf: leaf[0], position)
-    sites = jax.eval_shape(mcmc.postprocess_fn or sampler.postprocess_fn(args, kwargs), position)
+    # As text: sites of the same shape may be computed otherwise.
+    stored = jax.jit(mcmc.postprocess_fn or sampler.postprocess_fn(args, kwargs)).lower(position)
     fields = {name: operator.attrgetter(name)(state) for name in extra_fields}
-    for name, value in {**sites, **fields}.items():
+    for name, value in {**stored.out_info, **fields}.items():
         if not hasattr(value, "dtype") or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(
                 f"stored values must be arrays of numbers, but {name!r} is {kind_of(value)}; name a part of it, such "
@@ -309,7 +339,9 @@ def _identify(
         "num_warmup, num_chains, thinning or init_params": _hash(settings),
         "data or other arguments": _hash((args, kwargs)),
         "model or kernel, or another version of JAX": _hash(step.as_text()),
-        "choice of what is stored": _hash([*sorted((name, str(value)) for name, value in sites.items()), extra_fields]),
+        "choice or computation of what is stored (a deterministic site, or one of the functions of reduced)": _hash(
+            (stored.as_text(), extra_fields)
+        ),
         "setting of the kernel": _hash(sampler),
     }
 

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from numpyro_wide._checks import check_finite, check_known, check_one_of, listing, progress, whole_number
 from numpyro_wide.machine import double_precision, set_blas_threads
+from numpyro_wide.wide_limit._additive_problem import AdditiveProblem, structured_network
 from numpyro_wide.wide_limit._duals import Activation, activation_name
 from numpyro_wide.wide_limit._gp import Conditioned
 from numpyro_wide.wide_limit._label_regression import RELEVANCE, fit_labels, folds_of
@@ -131,6 +132,8 @@ def fit(
     scale: ArrayLike | None = None,
     offset: ArrayLike = 0.0,
     labels: str | None = None,
+    structure: str | Sequence[str] = "dense",
+    order: int | Sequence[int] = 2,
     network: Any = None,
     activation: Activation | Sequence[Activation] | None = None,
     depth: int | Sequence[int] | None = None,
@@ -156,7 +159,7 @@ def fit(
 
     Standardise inputs and targets. The scales go into
     ``bnn(FCN(fit.depth, width, fit.activation), None, fit.noise_scale, scales=fit.scales)``; ``fit.network``, of a fit
-    of networks, has them already.
+    of networks or of a structure, has them already.
 
     Args:
         x: inputs, (n, d_in), or images for a network that takes them.
@@ -170,6 +173,10 @@ def fit(
         scale: scale of Student's t.
         offset: added to function values, such as a log exposure; not of a normal likelihood, or of codes.
         labels: "codes", the default, "logits", or "auto", of a Bernoulli or categorical likelihood.
+        structure: "dense", units that see all inputs; "additive", an :class:`~numpyro_wide.nn.AdditiveNetwork` with the
+            inputs' own law; "both", with a dense block; several to compare; or "auto" for all three. With
+            ``input_scale`` an additive network has a weight scale and a relevance by column. Not of labels.
+        order: largest number of inputs of an effect, at most that of columns, or several to compare.
         network: an :class:`~numpyro_wide.nn.FCN`, :class:`~numpyro_wide.nn.CNN`, :class:`~numpyro_wide.nn.WideResNet`
             or one of a registered kernel, or several to compare, instead of ``activation`` and ``depth``; its
             ``w_std``, ``b_std`` and ``readout_w_std`` are fitted.
@@ -226,6 +233,9 @@ def fit(
     if is_of_classes and len(targets) < 2:
         raise ValueError("labels are predicted from others: x and y must have at least two rows, but have one.")
     is_of_codes = is_of_classes and labels != "logits"
+    structures = _structures(structure, inputs)
+    if network is not None and set(structures) != {"dense"}:
+        raise ValueError("give a structure or a network, whose structure is its own, but not both.")
     num_restarts = (1 if is_of_codes else 4) if num_restarts is None else num_restarts
     activation = (("erf", "relu") if is_of_codes else "erf") if activation is None else activation
     depth = ((1, 3) if is_of_codes else 1) if depth is None else depth
@@ -253,16 +263,14 @@ def fit(
         options: dict[str, Any] = {"inputs": inputs, "size": size, "has_noise": is_normal or is_of_codes}
         options["relevance"] = RELEVANCE if is_of_codes else 1.0
         if network is None:
-            choices = itertools.product(_several(activation), _several(depth), by_column)
-            problems = [
-                ScaleProblem.of(name, whole_number("depth", layers), by_input=bool(choice), **options)
-                for name, layers, choice in choices
-            ]
+            problems = _problems(structures, _several(activation), depth, order, by_column, options)
         else:
             pairs = itertools.product(_several(network), by_column)
-            problems = [ScaleProblem.of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
+            problems = [_of_network(one, by_input=bool(choice), **options) for one, choice in pairs]
         if not problems:
             raise ValueError("there is no architecture to fit; give one activation, depth and input_scale.")
+        if is_of_classes and any(isinstance(problem, AdditiveProblem) for problem in problems):
+            raise ValueError("additive networks are fitted to numbers, not to labels; pass structure='dense'.")
         known: dict[str, Any] = {"inputs": inputs, "targets": targets}
         known |= {"likelihood": likelihood, "parameters": parameters}
         tried = _shown(problems, progress_bar)
@@ -287,6 +295,48 @@ def fit(
             _warn_of_copies(found)
             _warn_of_far_rows(found, process.targets - process.left_out)
     return found
+
+
+_STRUCTURES = ("dense", "additive", "both")
+
+
+def _structures(structure: str | Sequence[str], inputs: np.ndarray) -> Sequence[str]:
+    """Return the structures to compare; of a single column all are one."""
+    for choice in _several(structure):
+        check_one_of("structure", choice, (*_STRUCTURES, "auto"))
+    if "auto" in _several(structure):
+        return _STRUCTURES if inputs.shape[1] > 1 else _STRUCTURES[:1]
+    return _several(structure)
+
+
+def _problems(
+    structures: Sequence[str],
+    activations: Sequence[Activation],
+    depth: Any,
+    order: Any,
+    by_column: Sequence[bool],
+    options: dict[str, Any],
+) -> list[ScaleProblem]:
+    """Return one problem for each choice; an additive network alone has no depth."""
+    depths = [whole_number("depth", layers) for layers in _several(depth)]
+    orders = [whole_number("order", size) for size in _several(order)]
+    problems = []
+    for structure, name, by_input in itertools.product(structures, activations, by_column):
+        if structure == "dense":
+            problems += [ScaleProblem.of(name, layers, by_input=bool(by_input), **options) for layers in depths]
+            continue
+        for layers, size in itertools.product(depths if structure == "both" else [0], orders):
+            network = structured_network(name, size, layers, options["inputs"])
+            problems.append(AdditiveProblem.of_network(network, by_input=bool(by_input), **options))
+    return problems
+
+
+def _of_network(network: Any, **options: Any) -> ScaleProblem:
+    """Return the problem of a network."""
+    from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
+
+    kind = AdditiveProblem if isinstance(network, AdditiveNetwork) else ScaleProblem
+    return kind.of_network(network, **options)
 
 
 def _shown(problems: Sequence[ScaleProblem], progress_bar: bool) -> Iterator[ScaleProblem]:

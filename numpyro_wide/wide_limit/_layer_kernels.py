@@ -355,9 +355,11 @@ def register_kernel(module_type: type, rule: Rule) -> None:
 
 def rule_of(network: Any) -> Rule:
     """Return the rule of a network; refuse one that has none."""
-    from numpyro_wide.nn._networks import CNN, FCN, WideResNet  # with flax, loaded late
+    from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
+    from numpyro_wide.nn._networks import CNN, FCN, WideResNet
+    from numpyro_wide.wide_limit._additive import additive
 
-    rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, **_RULES}
+    rules: dict[type, Rule] = {FCN: _fcn, CNN: _cnn, WideResNet: _wide_resnet, AdditiveNetwork: additive, **_RULES}
     for module_type in type(network).__mro__:
         if module_type in rules:
             return rules[module_type]

@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 from numpyro_wide._checks import check_finite, listing
 from numpyro_wide.linear_gaussian._surrogate import Surrogate
 from numpyro_wide.machine import double_precision
+from numpyro_wide.wide_limit._additive_problem import additive_by_tiles
 from numpyro_wide.wide_limit._duals import Activation, activation_name, warn_of_truncation
 from numpyro_wide.wide_limit._gp import Conditioned
-from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._label_regression import Calibration, codes_of
 from numpyro_wide.wide_limit._observations import Observations, refuse_foreign
-from numpyro_wide.wide_limit._scale_problem import IMAGE_BLOCK, nngp_by_tiles
+from numpyro_wide.wide_limit._scale_problem import network_kernel, nngp_by_tiles
 
 _BLOCK = 512  # rows predicted at a time
 
@@ -33,13 +33,13 @@ class WideLimitFit:
         noise_scale: standard deviation of the noise, in the units of the targets or of the codes; None of others.
         scales: other fitted scales, keywords of :func:`fcn_kernel` and ``scales`` of :func:`~numpyro_wide.nn.bnn`.
         standard_errors: standard errors of the logarithms of the fitted numbers, by name (Laplace); NaN at a bound.
-        table: a dictionary for each architecture, best first: "activation", "depth", "input_scale", "log_evidence",
-            "log_marginal" (scales integrated out by Laplace), and "noise_scale" of a normal likelihood; of classes
-            "held_out", the mean log probability of labels left out, and of codes its standard error, "held_out_se",
-            of the rows of the comparison, instead of evidence and marginal.
+        table: a dictionary for each architecture, best first: "structure", "order" (0 of dense ones), "activation",
+            "depth", "input_scale", "log_evidence", "log_marginal" (scales integrated out by Laplace), and "noise_scale"
+            of a normal likelihood; of classes "held_out", the mean log probability of labels left out, and of codes its
+            standard error, "held_out_se", of the rows of the comparison, instead of evidence and marginal.
         inputs: copy of the inputs of the fit, (n, d_in) or (n, ...).
         targets: copy of its targets, (n,) or (n, k).
-        network: its network with the fitted scales, where one was given.
+        network: its network with the fitted scales, where one was given or has a structure.
         likelihood: name of its likelihood.
         parameters: parameters of the likelihood, by name.
         offset: part of the function values besides the network's.
@@ -173,4 +173,7 @@ class WideLimitFit:
                 found, error = nngp_by_tiles(self.activation, self.scales, x1, x2)
                 warn_of_truncation(error)
                 return found
-            return np.asarray(kernel(self.network, block_size=IMAGE_BLOCK).nngp(x1, x2))
+            from numpyro_wide.nn._additive import AdditiveNetwork  # loaded with the network
+
+            by_network = additive_by_tiles if isinstance(self.network, AdditiveNetwork) else network_kernel
+            return by_network(self.network, x1, x2)

@@ -16,10 +16,10 @@ from numpyro_wide.wide_limit._kernels import kernel
 from numpyro_wide.wide_limit._layer_kernels import LayerKernels
 
 # Prior standard deviations of the logarithms, narrow where another scale can take a scale's place.
-_SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5}
-_B_STD, _NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
-IMAGE_BLOCK = 50  # images whose kernels are computed at a time, to stay in the cache
-_TILE = 128  # rows and columns of a tile, to stay in the cache
+SPREADS = {"w_std": 0.5, "b_std": 0.5, "readout_w_std": 1.0, "noise_scale": 1.5}
+_B_STD, NOISE = 0.5, 0.3  # prior medians; of the noise over the targets' root mean square
+_IMAGE_BLOCK, _ROW_BLOCK = 50, 512  # images, or rows, whose kernels are computed at a time
+TILE = 128  # rows and columns of a tile, to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class ScaleProblem:
     inputs: np.ndarray  # (n, d_in), or (n, ...) for a network
     medians: dict[str, np.ndarray]  # of the scales a priori; of w_std by layer
     spreads: np.ndarray  # of the logarithms, one by one
+    by_entry: tuple[str, ...] = ("input_scale",)  # scales with a logarithm of each number; others have one for all
 
     @classmethod
     def of(
@@ -52,8 +53,8 @@ class ScaleProblem:
             "readout_w_std": np.array(size * behind),
         }
         if has_noise:
-            medians["noise_scale"] = np.array(size * _NOISE)
-        spreads = [_SPREADS[name] for name in medians]
+            medians["noise_scale"] = np.array(size * NOISE)
+        spreads = [SPREADS[name] for name in medians]
         if by_input:
             deviations = inputs.std(axis=0)
             medians["input_scale"] = 1 / np.where(deviations > 0, deviations, 1.0)
@@ -78,11 +79,16 @@ class ScaleProblem:
 
     def place(self, name: str) -> int:
         """Return the index of a scale among the logarithms."""
-        return list(self.medians).index(name)
+        return int(np.ravel(self.split(np.arange(len(self.spreads)))[name])[0])
 
     def split(self, vector: np.ndarray) -> dict[str, Any]:
-        """Return the numbers of a vector by name, those of the inputs last."""
-        return {n: vector[i:] if n == "input_scale" else vector[i] for i, n in enumerate(self.medians)}
+        """Return the numbers of a vector by name."""
+        found, start = {}, 0
+        for name, median in self.medians.items():
+            size = median.size if name in self.by_entry else 1
+            found[name] = vector[start : start + size] if name in self.by_entry else vector[start]
+            start += size
+        return found
 
     def scales(self, logarithms: np.ndarray) -> dict[str, Any]:
         """Return scales and noise by name."""
@@ -92,9 +98,13 @@ class ScaleProblem:
         """Return the limit's kernel of the inputs, (n, n)."""
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
+        return self.kernel_of(scales)
+
+    def kernel_of(self, scales: dict[str, Any]) -> np.ndarray:
+        """Return the limit's kernel of the inputs, (n, n), at other scales than the noise."""
         if self.network is not None:
             bare = self.network.clone(**{name: jnp.asarray(value) for name, value in scales.items()})
-            return np.array(kernel(bare, block_size=IMAGE_BLOCK).nngp(self.inputs))
+            return network_kernel(bare, self.inputs)
         return nngp_by_tiles(self.activation, scales, self.inputs)[0]
 
     def covariance(self, logarithms: np.ndarray) -> np.ndarray:
@@ -111,13 +121,10 @@ class ScaleProblem:
         """Return a derivative by the logarithms, from that by the symmetric covariance, (n, n)."""
         scales = self.scales(logarithms)
         scales.pop("noise_scale", None)
-        if self.network is not None:
-            by_scale = _network_slope(self.network, scales, self.inputs, slope)
-        else:
-            by_scale = self._slopes(scales, slope)
+        by_scale = self.slopes_of(scales, slope)
         found = {name: np.asarray(by_scale[name]) * value for name, value in scales.items()}
         found["noise_scale"] = 2 * self.noise_variance(logarithms) * np.trace(slope)
-        return np.concatenate([np.ravel(found[n] if n == "input_scale" else np.sum(found[n])) for n in self.medians])
+        return np.concatenate([np.ravel(found[n] if n in self.by_entry else np.sum(found[n])) for n in self.medians])
 
     def prior(self, logarithms: np.ndarray) -> float:
         """Return minus the log prior density, but for a constant."""
@@ -138,12 +145,15 @@ class ScaleProblem:
 
     def row(self) -> dict[str, Any]:
         """Return the columns of a table that name the architecture."""
-        return {"activation": self.activation, "depth": self.depth, "input_scale": "input_scale" in self.medians}
+        names = {"structure": "dense", "order": 0, "activation": self.activation, "depth": self.depth}
+        return names | {"input_scale": "input_scale" in self.medians}
 
-    def _slopes(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
-        """Return derivatives by a fully connected network's scales, from that by its kernel, (n, n)."""
-        readout, size, filled = scales["readout_w_std"], len(self.inputs), _filled(self.inputs)
-        weights, nothing = np.zeros((len(filled), len(filled))), np.zeros(_TILE)
+    def slopes_of(self, scales: dict[str, Any], slope: np.ndarray) -> dict[str, Any]:
+        """Return derivatives by the scales, from that by the kernel, (n, n)."""
+        if self.network is not None:
+            return _network_slope(self.network, scales, self.inputs, slope)
+        readout, size, filled = scales["readout_w_std"], len(self.inputs), whole_tiles(self.inputs)
+        weights, nothing = np.zeros((len(filled), len(filled))), np.zeros(TILE)
         weights[:size, :size] = readout**2 * slope
         parts = []
         for rows, columns, units in _tiles(scales, self.inputs):
@@ -170,6 +180,11 @@ class ScaleProblem:
         return found
 
 
+def network_kernel(network: Any, x1: np.ndarray, x2: np.ndarray | None = None) -> np.ndarray:
+    """Return a network's NNGP kernel, (n1, n2)."""
+    return np.array(kernel(network, block_size=_ROW_BLOCK if x1.ndim == 2 else _IMAGE_BLOCK).nngp(x1, x2))
+
+
 # Mean squares of rows and columns, covariances, and the share that a series leaves out.
 _Units = tuple[Any, Any, Any, Any]
 
@@ -183,7 +198,7 @@ def nngp_by_tiles(
         for rows, columns, units in _tiles(scales, x1, x2)
     ]
     others = x1 if x2 is None else x2
-    found, largest = np.empty([len(x) + -len(x) % _TILE for x in (x1, others)]), 0.0
+    found, largest = np.empty([len(x) + -len(x) % TILE for x in (x1, others)]), 0.0
     for rows, columns, (_, _, product, error) in tiles:  # computed together
         found[rows, columns] = product
         if x2 is None:
@@ -197,19 +212,24 @@ def _tiles(
 ) -> Iterator[tuple[slice, slice, _Units]]:
     """Yield rows, columns and units before the first layer of tiles; of one set those on and below the diagonal."""
     input_scale = scales.get("input_scale", 1.0)
-    first = _filled(x1) * input_scale
-    last = first if x2 is None else _filled(x2) * input_scale
+    first = whole_tiles(x1) * input_scale
+    last = first if x2 is None else whole_tiles(x2) * input_scale
     products = first @ last.T / first.shape[1]
     squares, others = (np.mean(x**2, axis=1) for x in (first, last))
-    slices = [[slice(start, start + _TILE) for start in range(0, size, _TILE)] for size in products.shape]
-    for i, rows in enumerate(slices[0]):
-        for columns in slices[1][: i + 1] if x2 is None else slices[1]:
-            yield rows, columns, (squares[rows], others[columns], products[rows, columns], np.zeros(()))
+    for rows, columns in tile_slices(*products.shape[: 1 if x2 is None else 2]):
+        yield rows, columns, (squares[rows], others[columns], products[rows, columns], np.zeros(()))
 
 
-def _filled(x: np.ndarray) -> np.ndarray:
+def tile_slices(num_rows: int, num_columns: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Yield rows and columns of tiles; of one set those on and below the diagonal."""
+    for row in range(0, num_rows, TILE):
+        for column in range(0, row + 1 if num_columns is None else num_columns, TILE):
+            yield slice(row, row + TILE), slice(column, column + TILE)
+
+
+def whole_tiles(x: np.ndarray) -> np.ndarray:
     """Return rows, and the first one again and again, up to whole tiles."""
-    return np.concatenate([x, np.repeat(x[:1], -len(x) % _TILE, axis=0)])
+    return np.concatenate([x, np.repeat(x[:1], -len(x) % TILE, axis=0)])
 
 
 def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_on_diagonal: bool) -> Iterator[_Units]:
@@ -225,7 +245,7 @@ def _through(activation: Activation, scales: dict[str, Any], units: _Units, is_o
 def _tile_layer(activation: Activation, units: _Units, is_on_diagonal: Any, w_std: Any, b_std: Any) -> _Units:
     """Return the units after a layer; compiled once for all depths and data."""
     square1, square2, product, error = map(jnp.asarray, units)
-    same = is_on_diagonal & jnp.eye(_TILE, dtype=bool)
+    same = is_on_diagonal & jnp.eye(TILE, dtype=bool)
     before = LayerKernels(square1, square2, product, jnp.zeros_like(error), None, same, error)
     found = before.dense(w_std, b_std).activate(activation)
     return found.square1, found.square2, found.product, found.error
@@ -245,7 +265,7 @@ def _tile_layer_slope(
 @partial(jax.jit, static_argnums=0)
 def _network_slope(network: Any, scales: dict[str, Any], inputs: Array, slope: Array) -> dict[str, Array]:
     def product(scales: dict[str, Any]) -> Array:
-        return jnp.sum(slope * kernel(network.clone(**scales), block_size=IMAGE_BLOCK).nngp(inputs))
+        return jnp.sum(slope * kernel(network.clone(**scales), block_size=_IMAGE_BLOCK).nngp(inputs))
 
     return jax.grad(product)(scales)
 

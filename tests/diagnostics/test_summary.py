@@ -9,12 +9,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.handlers import block
 from numpyro.infer import MCMC, NUTS
+from scipy.signal import lfilter
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, repriorise, surrogate_targets
 from numpyro_wide.diagnostics import summary, to_arviz
 from numpyro_wide.linear_gaussian import ReadoutProblem
-from numpyro_wide.mcmc import PreconditionedCrankNicolson, UnderdampedLangevin
+from numpyro_wide.mcmc import PreconditionedCrankNicolson, SplitHMC, UnderdampedLangevin
 from numpyro_wide.runs import run_in_pieces
 from tests.conftest import enable_x64
 from tests.models import small_data
@@ -80,7 +82,7 @@ def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     rhat, ess = of_arviz(values)
     assert found.is_integrated and found.rhat.shape == (16,)
     np.testing.assert_allclose(found.rhat, rhat, rtol=1e-3)
-    np.testing.assert_allclose(found.ess, ess, rtol=2e-2)
+    np.testing.assert_allclose(found.ess, ess, rtol=0.2)  # NumPyro's sum ends elsewhere, which few draws feel
     distinct = [1 + (np.ptp(np.stack([chain[1:], chain[:-1]]), axis=0) > 0).any(1).sum() for chain in values]
     assert found.num_distinct.tolist() == distinct
 
@@ -97,7 +99,8 @@ def test_scalar_sites_one_by_one(form, request):
     for name, values in {"sigma": draws["sigma"], "slopes[1]": draws["slopes"][..., 1]}.items():
         values, site = np.asarray(values, float), found[name]
         rhat, ess = of_arviz(values[..., None])
-        np.testing.assert_allclose([site.rhat, site.ess], [rhat[0], ess[0]], rtol=1e-6)
+        np.testing.assert_allclose(site.rhat, rhat[0], rtol=1e-6)
+        np.testing.assert_allclose(site.ess, ess[0], rtol=0.2)
         np.testing.assert_allclose([site.mean, site.standard_deviation], [values.mean(), values.std(ddof=1)])
         assert site.quantiles == {level: np.quantile(values, level) for level in (0.1, 0.5)}
 
@@ -107,29 +110,43 @@ def test_the_sampler_and_the_size(collapsed, repriorised):
     assert (found.num_chains, found.num_draws, found.num_features) == (2, 30, WIDTH)
     assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
     assert found.num_gradients == int(np.sum(fields["num_grad"])) and found.num_divergent is None
+    assert "gradients a draw by chain: 1, 1" in str(found)
     np.testing.assert_allclose(found.accept_prob, np.mean(fields["accept_prob"]), rtol=1e-6)
     np.testing.assert_allclose(found.step_size, collapsed.last_state.step_size)
     assert found.num_nonfinite == int(np.sum(collapsed.last_state.num_nonfinite))
 
     found, fields = summary(repriorised, REPRIORISED, X, Y), repriorised.get_extra_fields(group_by_chain=True)
     assert found.num_gradients == int(np.sum(fields["num_steps"]))
+    np.testing.assert_allclose(found.gradients_per_draw, np.mean(fields["num_steps"], axis=1))
     assert found.num_divergent == int(np.sum(fields["diverging"])) and found.num_nonfinite is None
     np.testing.assert_allclose(found.step_size, fields["adapt_state.step_size"][:, -1])
     assert found.num_parameters == 1 + 3 + 1 + WIDTH + 2 * WIDTH
 
 
-def test_a_plain_model_is_looked_at_with_its_weights():
+def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     mcmc = run(NUTS(network, max_tree_depth=3))
-    found = summary(mcmc, network, X, Y)
-    draws = {name: np.asarray(values) for name, values in mcmc.get_samples(group_by_chain=True).items()}
+    plain, wrapped = (summary(mcmc, model, X, Y) for model in (network, COLLAPSED))
+    rhat, _ = of_arviz(function_of(COLLAPSED, mcmc))
+    for found in (plain, wrapped):
+        assert found.function.is_integrated and found.num_features == WIDTH
+        np.testing.assert_allclose(found.function.rhat, rhat, rtol=1e-3)
+    np.testing.assert_allclose(plain.accept_prob, np.mean(mcmc.last_state.mean_accept_prob))
+    assert plain.num_gradients is None
+    last = ", ".join(str(number) for number in mcmc.last_state.num_steps)
+    assert f"gradients of the last draw by chain: {last}" in str(plain)
+
+
+def test_without_recorded_features_the_function_is_that_of_the_weights():
+    draws = draws_of((2, 33))  # no multiple of a block's draws
+    draws["w"] = np.random.default_rng(1).normal(size=(2, 33, WIDTH, 2)).astype("f")
+    model = block(network, hide=["features"])
+    found = summary(stub(draws, model), model, X, Y)
     offset = draws["slopes"].sum(-1)[..., None, None] * X + draws["extra"][..., None, None]
     values = np.tanh(3 * X @ draws["hidden"]) @ draws["w"] + offset
-    rhat, ess = of_arviz(values.reshape(2, 30, -1))
-    assert not found.function.is_integrated and found.num_features is None
+    rhat, _ = of_arviz(values.reshape(2, 33, -1))
+    assert not found.function.is_integrated and found.num_features is None and "(at all weights)" in str(found)
     np.testing.assert_allclose(found.function.rhat, rhat, rtol=1e-3)
-    np.testing.assert_allclose(found.function.ess, ess, rtol=2e-2)
-    np.testing.assert_allclose(found.accept_prob, np.mean(mcmc.last_state.mean_accept_prob))
-    assert found.num_gradients is None and "gradients" not in str(found)
+    assert {name for name, site in found.sites.items() if not site.is_exchangeable} == {"extra"}
 
 
 def test_classes_are_looked_at_by_their_probabilities():
@@ -154,7 +171,7 @@ def test_classes_are_looked_at_by_their_probabilities():
     probs = jax.nn.softmax(np.tanh(X @ draws["hidden"]) / 20**0.5 @ draws["w"], axis=-1)
     rhat, ess = of_arviz(probs.reshape(2, 30, -1))
     np.testing.assert_allclose(found.function.rhat, rhat, rtol=5e-3)
-    np.testing.assert_allclose(found.function.ess, ess, rtol=5e-2)
+    np.testing.assert_allclose(found.function.ess, ess, rtol=0.2)
     assert not found.function.is_integrated and not found.sites and found.num_features == 20
     assert str(found).startswith("2 chains of 30 draws; 80 parameters, 20 features\nfunction at the inputs (at all")
 
@@ -165,12 +182,13 @@ def test_one_chain_is_split_into_its_halves():
     sigma = np.asarray(mcmc.get_samples()["sigma"], float)
     rhat, _ = of_arviz(np.stack([sigma[:15], sigma[15:]])[..., None])
     _, ess = of_arviz(sigma[None, :, None])
-    np.testing.assert_allclose([found.sites["sigma"].rhat, found.sites["sigma"].ess], [rhat[0], ess[0]], rtol=1e-6)
+    np.testing.assert_allclose(found.sites["sigma"].rhat, rhat[0], rtol=1e-6)
+    np.testing.assert_allclose(found.sites["sigma"].ess, ess[0], rtol=0.2)
     assert found.step_size.shape == (1,) and str(found).startswith("1 chain of 30 draws")
 
 
 def test_a_run_in_pieces_gives_the_same(tmp_path):
-    mcmc = MCMC(PreconditionedCrankNicolson(COLLAPSED), **OPTIONS)
+    mcmc = MCMC(SplitHMC(COLLAPSED), **OPTIONS)
     drawn = run_in_pieces(mcmc, tmp_path, KEY, X, Y, num_samples=60, extra_fields=("num_grad",), progress_bar=False)
     found = summary(drawn, COLLAPSED, X, Y)
     values = np.asarray(drawn.get_samples(group_by_chain=True)["sigma"], float)
@@ -212,39 +230,70 @@ def test_forgotten_arguments_of_the_model_are_told():
         ReadoutPredictive(COLLAPSED, draws_of((20,)))
 
 
+def judged(draws, **fields):
+    return summary(stub(draws, **fields), COLLAPSED, X, Y)
+
+
+def numbers(found):
+    """What a verdict quotes: the largest R-hat and the least ESS, of the function and the sites outside of it."""
+    sites = {f"site {name!r}": (site.rhat, site.ess) for name, site in found.sites.items() if "hidden" not in name}
+    entries = {"the function": (found.function.rhat.max(), found.function.ess.min())} | sites
+    largest = max(entries, key=lambda name: entries[name][0])
+    least = min(entries, key=lambda name: entries[name][1])
+    return f"R-hat {entries[largest][0]:.3f} of {largest}, least ESS {entries[least][1]:.0f} of {least}"
+
+
 def test_the_last_line_is_a_verdict():
-    draws = draws_of((2, 400))
-    found = summary(stub(draws), COLLAPSED, X, Y)
-    sizes = [found.sites["extra"].ess, *found.function.ess]
-    assert found.is_converged and str(found).splitlines()[-1] == found.verdict
-    assert found.verdict.startswith("converged: R-hat 1.0")
-    assert found.verdict.endswith(f"least {min(sizes):.0f} effective samples of 800")
+    draws = draws_of((2, 2000))
+    found = judged(draws)
+    assert found.is_converged and str(found).splitlines()[-1] == found.verdict == f"converged: {numbers(found)}"
     draws["extra"][1] += 0.5  # one site of one chain
-    apart = summary(stub(draws), COLLAPSED, X, Y)
+    apart = judged(draws)
     largest = of_arviz(np.asarray(draws["extra"], float)[..., None])[0][0]
     assert not apart.is_converged and largest > 1.05
-    assert f"not converged: R-hat {largest:.2f}, least" in str(apart) and "run longer" in apart._repr_html_()
-    draws = draws_of((2, 400))
-    draws["slopes"][1] += np.array([5.0, -5.0, 0.0], "f")  # of several numbers, as weights, and the same function
-    moved = summary(stub(draws), COLLAPSED, X, Y)
-    assert moved.sites["slopes[0]"].rhat > 1.5 and moved.is_converged
-    few = summary(stub(draws_of((1, 40))), COLLAPSED, X, Y)
-    assert "effective samples of 40; run longer" in few.verdict
+    assert f"not converged: R-hat {largest:.3f} of site 'extra', run longer" in str(apart)
+    assert apart.verdict in apart._repr_html_()
+    assert judged(draws_of((2, 5))).verdict.startswith("convergence unknown")
+    assert "several chains" in judged(draws_of((1, 2000))).verdict
     energy = np.linspace(200, 0, 400) + np.zeros((2, 1))
-    assert not summary(stub(draws_of((2, 400)), potential_energy=energy), COLLAPSED, X, Y).is_converged
-    assert summary(stub(draws_of((2, 5))), COLLAPSED, X, Y).verdict.startswith("convergence unknown")
-    assert "several chains" in summary(stub(draws_of((1, 400))), COLLAPSED, X, Y).verdict
+    drifting = judged(draws_of((2, 400)), potential_energy=energy)
+    assert not drifting.is_converged and drifting.verdict == "not converged: the energy drifts, run longer"
+
+
+@pytest.mark.parametrize("correlation, scale, times", [(0.75, 1.0, 5), (0.0, 1.3, 2)])
+def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, times):
+    draws = draws_of((2, 800))
+    noise = np.random.default_rng(10).normal(size=(2, 800))
+    path = lfilter([1], [1, -correlation], noise, axis=1) * [[1.0], [scale]]
+    draws["extra"] = np.exp(0.3 * path).astype("f")
+    if correlation:
+        draws = {name: values[:, :400] for name, values in draws.items()}
+    found = judged(draws)
+    assert found.sites["extra"].rhat > 1.01
+    assert found.verdict == f"too short for intervals: {numbers(found)}, run {times} times longer"
+    assert not found.is_converged
+
+
+def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
+    draws = draws_of((2, 2000))
+    draws["hidden"] = np.sort(draws["hidden"], axis=-1)
+    draws["hidden"][1] = draws["hidden"][1, ..., ::-1]  # the same function
+    traded = judged(draws)
+    assert traded.sites["hidden[0, 0]"].rhat > 1.5 and traded.is_converged
+    draws["slopes"][1] += np.array([5.0, -5.0, 0.0], "f")  # the same function
+    assert judged(draws).verdict.startswith("not converged: R-hat 1.8")
+    assert "of site 'slopes[" in judged(draws).verdict
 
 
 @pytest.mark.parametrize("look", [summary, to_arviz])
 def test_chains_that_do_not_move_are_warned_of(look):
     moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
     both = {name: np.stack([moving[name][0], still[name][1]]) for name in moving}
-    with pytest.warns(RuntimeWarning, match=r"1 of 2 chains do not move: distinct draws by chain \[100, 1\]") as told:
+    with pytest.warns(RuntimeWarning, match=r"1 of 2 chains hardly move: distinct draws by chain \[100, 1\]") as told:
         look(stub(both), COLLAPSED, X, Y)
     assert [warning.filename for warning in told] == [__file__]
-    for name in both:  # three distinct draws in a hundred
-        both[name][1] = moving[name][1][np.arange(100) // 34]
+    for name in both:  # a fifth of the draws is distinct
+        both[name][1] = moving[name][1][np.arange(100) // 5]
     look(stub(both), COLLAPSED, X, Y)
 
 
@@ -340,7 +389,7 @@ def test_it_fits_on_a_screen_and_into_a_notebook(collapsed):
     note = next(line for line in lines if line.startswith("function at the inputs (readout integrated out): "))
     assert f"median R-hat {np.median(found.function.rhat):.3f}, largest {found.function.rhat.max():.3f}" in note
     assert f"median ESS {np.median(found.function.ess):.0f}, least {found.function.ess.min():.0f}, of 60" in note
-    assert f"gradients {found.num_gradients}" in lines[-2] and f"acceptance {found.accept_prob:.3f}" in lines[-2]
+    assert f"gradients {found.num_gradients}" in lines[-3] and f"acceptance {found.accept_prob:.3f}" in lines[-3]
     html = found._repr_html_()
     assert "<td>sigma</td>" in html and html.count("<tr") == 1 + len(found.sites)
 

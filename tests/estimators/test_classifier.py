@@ -10,7 +10,9 @@ from scipy.special import softmax
 from numpyro_wide import wide_limit
 from numpyro_wide.estimators import WideBNNClassifier, _classifier
 from numpyro_wide.estimators import _scoring as scoring
+from numpyro_wide.estimators._base import Report
 from numpyro_wide.estimators._classifier import DrawnClasses
+from numpyro_wide.estimators._policy import without_copies
 from numpyro_wide.estimators._posteriors import Network
 from numpyro_wide.wide_limit._label_regression import Calibration
 
@@ -26,6 +28,17 @@ def test_the_fit_is_a_limit_of_its_labels():
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
     inputs = (X - X.mean(axis=0)) / X.std(axis=0)
     np.testing.assert_allclose(model.predict_proba(X), model.fit_.predict(inputs), rtol=1e-9)
+
+
+def test_labels_that_were_measured_twice_are_no_copies():
+    """Each of 26 inputs has two labels that say nothing of it: the mean of all labels is predicted."""
+    random = np.random.default_rng(1)
+    x, y = np.repeat(random.normal(size=(26, 1)), 2, axis=0), random.random(52) < 0.9
+    model = WideBNNClassifier(method="limit", hidden=(5,), time_budget=5.0, random_state=0).fit(x, y)
+    assert "22 of 52 rows are like others, but measured" in str(model.report_) and len(model.fit_.inputs) == 52
+    np.testing.assert_allclose(model.predict_proba(x)[:, 1].mean(), y.mean(), atol=0.03)
+    with pytest.warns(UserWarning, match="26 of 52 rows are copies"):  # of equal inputs, no two differ
+        assert len(without_copies(x, x[:, 0] > 0, Report("copies"))[0]) == 26
 
 
 @pytest.mark.slow

@@ -58,8 +58,9 @@ def test_what_cannot_be_fitted_is_refused(model, x, y, message):
 
 def test_a_column_of_words_is_named(fitted):
     frame = pandas.DataFrame({"width": X[:, 0], "colour": np.where(LABELS, "red", "blue")})
-    with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words; encode them first"):
-        WideBNNRegressor().fit(frame, Y)
+    for model, y in ((WideBNNRegressor(), Y), (WideBNNClassifier(), LABELS)):
+        with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words; encode them first"):
+            model.fit(frame, y)
     with pytest.raises(ValueError, match=r"columns \[1\] of X hold words"):
         fitted.predict(frame.to_numpy())
     with pytest.raises(ValueError, match=r"columns \['colour'\] of X hold words"):  # a missing number is no word
@@ -93,8 +94,12 @@ def test_what_cannot_be_predicted_is_refused(fitted):
 
 
 def test_levels_are_numbers(fitted):
-    with pytest.raises(ValueError, match="level must be a number, such as 0.9"):
-        fitted.predict_interval(X, (0.5, 0.9))
+    for level in ((0.5, 0.9), "0.9", None):
+        with pytest.raises(TypeError, match="level must be a number, such as 0.9"):
+            fitted.predict_interval(X, level)
+    for levels in ("median", [0.5, None], [True]):
+        with pytest.raises(TypeError, match="quantiles must be numbers, such as"):
+            fitted.predict_quantiles(X, levels)
 
 
 @pytest.mark.parametrize("name", ["predict", "predict_interval", "predict_quantiles", "sample_y"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
 from sklearn.datasets import load_digits
 
 from numpyro_wide import linear_gaussian as lg
@@ -190,3 +191,18 @@ def test_negative_scales_under_jit_are_not_their_mirror_image():
     assert jnp.isnan(everything(-0.5, 1.0, 0.3)[2])
     assert all(map(jnp.isnan, everything(0.5, -1.0, 0.3)))
     assert all(map(jnp.isnan, everything(0.5, 1.0, -0.3)[:2]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_evidence_near_its_border_is_that_of_every_variant(variant, nans_allowed):
+    """A noise variance in the rounding of the eigenvalues of fewer directions than rows: they were off by 1e5."""
+    rng = np.random.default_rng(0)
+    features = (rng.normal(size=(50, 30)) / 30**0.5).astype("f")
+    for share in (1.4e-8, 1e-7):
+        noise = np.sqrt(share * np.sum(features**2)).astype("f")
+        targets = (features @ rng.normal(size=30) + noise * rng.normal(size=50)).astype("f")
+        covariance = features.astype(float) @ features.T.astype(float) + float(noise) ** 2 * np.eye(50)
+        expected = multivariate_normal(np.zeros(50), covariance).logpdf(targets)
+        found = lg.log_evidence(features, targets, noise, variant)
+        np.testing.assert_allclose(found, expected, atol=0.5)
+        assert np.isnan(lg.log_evidence(features, targets, 0.7 * noise, variant)) == (share < 2e-8)

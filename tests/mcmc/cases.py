@@ -25,7 +25,7 @@ ADJUSTED: dict[str, Callable[..., Any]] = {
     "pcnl": PreconditionedCrankNicolsonLangevin,
     "split": SplitHMC,
     "split-persistent": lambda *args, **kw: SplitHMC(*args, **{"num_steps": 3, "persistence": 0.7, **kw}),
-    "split-cut": lambda *args, **kw: SplitHMC(*args, **{"trajectory_angle": 30.0, **kw}),  # so long that it is cut
+    "split-whole": lambda *args, **kw: SplitHMC(*args, **{"persistence": 0.0, **kw}),
     "microcanonical": MicrocanonicalLangevin,
 }
 KERNELS = {
@@ -37,8 +37,7 @@ UNADJUSTED = [name for name in KERNELS if name not in ADJUSTED]
 # One of each class, and NUTS, for the protocol; of the microcanonical one both forms, whose states differ.
 WITH_NUTS = {
     **{name: KERNELS[name] for name in ("langevin", "pcn", "pcnl", "split")},
-    # Of rotations so small that trajectories are cut from the start.
-    "split-cut": lambda *args, **kw: SplitHMC(*args, **{"step_size": 0.07, "adapt_step_size": False, **kw}),
+    "split-whole": KERNELS["split-whole"],
     **{name: KERNELS[name] for name in ("microcanonical", "microcanonical-unadjusted")},
     "nuts": NUTS,
 }

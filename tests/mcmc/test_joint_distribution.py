@@ -22,7 +22,7 @@ SETTINGS = {
     "pcnl": {"step_size": 0.08},
     "split": {"step_size": 0.2},
     "split-persistent": {"step_size": 0.25, "num_steps": 2, "persistence": 0.8},
-    "split-cut": {"step_size": 0.25, "trajectory_angle": 7.5},
+    "split-whole": {"step_size": 0.2},
     "microcanonical": {"step_size": 0.7, "num_steps": 3},
 }
 PROBLEM = problem_of(regression, regression_data()[0], observed="y")
@@ -77,11 +77,11 @@ class WithoutLogDet(PreconditionedCrankNicolson):
         return lambda z: potential_fn(z) + z["noise"]
 
 
-class CutByPosition(SplitHMC):
-    """Decides on whole trajectories or parts anew at every step, by the noise: warmup's decision does not stay."""
+class CountByPosition(SplitHMC):
+    """Takes a number of rotations that depends on where the chain is."""
 
-    def _is_cut(self, state):
-        return state.z["noise"] < -0.7
+    def _num_steps(self, state):
+        return jnp.where(state.z["noise"] < -0.7, 2, 8)
 
 
 BROKEN = {
@@ -89,8 +89,7 @@ BROKEN = {
     "no log-determinant": (WithoutLogDet, "pcn"),
     "no drift terms": (broken(PreconditionedCrankNicolsonLangevin, without_drift_terms), "pcnl"),
     "velocity not flipped": (broken(SplitHMC, without_flip), "split-persistent"),
-    "velocity of parts not flipped": (broken(SplitHMC, without_flip), "split-cut"),
-    "cut by the position": (CutByPosition, "split-cut"),
+    "rotations by the position": (CountByPosition, "split"),
     "no correction": (broken(MicrocanonicalLangevin, without_correction), "microcanonical"),
     "energy error upside down": (broken(MicrocanonicalLangevin, upside_down), "microcanonical"),
     "no Jacobian": (broken(MicrocanonicalLangevin, with_stretch(0.0)), "microcanonical"),

@@ -1,4 +1,4 @@
-"""Trajectories that warmup cuts into parts where whole ones are long, and the velocity that lives on between them."""
+"""How far a draw of SplitHMC turns, by the step size, and the velocity that lives on between draws."""
 
 import arviz
 import jax
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from numpyro_wide.mcmc import SplitHMC, split_hmc
-from numpyro_wide.mcmc.split_hmc import MANY, PARTS
 from tests.mcmc.cases import chain
 
 STIFF, NEAR = jnp.linspace(0.02, 1.0, 8), jnp.linspace(0.3, 1.0, 8)
@@ -20,97 +19,75 @@ def chains(scale, num_warmup, num_draws, keep, num_chains=20, **settings):
     return chain(kernel, state, num_warmup + num_draws, keep=keep)
 
 
-def test_long_trajectories_are_cut_into_parts_after_three_quarters_of_warmup_for_good():
-    last, (cut, num_grad, step_size) = chains(STIFF, 100, 60, lambda s: (s.adapt_state.is_cut, s.num_grad, s.step_size))
-    assert np.all(cut[75:])
-    assert np.all(num_grad[100:] == np.round(2.0 / np.asarray(last.step_size) / PARTS))
-    assert np.all(step_size[100:] == last.step_size)
-    # While a chain is on its way, trajectories are whole, but for probes and the first ones.
-    assert np.median(num_grad[40:75]) > MANY
+def num_rotations(step_size, **settings):
+    fixed = {"step_size": step_size, "adapt_step_size": False, **settings}
+    _, num_grad = chains(NEAR, 0, 2, lambda s: s.num_grad, num_chains=1, **fixed)
+    return int(num_grad[-1, 0])
 
 
-def test_short_trajectories_stay_whole_and_keep_no_velocity():
-    before, _ = chains(NEAR, 100, 50, lambda s: None, num_chains=400)
-    kernel = SplitHMC(potential_fn=lambda z: 0.5 * jnp.sum((z / NEAR) ** 2), adapt_reference=False)
-    kernel.init(jax.random.key(0), 0, NEAR)
-    after = kernel.sample(before, (), {})
-    assert not np.any(after.adapt_state.is_cut)
-    np.testing.assert_allclose(after.num_grad * after.step_size, 2.0, rtol=1e-5)
-    assert np.all(np.asarray(after.num_grad) <= MANY)
-    # N(0, I) forgets; what is left of the old velocity would come back turned by two radians.
-    fresh, old = (np.asarray(part) for part in (after.r, before.r))
-    assert abs(np.corrcoef(fresh[:, -1], old[:, -1])[0, 1]) < 4.5 / 400**0.5
+@pytest.mark.parametrize(
+    ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)]
+)
+def test_rotations_grow_like_the_root_of_those_of_a_whole_trajectory(step_size, expected):
+    """Whole trajectories, of 2 radians, down to steps of 0.3; below that 2 / √(0.3 h) rotations."""
+    assert num_rotations(step_size) == expected
 
 
-def test_without_warmup_the_step_size_that_is_given_decides():
-    for step_size, expected in ((2.0 / MANY, False), (2.0 / (MANY + 1), True)):
-        last, num_grad = chains(NEAR, 0, 3, lambda s: s.num_grad, step_size=step_size, adapt_step_size=False)
-        assert np.all(last.adapt_state.is_cut == expected)
-        assert np.all(num_grad == (round((MANY + 1) / PARTS) if expected else MANY))
+def test_whoever_names_a_persistence_has_whole_trajectories():
+    assert num_rotations(0.02, persistence=0.0) == 100
+    assert num_rotations(0.02, persistence=0.5, trajectory_angle=1.0) == 50
+    assert num_rotations(0.02, num_steps=30) == 30
 
 
-def test_a_short_step_that_is_given_cuts_nothing_on_the_way():
-    _, num_grad = chains(NEAR, 40, 5, lambda s: s.num_grad, step_size=2.0 / (MANY + 1), adapt_step_size=False)
-    assert np.all(num_grad[:30] == MANY + 1)
-    assert np.all(num_grad[30:] == round((MANY + 1) / PARTS))
+def test_all_chains_of_a_run_are_in_one_regime():
+    last, num_grad = chains(jnp.linspace(0.06, 1.0, 8), 150, 1, lambda s: s.num_grad)
+    # A few percent of the step size apart; whole trajectories would have about 24 rotations.
+    assert np.ptp(last.step_size) > 0
+    assert num_grad[-1].max() <= 1.25 * num_grad[-1].min()
+    assert num_grad[-1].max() < 0.7 * 2.0 / last.step_size.max()
 
 
-@pytest.mark.parametrize("settings", [{"persistence": 0.0}, {"num_steps": 30}])
-def test_who_names_a_persistence_or_a_number_of_rotations_has_them(settings):
-    last, num_grad = chains(STIFF, 60, 10, lambda s: s.num_grad, **settings)
-    assert not np.any(last.adapt_state.is_cut)
-    assert np.all(num_grad[60:] >= 30)
-
-
-def test_a_part_keeps_the_share_of_its_velocity_that_is_left_of_the_angle(monkeypatch):
+@pytest.mark.parametrize(("num_steps", "expected"), [(3, np.exp(-0.3)), ("auto", np.exp(-1 / 3**0.5))])
+def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatch, num_steps, expected):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)
     kernel = SplitHMC(
         potential_fn=lambda z: 0.5 * jnp.sum(z**2),
-        num_steps=3,
+        num_steps=num_steps,
         step_size=0.1,
         trajectory_angle=1.0,
         adapt_step_size=False,
     )
     state = kernel.init(jax.random.split(jax.random.key(0), 4), 0, jnp.zeros((4, 20000)))
-    after, _ = chain(kernel, state, 1)
-    # From z = 0 a rotation by 0.3 rad leaves cos 0.3 of the velocity, of which 1 − 0.3 / 1 is old.
+    after, num_grad = chain(kernel, state, 1, keep=lambda s: s.num_grad)
+    # From z = 0 a rotation by an angle a leaves cos a of the velocity, of which exp(−a) is old.
+    angle = 0.1 * int(num_grad[0, 0])
     for old, new in zip(state.r, after.r, strict=True):
         correlation = np.mean(np.asarray(old) * np.asarray(new))
-        np.testing.assert_allclose(correlation, 0.7 * np.cos(0.3), atol=4.5 / 20000**0.5)
+        np.testing.assert_allclose(correlation, np.exp(-angle) * np.cos(angle), atol=4.5 / 20000**0.5)
+    np.testing.assert_allclose(np.exp(-angle), expected, rtol=0.05)
 
 
-def test_parts_have_more_effective_draws_a_gradient_of_what_is_stiff():
+@pytest.mark.parametrize(("i", "max_steps", "num_steps"), [(5, 1, 1), (5, 99, 16), (50, 1, 16)])
+def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_steps, num_steps):
+    monkeypatch.setattr(split_hmc, "JITTER", 0.0)
+    kernel = SplitHMC(potential_fn=lambda z: 0.5 * jnp.sum(z**2), step_size=0.05, find_heuristic_step_size=False)
+    state = kernel.init(jax.random.key(0), 50, jax.random.normal(jax.random.key(1), (20000,)))
+    adapted = state.adapt_state._replace(max_steps=jnp.array(max_steps))
+    after = kernel.sample(state._replace(i=jnp.array(i), adapt_state=adapted), (), {})
+    assert after.num_grad == num_steps
+    angle = num_steps * 0.05
+    expected = 0.0 if num_steps == 1 else np.exp(-angle / 2) * np.cos(angle)
+    np.testing.assert_allclose(np.mean(np.asarray(state.r * after.r)), expected, atol=0.03)
+
+
+def test_short_draws_have_more_effective_ones_a_gradient_of_what_is_stiff():
     def ess_per_gradient(num_draws, **settings):
         _, (z, num_grad) = chains(STIFF, 300, num_draws, lambda s: (s.z, s.num_grad), num_chains=4, **settings)
         draws, cost = np.asarray(z)[300:].swapaxes(0, 1), int(np.sum(num_grad[300:]))
         return np.array([arviz.ess(draws[..., i]) for i in (0, 1, 2, 7)]) / cost
 
-    parts, whole = ess_per_gradient(6000), ess_per_gradient(600, persistence=0.0)
-    gain = parts / whole
+    short, whole = ess_per_gradient(2000), ess_per_gradient(600, persistence=0.0)
+    gain = short / whole
     assert np.all(gain[:3] > 1.5)
     # The criterion: the product of what is gained where the posterior is narrow and what is lost where it is wide.
     assert gain[:3].mean() * gain[3] > 1.0
-
-
-def cut_and_step_size(least, num_warmup):
-    def keep(state):
-        return state.adapt_state.is_cut, state.step_size
-
-    return map(np.asarray, chains(jnp.linspace(least, 1.0, 8), num_warmup, 5, keep, num_chains=50)[1])
-
-
-def test_the_decision_stays_until_warmup_ends():
-    cut, step_size = cut_and_step_size(0.05, 200)
-    # While the step size is still being found, trajectories of more than so many rotations come and go.
-    assert np.any((np.round(2.0 / step_size) > MANY)[150:200] != cut[150:200])
-    assert np.all(cut[149:199] == cut[149])
-    assert np.all(cut[199:] == cut[-1])
-    assert np.all(cut[:149] == cut[0])
-
-
-def test_trajectories_that_turn_out_long_at_the_end_of_warmup_are_cut_then():
-    cut, step_size = cut_and_step_size(0.06, 60)
-    whole, is_long = ~cut[58], np.round(2.0 / step_size[-1]) > MANY
-    assert np.any(whole & is_long)
-    np.testing.assert_array_equal(cut[-1][whole], is_long[whole])
-    assert np.all(cut[-1][~whole])

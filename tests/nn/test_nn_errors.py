@@ -14,6 +14,7 @@ from numpyro.handlers import seed, trace
 from numpyro_wide.nn import (
     CNN,
     FCN,
+    AdditiveNetwork,
     NoiseNetwork,
     NTKConv,
     NTKDense,
@@ -272,10 +273,40 @@ CASES = [
         TypeError,
     ),
     Case(
-        "scale of another module: FCN CNN or WideResNet",
+        "scale of another module",
         lambda: bnn(jnp.tanh, None, 0.1, scales={"w_std": 1.0}),
-        "FCN, CNN or WideResNet",
+        "FCN, CNN, WideResNet or AdditiveNetwork",
         TypeError,
+    ),
+    Case(
+        "additive network: too high an order",
+        lambda: AdditiveNetwork(4).terms(3),
+        "order must be at most the number of columns, 3, but is 4",
+    ),
+    Case(
+        "additive network: an effect of columns that are not there",
+        lambda: AdditiveNetwork(which=[(0, 5)]).terms(3),
+        r"which must list different effects.* from 0 to 2",
+    ),
+    Case(
+        "additive network: an effect above the order",
+        lambda: AdditiveNetwork(1, which=[(0, 1)]).terms(3),
+        "raise order, 1",
+    ),
+    Case(
+        "additive network: a law of other columns",
+        lambda: jax.eval_shape(AdditiveNetwork(law=np.ones((4, 2))).init, jax.random.key(0), X),
+        r"law must be .*rows of inputs with 3 columns",
+    ),
+    Case(
+        "additive network: a relevance of other columns",
+        lambda: jax.eval_shape(AdditiveNetwork(relevance=np.ones(2)).init, jax.random.key(0), X),
+        r"relevance must be a number or have shape \(3,\)",
+    ),
+    Case(
+        "additive network: a scale of other networks",
+        lambda: bnn(AdditiveNetwork(), None, 0.1, scales={"readout_w_std": 1.0}),
+        "scales must be among 'w_std'.* of AdditiveNetwork",
     ),
     Case(
         "noise: noise must broadcast",

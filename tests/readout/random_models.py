@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +13,8 @@ from scipy.stats import lognorm, multivariate_normal, norm
 NOISES = ("number", "by row", "by output", "full", "latent first", "latent last")
 PRIOR_SHAPES = ("number", "by unit", "full")
 READOUT_FORMS = ("event", "plates", "mixed")
+OFFSET_SIZES = (0.0, 1.0, 1e3, 1e6)
+CALLBACKS = (None, "features", "factor")
 ROW_FORMS = ("event", "plate", "both")
 
 
@@ -27,7 +30,10 @@ class Spec:
         readout: how its prior is declared, one of READOUT_FORMS.
         rows: how the observed site is declared, one of ROW_FORMS.
         readout_first: whether the readout comes before the features.
-        has_bias, has_offset, has_other: a column of ones; a term without the readout; another site and likelihood.
+        has_bias, has_other: a column of ones; another site and likelihood.
+        offset_size: of a term of the mean without the readout, and of the observations.
+        has_second, has_factor: a second likelihood of the hidden layer; a factor of it, beside a large constant.
+        callback: what NumPy computes, one of CALLBACKS.
     """
 
     num_rows: int
@@ -41,8 +47,11 @@ class Spec:
     rows: str
     readout_first: bool
     has_bias: bool
-    has_offset: bool
+    offset_size: float
     has_other: bool
+    has_second: bool
+    has_factor: bool
+    callback: str | None
 
     @property
     def num_features(self):
@@ -63,16 +72,19 @@ class Spec:
         by_row = (n, *(1 for _ in self.columns))
         noise_shape = {"by row": by_row, "by output": self.columns, "full": (n, *self.columns)}.get(self.noise, ())
         prior_shapes = {"number": (), "by unit": (readout_shape[0], *(1 for _ in self.columns)), "full": readout_shape}
+        x, residual, offset = (rng.normal(size=(n, *shape)) for shape in ((2,), self.columns, self.columns))
+        offset = self.offset_size * offset
         return {
-            "x": rng.normal(size=(n, 2)),
-            "y": rng.normal(size=(n, *self.columns)) + 0.7,
-            "offset": self.has_offset * rng.normal(size=(n, *self.columns)),
+            "x": x,
+            "y": residual + 0.7 + offset,
+            "offset": offset,
             "noise": rng.uniform(0.3, 0.9, noise_shape),
             "prior_loc": rng.normal(size=prior_shapes[self.prior_loc]),
             "prior_scale": rng.uniform(0.5, 1.5, prior_shapes[self.prior_scale]),
             "hidden": rng.normal(size=(2, self.width)),
             "other": rng.normal(),
             "base": rng.normal(size=readout_shape),
+            "second": rng.normal(size=n),
         }
 
 
@@ -89,8 +101,11 @@ SPECS = st.builds(
     rows=st.sampled_from(ROW_FORMS),
     readout_first=st.booleans(),
     has_bias=st.booleans(),
-    has_offset=st.booleans(),
+    offset_size=st.sampled_from(OFFSET_SIZES),
     has_other=st.booleans(),
+    has_second=st.booleans(),
+    has_factor=st.booleans(),
+    callback=st.sampled_from(CALLBACKS),
 )
 
 
@@ -100,14 +115,25 @@ MEANS = {
     "squared": lambda mean, features, w: mean + (features @ w) ** 2,
     "of the readout alone": lambda mean, features, w: mean + jnp.tanh(w[0]),
     "one row": lambda mean, features, w: mean.at[0].add(features[0] @ w),
+    "rounded": lambda mean, features, w: mean + features @ jax.lax.stop_gradient(jnp.round(w) - w),
 }
 SITES = {
     "factor": lambda features, w, y: numpyro.factor("violation", -jnp.sum(w**2)),
+    "small share of a factor": lambda features, w, y: numpyro.factor("violation", 0.1 * w.sum() - 1e5),
     "second likelihood": lambda features, w, y: numpyro.sample("violation", dist.Normal(features @ w, 1.0), obs=y),
     "soft constraint": lambda features, w, y: numpyro.sample("violation", dist.Normal(0.0, 0.1), obs=w.sum()),
     "latent": lambda features, w, y: numpyro.sample("violation", dist.Normal(w.sum(), 1.0)),
 }
 VIOLATIONS = (*MEANS, *SITES, "noise", "observations")
+
+
+def by_numpy(function, shape, x):
+    """A function of NumPy in a model."""
+    return jax.pure_callback(lambda x: function(np.asarray(x)), shape, x, vmap_method="sequential")
+
+
+def penalty(hidden):
+    return -0.1 * np.sum(hidden**2)
 
 
 def build(spec, violation=None):
@@ -134,7 +160,7 @@ def build(spec, violation=None):
         sigma = sample_noise() if spec.noise == "latent first" else None
         w = sample_readout() if spec.readout_first else None
         hidden = numpyro.sample("hidden", dist.Normal(0, 1.3).expand([2, spec.width]).to_event(2))
-        units = jnp.tanh(x @ hidden)
+        units = by_numpy(np.tanh, x @ hidden, x @ hidden) if spec.callback == "features" else jnp.tanh(x @ hidden)
         columns = [jnp.ones_like(x[:, :1]), units] if spec.has_bias else [units]
         features = numpyro.deterministic("features", jnp.concatenate(columns, axis=1))
         sigma = sample_noise() if spec.noise == "latent last" else sigma
@@ -142,6 +168,12 @@ def build(spec, violation=None):
         if spec.has_other:
             other = numpyro.sample("other", dist.Normal(0.2, 2.0))
             numpyro.sample("seen", dist.Normal(other, 0.5), obs=0.4)
+        if spec.has_second:
+            numpyro.sample("second", dist.Normal(units.sum(1), 0.8).to_event(1), obs=numbers["second"])
+        if spec.has_factor:
+            numpyro.factor("constraint", 0.3 * hidden.sum() - 1e3)
+        if spec.callback == "factor":
+            numpyro.factor("penalty", by_numpy(penalty, hidden[0, 0], hidden))
         mean = features @ w + numbers["offset"]
         noise = numbers["noise"] if sigma is None else sigma
         if violation in MEANS:
@@ -171,6 +203,7 @@ class Oracle:
 
     spec: Spec
     sigma: float = 0.45
+    is_mapped: bool = False  # with the targets that the map of repriorisation takes, offsets included
 
     def outputs(self):
         """Features (n, d), centred targets (n,), variances (n,), prior mean (d,) and variances (d,) of each output."""
@@ -180,7 +213,7 @@ class Oracle:
         noise = self.sigma if spec.noise.startswith("latent") else numbers["noise"]
         as_matrix = lambda value, shape: np.broadcast_to(value, shape).reshape(shape[0], -1)  # noqa: E731
         rows = (spec.num_rows, *spec.columns)
-        targets = as_matrix(numbers["y"] - numbers["offset"], rows)
+        targets = as_matrix(numbers["y"] - (not self.is_mapped) * numbers["offset"], rows)
         variances = as_matrix(noise, rows) ** 2
         loc, scale = (as_matrix(numbers[f"prior_{part}"], spec.readout_shape) for part in ("loc", "scale"))
         for column in zip(targets.T, variances.T, loc.T, scale.T**2, strict=True):
@@ -215,6 +248,13 @@ class Oracle:
             total += lognorm.logpdf(self.sigma, 0.3, scale=np.exp(-0.7))
         if spec.has_other:
             total += norm.logpdf(numbers["other"], 0.2, 2.0) + norm.logpdf(0.4, numbers["other"], 0.5)
+        if spec.has_second:
+            units = np.tanh(numbers["x"] @ numbers["hidden"])
+            total += norm.logpdf(numbers["second"], units.sum(1), 0.8).sum()
+        if spec.has_factor:
+            total += 0.3 * numbers["hidden"].sum() - 1e3
+        if spec.callback == "factor":
+            total += penalty(numbers["hidden"])
         return total
 
     def values(self):

@@ -1,5 +1,7 @@
 """What collapse_readout accepts and refuses, at any scale and under JAX's transformations."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.nn import softplus
+from numpyro.contrib.control_flow import scan
 from numpyro.handlers import mask, scale, scope, seed, trace
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
+from scipy.stats import multivariate_normal, norm
 
 from numpyro_wide import collapse_readout
+from numpyro_wide.mcmc import SplitHMC
 
 SITES = {"readout": "w", "features": "features", "observed": "y"}
 PSI = np.random.default_rng(1).normal(size=(6, 4)).astype("f")
@@ -341,3 +346,174 @@ def test_handlers_around_a_collapsed_model_are_refused(handler):
         run(wrapped, PSI, Y)
     with mask(mask=False):  # all of it: a prior run
         assert log_density(seed(wrapped, jax.random.key(0)), (PSI, Y), {}, {})[0] == 0
+
+
+# What moves little beside large numbers, only in steps, or to where it is not defined. Of the likelihood of `linear`,
+# (features, w, y) -> the model's further statements; every one is wrong in some nats, and looked right to a tolerance.
+OFFSET = np.array([1e6] + [0.0] * 7, "f")
+
+
+def observe(features, w, y, *, mean=None, noise=0.5):
+    numpyro.sample("y", dist.Normal(features @ w if mean is None else mean, noise).to_event(1), obs=y)
+
+
+def beside(site):
+    """The likelihood as it should be, and another site."""
+    return lambda features, w, y: (observe(features, w, y), site(w))
+
+
+def by_loop(features, w, y):
+    """A network in a loop that carries the readout along, and a likelihood of it."""
+    (hidden, _), _ = jax.lax.scan(
+        lambda carry, _: ((jnp.tanh(carry[0]), carry[1]), None), (features, w), None, length=2
+    )
+    numpyro.sample("c", dist.Normal(hidden.sum(), 1.0), obs=0.3)
+    observe(features, w, y)
+
+
+@jax.custom_vjp
+def tanh(x):
+    """With a derivative in reverse alone."""
+    return jnp.tanh(x)
+
+
+tanh.defvjp(lambda x: (jnp.tanh(x), jnp.tanh(x)), lambda result, cotangent: ((1 - result**2) * cotangent,))
+
+
+def twice(x):
+    return jax.pure_callback(lambda x: 2 * np.asarray(x), x, x)
+
+
+def rounded(w):
+    """In steps, with the derivative of a straight line."""
+    return w + jax.lax.stop_gradient(jnp.round(w) - w)
+
+
+SUBTLE = {
+    "outside of a support": beside(lambda w: numpyro.sample("c", dist.Gamma(2.0, 1.0), obs=0.3 + w[4])),
+    "negative rate": beside(lambda w: numpyro.sample("c", dist.Poisson(0.3 + w[4]), obs=2)),
+    "root in the mean": lambda f, w, y: observe(f, w, y, mean=f @ w + jnp.sqrt(0.3 + w[4])),
+    "root in the noise": lambda f, w, y: observe(f, w, y, noise=0.3 * jnp.sqrt(1 + 3 * w[4])),
+    "many latent": beside(lambda w: numpyro.sample("z", dist.Normal(0.01 * w[0], 1).expand([20000]).to_event(1))),
+    "factor": beside(lambda w: numpyro.factor("p", 5 * w[0] - 1e5)),
+    "offset of one row": lambda f, w, y: observe(f, w, y + OFFSET, mean=OFFSET + 3 * (f @ w)),
+    "pressures": lambda f, w, y: observe(f, w, y + 101325, mean=101325 + 1.7 * (f @ w)),
+    "quantised": lambda f, w, y: observe(f, w, y, mean=f @ rounded(w)),
+    "factor without gradient": beside(lambda w: numpyro.factor("p", jax.lax.stop_gradient(w.sum()))),
+    "step": beside(lambda w: numpyro.factor("p", jnp.where(w[3] > 0, -3.0, 0.0) - 1e3)),
+    "counts": beside(lambda w: numpyro.sample("c", dist.Bernoulli(0.3).expand([5]).to_event(1), obs=(w > 0) * 1)),
+    "callback": lambda f, w, y: observe(f, w, y, mean=f @ twice(w)),
+    "derivative of its own": lambda f, w, y: observe(f, w, y, mean=f @ tanh(w)),
+}
+# What is right, and may not look so: the function of the features, the likelihood, and the log density of the others.
+SAFE = {
+    "offset of one row": (lambda f: f, lambda f, w, y: observe(f, w, y + OFFSET, mean=OFFSET + f @ w), 0.0),
+    "pressures": (lambda f: f, lambda f, w, y: observe(f, w, y + 128, mean=128 + f @ w), 0.0),
+    "zero times": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - 3.0)), -3.0),
+    "out of a support": (lambda f: f, beside(lambda w: numpyro.factor("p", 0 * w[0] - jnp.inf)), -np.inf),
+    "loop": (lambda f: f, by_loop, lambda f: norm(np.tanh(np.tanh(f)).sum(), 1).logpdf(0.3)),
+    "debugging": (lambda f: f, lambda f, w, y: (jax.debug.callback(np.size, w), observe(f, w, y)), 0.0),
+    "derivative of its own": (tanh, observe, 0.0),
+    "callback": (twice, observe, 0.0),
+}
+ROWS = np.random.default_rng(3).normal(size=(8, 5)).astype("f") / 2
+TARGETS = np.random.default_rng(4).normal(size=8).astype("f")
+
+
+def linear(likelihood, features=lambda rows: rows):
+    def model(rows, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+        likelihood(numpyro.deterministic("features", features(rows)), w, y)
+
+    return collapse_readout(model, **SITES)
+
+
+def joint(model, *args, values=None):
+    return log_density(seed(model, jax.random.key(0)), args, {}, values or {})[0]
+
+
+@pytest.mark.parametrize("case", SUBTLE)
+def test_what_hides_behind_large_numbers_and_steps_is_refused(case):
+    model = linear(SUBTLE[case])
+    values = {"z": np.zeros(20000, "f")} if case == "many latent" else {}
+    assert np.isnan(jax.jit(partial(joint, model))(ROWS, TARGETS, values=values))
+    with pytest.raises(ValueError, match="depend|must be features @ readout|without a forward derivative"):
+        joint(model, ROWS, TARGETS, values=values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", SAFE)
+def test_what_looks_alike_and_is_right_has_the_dense_density(case, dtype):
+    of_features, likelihood, others = SAFE[case]
+    with jax.enable_x64(dtype == "float64"):
+        rows, y = jnp.asarray(ROWS, dtype), jnp.asarray(TARGETS, dtype)
+        features = np.asarray(of_features(rows), float)
+        # Observations beside an offset are rounded to its digits.
+        offset = {"offset of one row": OFFSET.astype(dtype), "pressures": np.full(8, 128, dtype)}.get(case, 0.0)
+        residual = (np.asarray(y) + offset).astype(float) - offset
+        expected = multivariate_normal(np.zeros(8), features @ features.T + 0.25 * np.eye(8)).logpdf(residual)
+        expected += others(features) if callable(others) else others
+        for call in (
+            jax.jit(partial(joint, linear(likelihood, of_features))),
+            partial(joint, linear(likelihood, of_features)),
+        ):
+            np.testing.assert_allclose(call(rows, y), expected, rtol=1e-5 if dtype == "float32" else 1e-10)
+
+
+def test_a_position_that_is_not_finite_has_a_density_that_is_not():
+    """And no error in a compiled program: chains propose such."""
+
+    def model(x, y=None):
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([2, 4]).to_event(2))
+        features = numpyro.deterministic("features", jnp.exp(x @ hidden))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.3).to_event(1), obs=y)
+
+    wrapped, x = collapse_readout(model, **SITES), np.ones((3, 2), "f")
+    for value in (np.nan, 1e3):
+        hidden = {"hidden": jnp.full((2, 4), value)}
+        assert not np.isfinite(jax.jit(lambda values: joint(wrapped, x, np.ones(3, "f"), values=values))(hidden))
+
+
+def test_the_model_runs_twice_in_a_traced_step():
+    """In a start those of NumPyro's trace and of the energy, and one of the kernel's that looks at sizes."""
+    runs = []
+
+    def model(x, y=None):
+        runs.append(1)
+        hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 5]).to_event(2))
+        features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([5]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, sigma).to_event(1), obs=y)
+        numpyro.sample("z", dist.Normal(sigma, 1.0))
+
+    wrapped, (x, y) = collapse_readout(model, **SITES), (np.ones((4, 1), "f"), np.arange(4.0, dtype="f"))
+    kernel = SplitHMC(wrapped)
+    state = kernel.init(jax.random.key(0), 1, None, (x, y), {})
+    assert len(runs) == 5
+    jax.make_jaxpr(jax.grad(kernel.get_potential_fn((x, y), {})))(state.z)
+    assert len(runs) == 7
+    jax.make_jaxpr(lambda key: trace(seed(wrapped, key)).get_trace(x, y)["sigma"]["value"])(jax.random.key(1))
+    assert len(runs) == 9
+
+
+def test_a_loop_of_numpyro_is_looked_at_with_the_values_of_the_run():
+    """Its sites come when they have been used, so that the model runs once more."""
+
+    def model(y, factor):
+        def layer(carry, _):
+            return jnp.tanh(carry @ numpyro.sample("hidden", dist.Normal(0, 1).expand([4, 4]).to_event(2))), None
+
+        features = numpyro.deterministic("features", scan(layer, jnp.asarray(PSI), None, length=2)[0])
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(factor * (features @ w), 0.3).to_event(1), obs=y)
+
+    hidden = np.random.default_rng(0).normal(size=(2, 4, 4)).astype("f")
+    features = np.tanh(np.tanh(PSI @ hidden[0]) @ hidden[1]).astype(float)
+    expected = multivariate_normal(np.zeros(6), features @ features.T + 0.09 * np.eye(6)).logpdf(Y[:, 0])
+    expected += norm.logpdf(hidden).sum()
+    wrapped = collapse_readout(model, **SITES)
+    call = jax.jit(lambda values, factor: joint(wrapped, Y[:, 0], factor, values=values))
+    np.testing.assert_allclose(call({"hidden": hidden}, 1.0), expected, rtol=1e-5)
+    assert np.isnan(call({"hidden": hidden}, 1.5))

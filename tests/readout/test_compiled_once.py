@@ -1,5 +1,6 @@
 """Draws and predictions compile their programs at the first call for some shapes, and not again."""
 
+import functools
 import itertools
 import pickle
 import threading
@@ -12,6 +13,9 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from scipy.sparse import csr_array
+from scipy.stats import multivariate_normal
+from sklearn.preprocessing import StandardScaler
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repriorise, wide_limit_draws
 from tests.compilations import compilations
@@ -111,6 +115,65 @@ def test_options_of_the_model_are_part_of_the_program():
     ]
     gaps = [float(jnp.abs(a["mean"] - b["mean"]).max()) for a, b in itertools.pairwise(means)]
     assert min(gaps) > 0.1
+
+
+class Hidden:
+    """Its repr does not show its number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        return "Hidden"
+
+
+# Things that hold a number, and how a model reads it.
+THINGS = {
+    "object": (Hidden, lambda thing: thing.number),
+    "scaler": (lambda number: StandardScaler().fit([[number - 1], [number + 1]]), lambda thing: thing.mean_[0]),
+    "sparse table": (lambda number: csr_array([[number, 0.0]]), lambda thing: thing.sum()),
+    "partial": (lambda number: functools.partial(np.mean, np.full(1001, number)), lambda thing: thing()),
+    "number": (float, lambda thing: thing),
+}
+
+
+@pytest.mark.parametrize("kind", THINGS)
+def test_things_among_the_arguments_are_known_by_themselves(kind):
+    """Against regression on one feature in closed form: inputs times the number that a thing holds."""
+    make, read = THINGS[kind]
+
+    def model(x, y=None, thing=None):
+        numpyro.sample("other", dist.Normal(0, 1))
+        features = numpyro.deterministic("features", jnp.asarray(read(thing), x.dtype) * x)
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+        numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
+
+    x, y, wrapped = X[:, :1], Y[:, 0], collapse_readout(model, observed="y", **SITES)
+    for fitted in (2.0, 3.0):
+        predictive = ReadoutPredictive(wrapped, {"other": np.ones(2)}, (x, y, make(fitted)))
+        slope = fitted * (x[:, 0] @ y) / (fitted**2 * (x[:, 0] @ x[:, 0]) + 0.25)
+        for new in (1.0, 5.0):
+            mean = predictive.moments(x, thing=make(new))["mean"]
+            np.testing.assert_allclose(mean, np.tile(new * slope * x[:, 0], (2, 1)), rtol=1e-5)
+
+
+def test_features_from_functions_in_python():
+    """Two models of the same text, by their dense evidence; and the first one once more."""
+
+    def model_of(fn):
+        def model(x, y=None):
+            numpyro.sample("other", dist.Normal(0, 1))
+            values = jax.pure_callback(fn, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            features = numpyro.deterministic("features", values)
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([1]).to_event(1))
+            numpyro.sample("y", dist.Normal(features @ w, 0.5).to_event(1), obs=y)
+
+        return collapse_readout(model, observed="y", **SITES)
+
+    for fn in (np.sin, np.cos, np.sin):
+        found = ReadoutPredictive(model_of(fn), {"other": np.ones(2)}, (X, Y[:, 0])).log_evidence()
+        covariance = fn(X) @ fn(X).T + 0.25 * np.eye(len(X))
+        np.testing.assert_allclose(found, np.full(2, multivariate_normal(cov=covariance).logpdf(Y[:, 0])), rtol=1e-5)
 
 
 def test_the_batch_size_does_not_matter():

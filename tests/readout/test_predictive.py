@@ -13,6 +13,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import DotProduct
 
 from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, linear_gaussian, repriorise, wide_limit_draws
+from numpyro_wide.linear_gaussian._row_blocks import BlockedProblem, RowFeatures
 from numpyro_wide.readout import ReadoutMarginal
 from tests.models import network, small_data
 
@@ -56,7 +57,7 @@ def test_predictions_are_those_of_a_gaussian_process():
         np.testing.assert_array_equal(values, found[name])
 
 
-@pytest.mark.filterwarnings("ignore:1 of 1 chains do not move")
+@pytest.mark.filterwarnings("ignore:1 of 1 chains hardly move")
 def test_draws_have_the_exact_moments():
     """Many draws at one hidden state: readout against its posterior, observations against the predictive."""
     x, y = small_data()
@@ -169,6 +170,25 @@ def test_marginal_distribution():
     np.testing.assert_allclose(doubled.loc, 2 * loc)
 
 
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_marginal_of_features_by_blocks_is_that_of_all_rows_and_never_holds_them(columns):
+    rng = np.random.default_rng(0)
+    x, loc = jnp.asarray(rng.normal(size=(50, 3)), "f"), jnp.asarray(rng.normal(size=(50, *columns)), "f")
+    prior_scale = jnp.asarray(rng.uniform(0.5, 2, (7, *(1 for _ in columns))), "f")
+    hidden = jnp.asarray(rng.normal(size=(3, 7)), "f")
+    blocked = RowFeatures.of(lambda rows: jnp.tanh(rows @ hidden), x, 8)
+    of_blocks = ReadoutMarginal(BlockedProblem.of(blocked, loc, 0.3, prior_scale), loc)
+    dense = ReadoutMarginal(
+        linear_gaussian.ReadoutProblem.of(jnp.tanh(x @ hidden), loc, 0.3, prior_scale=prior_scale), loc
+    )
+    np.testing.assert_allclose(of_blocks.variance, dense.variance, rtol=1e-5)
+    draws = [marginal.sample(jax.random.key(0), (2, 4)) for marginal in (of_blocks, dense)]
+    assert draws[0].shape == (2, 4, 50, *columns)
+    np.testing.assert_allclose(*draws, rtol=1e-4, atol=1e-5)
+    program = str(jax.make_jaxpr(lambda key: (of_blocks.variance, of_blocks.sample(key)))(jax.random.key(0)))
+    assert "[8,7]" in program and "[50,7]" not in program and "[50,50]" not in program
+
+
 def with_argument(x, y=None, factor=1.0):
     hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 5]).to_event(2))
     features = numpyro.deterministic("features", jnp.tanh(x @ hidden))
@@ -231,5 +251,5 @@ def test_a_plain_model_predicts_as_its_wrapped_form():
 def test_chains_that_have_not_moved_are_told():
     x, y = small_data()
     draws = jax.tree.map(lambda draw: jnp.repeat(draw[:1], 200, axis=0), hidden_draws())
-    with pytest.warns(RuntimeWarning, match=r"1 of 1 chains do not move: distinct draws by chain \[1\], of 200"):
+    with pytest.warns(RuntimeWarning, match=r"1 of 1 chains hardly move: distinct draws by chain \[1\], of 200"):
         ReadoutPredictive(collapse_readout(network, **SITES), draws, (x, y))

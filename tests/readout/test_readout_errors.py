@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 from flax.errors import ScopeParamShapeError
-from numpyro.handlers import condition, reparam, scale, seed, substitute, trace
+from numpyro.handlers import condition, do, reparam, scale, seed, substitute, trace
 
 import numpyro_wide
 from numpyro_wide import (
@@ -264,6 +264,11 @@ CASES = [
         "'w' cannot be given a value: it is the image of 'w_base'; set that to linear_gaussian.readout_inv",
     ),
     Case(
+        "repriorise: do",
+        lambda: run(do(repriorise(linear(), **ARGUMENTS), {"w": W}), Y),
+        "'w' cannot be given a value: it is the image of 'w_base'",
+    ),
+    Case(
         "repriorise: substituted",
         lambda: run(substitute(repriorise(linear(), **ARGUMENTS), {"w": W}), Y),
         "'w' cannot be given a value: it is the image of 'w_base'",
@@ -399,6 +404,11 @@ CASES = [
         "'w' cannot be given a value: it is integrated out",
     ),
     Case(
+        "collapse: do",
+        lambda: run(do(collapse_readout(linear(), **SITES), {"w": W}), Y),
+        "'w' cannot be given a value: it is integrated out",
+    ),
+    Case(
         "collapse: substitute",
         lambda: run(substitute(collapse_readout(linear(), **SITES), {"w": W}), Y),
         "'w' cannot be given a value: it is integrated out",
@@ -506,7 +516,7 @@ CASES = [
     Case(
         "predictive: infinite draws",
         lambda: predictive({"scale": jnp.full(2, jnp.inf)}).readout(KEY),
-        "no readouts are finite.*jax_enable_x64",
+        "no readouts are finite.*use a larger noise",
         FloatingPointError,
     ),
     # guide_draws and wide_limit_draws

@@ -7,9 +7,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, Predictive
 
-from numpyro_wide import collapse_readout, repriorise, surrogate_targets, wide_limit_draws
+from numpyro_wide import ReprioriseReadout, collapse_readout, repriorise, surrogate_targets, wide_limit_draws
 from numpyro_wide.diagnostics import effective_sample_size
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
@@ -140,10 +141,10 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
     x, y, seen, noise = np.linspace(-1, 1, 6)[:, None], np.zeros(6), 0.8, 0.5
 
     def model(x, y=None):
-        scale = numpyro.sample("scale", dist.Normal(0.0, 1.0))
         hidden = numpyro.sample("hidden", dist.Normal(0, 1).expand([1, 20]).to_event(2))
         features = numpyro.deterministic("features", jnp.tanh(x @ hidden) / 20**0.5)
         w = numpyro.sample("w", dist.Normal(0, 1).expand([20]).to_event(1))
+        scale = numpyro.sample("scale", dist.Normal(0.0, 1.0))  # after the readout
         numpyro.sample("also", dist.Normal(scale, 0.5), obs=seen)
         numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
 
@@ -161,3 +162,45 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
     assert draws.pareto_shape is not None
     with pytest.raises(ValueError, match="the site 'also' observes other latent sites"):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
+
+
+@pytest.mark.filterwarnings("ignore:the Pareto shape")
+@pytest.mark.parametrize("regulariser", [None, 1.0])
+def test_what_observes_the_readout_beside_its_likelihood_has_its_part(regulariser):
+    """Against dense conditioning in float64, and the weighted averages over the hidden weights."""
+    x, y, total, noise = np.linspace(-1, 1, 4)[:, None], np.array([0.5, 0.0, -0.2, 0.4]), 1.5, 0.3
+    features = np.concatenate([x, x**2, np.ones_like(x)], axis=1)
+
+    def model(x, y=None):
+        offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+        features = numpyro.deterministic("features", jnp.concatenate([x, x**2, jnp.ones_like(x)], axis=1))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("total", dist.Normal(w.sum() + offset, 0.3), obs=total)
+        numpyro.sample("y", dist.Normal(features @ w, noise).to_event(1), obs=y)
+
+    options = {"readout": "w", "features": "features", "targets": "y", "noise_scale": noise}
+    wrapped = repriorise(model, **options, regulariser=regulariser)
+    draws = wide_limit_draws(jax.random.key(0), wrapped, 3000, x.astype("f"), y.astype("f"))
+    # Of w and the offset, both N(0, I) a priori.
+    design = np.concatenate([np.c_[features, np.zeros(4)], np.ones((1, 4))])
+    covariance = np.linalg.inv(np.eye(4) + design.T @ design / 0.3**2)
+    mean = covariance @ design.T @ np.append(y, total) / 0.3**2
+    found = np.c_[draws["w"], draws["offset"]]
+    np.testing.assert_allclose(found.mean(0), mean, atol=5 * 0.5 / 1000**0.5)  # deviations are at most 0.5
+    np.testing.assert_allclose(np.cov(found.T), covariance, atol=0.04)
+    with pytest.raises(ValueError, match="the site 'total', 'y' observes .* the readout beside its likelihood"):
+        wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
+
+
+def test_two_readouts_are_drawn_independently():
+    def model(x, y):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.2))
+        for name in "ab":
+            with reparam(config={name: ReprioriseReadout(x, y, noise)}):
+                w = numpyro.sample(name, dist.Normal(0, 1).expand([2]).to_event(1))
+            numpyro.sample(f"y_{name}", dist.Normal(x @ w, noise).to_event(1), obs=y)
+
+    x = np.array([[1.0, 0.5], [-0.5, 1.0], [0.3, 0.2]], "f")
+    draws = wide_limit_draws(jax.random.key(0), model, 400, x, np.ones(3, "f"))
+    correlation = np.corrcoef(draws["a_base"][:, 0], draws["b_base"][:, 0])[0, 1]
+    assert abs(correlation) < 4 / 400**0.5

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from multiprocessing import get_context
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -145,21 +146,16 @@ def flip(path):
     path.write_bytes(content)
 
 
-def no_archive(path):
-    np.save(path.with_suffix(""), np.ones(3))
-    os.replace(path.with_suffix(".npy"), path)
+def something_else(path):
+    np.save(path.with_suffix(""), np.ones((2, 3)))
+    os.replace(path.with_suffix("").with_suffix(".npy"), path)
 
 
-def shorten(path):
-    """A file as whole as the one before, of fewer draws."""
-    _pieces.write(path, {f"samples/{name}": array[:, :-1] for name, array in _pieces.read(path, "samples/").items()})
+DRAWS, STATE = "samples%2Fmean.npy", "state.npz"
 
 
-PIECE, STATE = "piece_00001.npz", "state.npz"
-
-
-@pytest.mark.parametrize("damage", [truncate, empty, zero, flip, no_archive, os.remove])
-@pytest.mark.parametrize("file", [PIECE, STATE])
+@pytest.mark.parametrize("damage", [truncate, empty, zero, flip, something_else, os.remove])
+@pytest.mark.parametrize("file", [DRAWS, STATE])
 def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
     damage(folder / file)
     attempts = [lambda: short_run(folder, 20), lambda: short_run(folder, 40), lambda: stored(folder)]
@@ -169,10 +165,16 @@ def test_damaged_files_are_refused_with_path_and_remedy(folder, file, damage):
             attempt()
 
 
-def test_a_piece_of_fewer_draws_is_refused(folder):
-    shorten(folder / PIECE)
-    with pytest.raises(ValueError, match=rf"{PIECE} is missing, damaged, or .* \(4 draws instead of 5\)"):
-        stored(folder)
+def test_draws_are_stored_once(tmp_path):
+    first = short_run(tmp_path, 10).get_samples(group_by_chain=True)["mean"]
+    files = {path.name: path.stat().st_size for path in tmp_path.glob("*.npy")}
+    assert files[DRAWS] == 128 + first.nbytes  # and NumPy's header
+    before = set(tmp_path.iterdir())
+    StoredDraws(tmp_path).get_samples()
+    assert set(tmp_path.iterdir()) == before
+    assert Path(first.filename).name == DRAWS  # mapped where it is
+    np.testing.assert_array_equal(short_run(tmp_path, 20).get_samples(group_by_chain=True)["mean"], in_one(20))
+    np.testing.assert_array_equal(first, in_one(20)[:, :10])  # of a file that has grown since
 
 
 def test_a_file_of_something_else_is_told(tmp_path):
@@ -183,14 +185,14 @@ def test_a_file_of_something_else_is_told(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch):
-    mcmc, write = chains(5), _pieces.write
+    mcmc, append = chains(5), _pieces._append
 
-    def interrupted(path, arrays):
-        if path.name == PIECE:
+    def interrupted(path, draws, start, total):
+        if start == 5:
             signal.raise_signal(signal.SIGINT)
-        write(path, arrays)
+        return append(path, draws, start, total)
 
-    monkeypatch.setattr(_pieces, "write", interrupted)
+    monkeypatch.setattr(_pieces, "_append", interrupted)
     # A suite that runs in the background of a shell has been told to ignore the key.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -228,7 +230,7 @@ def test_settings_that_are_not_adapted_belong_to_the_run(tmp_path, kernel, first
 
     mcmc, other = (MCMC(kernel(normals, **options), num_warmup=2, num_samples=2) for options in (first, second))
     run(mcmc, 2)
-    with pytest.raises(ValueError, match="is of a run with another setting of the kernel; pass the same one"):
+    with pytest.raises(ValueError, match="is of a run with another setting of the kernel.*; pass the same one"):
         run(other, 4)
     assert run(mcmc, 4).num_samples == 4  # what a kernel has made for itself is none of its settings
 
@@ -313,13 +315,14 @@ def test_a_full_disk_is_told_and_once_there_is_room_the_run_goes_on(small_disk):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_between_two_pieces_loses_the_second_alone(tmp_path, monkeypatch):
-    replace, calls = os.replace, []
+    replace, states = os.replace, []
 
-    def full(*paths):
-        calls.append(paths)
-        if len(calls) == 5:  # warmup, piece, state, piece, state
-            raise OSError(errno.ENOSPC, "full")
-        replace(*paths)
+    def full(source, target):
+        if target.name == STATE:
+            states.append(target)
+            if len(states) == 3:  # warmup, piece, piece
+                raise OSError(errno.ENOSPC, "full")
+        replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match=r"(?s)full.*state.npz cannot be written.*call again"):

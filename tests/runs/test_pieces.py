@@ -96,13 +96,41 @@ def test_a_finished_run_goes_on_and_only_then(tmp_path, monkeypatch, finished):
         ({"mcmc": chains(NUTS)}, "model or kernel"),
         ({"mcmc": chains(lambda model: SplitHMC(model, target_accept_prob=0.7))}, "model or kernel"),
         ({"mcmc": chains(num_warmup=10)}, "num_warmup, num_chains"),
-        ({"extra_fields": ()}, "choice of what is stored"),
-        ({"mcmc": chains(lambda model: reduced(SplitHMC(model), drop="net/hidden", functions=SUM))}, "choice of what"),
+        ({"extra_fields": ()}, "choice or computation of what is stored"),
+        ({"mcmc": chains(lambda model: reduced(SplitHMC(model), drop="net/hidden", functions=SUM))}, "choice or comp"),
     ],
 )
 def test_another_run_is_refused(finished, change, what):
     with pytest.raises(ValueError, match=f"is of a run with another {what}.*another folder"):
         pieces(finished, **change)
+
+
+def with_ratio(ratio):
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        numpyro.deterministic("ratio", np.float32(ratio))
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    return NUTS(model)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        with_ratio,
+        lambda ratio: reduced(with_ratio(1), drop="ratio", functions={"r": lambda draw: ratio * draw["mean"]}),
+    ],
+    ids=["deterministic site", "function"],
+)
+def test_values_of_the_same_shape_computed_otherwise_are_not_mixed(tmp_path, kernel):
+    def run(ratio, num_samples):
+        mcmc = MCMC(kernel(ratio), num_warmup=5, num_samples=10)
+        return run_in_pieces(mcmc, tmp_path, jax.random.key(0), 0.3, num_samples=num_samples, progress_bar=False)
+
+    run(1, 10)
+    with pytest.raises(ValueError, match="another choice or computation of what is stored.*mixture; pass the same"):
+        run(7, 20)
+    assert run(1, 20).num_samples == 20
 
 
 def test_errors(tmp_path, finished):

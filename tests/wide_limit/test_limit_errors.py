@@ -154,6 +154,24 @@ CASES = [
     Case("fit: no trials", lambda: wide_limit.fit(X, Y > 0, likelihood="binomial"), "needs 'total_count'"),
     Case("fit: classes of numbers", lambda: wide_limit.fit(X, Y, num_classes=2), "'num_classes' must not be given"),
     Case("fit: an offset of numbers", lambda: wide_limit.fit(X, Y, offset=1.0), "'offset' must not be given"),
+    Case(
+        "fit: a structure of labels",
+        lambda: wide_limit.fit(X, 1 * (Y > 0), likelihood="bernoulli", structure="additive"),
+        "fitted to numbers, not to labels; pass structure='dense'",
+    ),
+    Case(
+        "fit: unknown structure", lambda: wide_limit.fit(X, Y, structure="sparse"), "structure must be one of 'dense'"
+    ),
+    Case(
+        "fit: effects of more inputs than there are",
+        lambda: wide_limit.fit(X, Y, structure="additive", order=9),
+        r"order must be at most the number of columns, \d, but is 9",
+    ),
+    Case(
+        "fit: a constant column",
+        lambda: wide_limit.fit(np.append(X, 0 * X[:, :1], axis=1), Y, structure="additive"),
+        r"columns '\d' of x are constant.*leave them out",
+    ),
     Case("fit: no network", lambda: wide_limit.fit(X, Y, network=[]), "there is no architecture to fit"),
     Case(
         "kernel: depth must be a whole number",

@@ -1,0 +1,142 @@
+"""Kernels of additive networks: centred kernels of single inputs, and sums of their products by Newton's identities."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial, reduce
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_wide.wide_limit._duals import Activation
+from numpyro_wide.wide_limit._layer_kernels import Inputs, LayerKernels, fully_connected
+
+if TYPE_CHECKING:
+    from numpyro_wide.nn._additive import AdditiveNetwork
+
+Scales = dict[str, Array]  # w_std, b_std and relevance by column, and order_scale by order
+Rows = tuple[Array, Array]  # inputs, and their units' means over the law, (n, d_in)
+Effects = int | tuple[tuple[int, ...], ...]  # all up to an order, or the columns of each, few first
+Kernel = tuple[Array, Array]  # with the share that a series leaves out
+
+
+def additive(network: "AdditiveNetwork", inputs: Inputs) -> LayerKernels:
+    """Return the kernels of an additive network's features."""
+    from numpyro_wide.nn._additive import dense_block, law_nodes, unit_scales  # with flax, loaded late
+
+    x1, x2 = (x.reshape(x.shape[0], -1) for x in (inputs.x1, inputs.x2))
+    num_inputs, dtype = x1.shape[1], x1.dtype
+    effects, scales = effects_of(network, num_inputs), unit_scales(network, num_inputs, dtype)
+    nodes, weights = (jnp.asarray(numbers, dtype) for numbers in law_nodes(network.law, num_inputs))
+
+    def kernel(share: Array) -> Kernel:
+        """Return the kernel with a share of each unit's tangent kernel."""
+        first, second = ((x, unit_means(network.activation, scales, x, nodes, weights, share)) for x in (x1, x2))
+        return sum_of_effects(network.activation, effects, scales, first, second, inputs.same, share)
+
+    # Of a product of units, the tangent kernel is the derivative along those of the units.
+    product, tangent, error = jax.jvp(kernel, (jnp.zeros((), dtype),), (jnp.ones((), dtype),), has_aux=True)
+    units = inputs.vectors()
+    if network.dense:
+        block = dense_block(network, parent=None)
+        units = fully_connected(inputs.vectors(block.input_scale), block.depth, block.activation, block.scales())
+        product, tangent, error = product + units.product, tangent + units.tangent, jnp.maximum(error, units.error)
+    product = product + jnp.asarray(network.readout_b_std, dtype) ** 2
+    return replace(units, product=product, tangent=tangent, error=error)
+
+
+def effects_of(network: "AdditiveNetwork", num_inputs: int) -> Effects:
+    """Return the effects of a network."""
+    terms = tuple(network.terms(num_inputs))
+    return network.order if network.which is None else terms
+
+
+def unit_means(
+    activation: Activation, scales: Scales, x: Array, nodes: Array, weights: Array, share: Array | None = None
+) -> Array:
+    """Return means of the units' kernels over a law of the inputs, less half of the mean over both, (n, d_in)."""
+
+    def of_input(column: Any) -> Array:
+        w_std, b_std, x, nodes = column
+        among, _ = _units(activation, w_std, b_std, nodes, nodes, jnp.eye(len(nodes), dtype=bool), share)
+        by_row, _ = _units(activation, w_std, b_std, x, nodes, None, share)
+        mean = partial(jnp.matmul, precision="highest")
+        return mean(by_row, weights) - 0.5 * mean(weights, mean(among, weights))
+
+    return jax.lax.map(jax.checkpoint(of_input), (scales["w_std"], scales["b_std"], x.T, nodes.T)).T
+
+
+def _units(
+    activation: Activation, w_std: Array, b_std: Array, x1: Array, x2: Array, same: Array | None, share: Array | None
+) -> Kernel:
+    """Return the kernel of units of one input, (n1,) and (n2,)."""
+    units = Inputs(x1[:, None], x2[:, None], same).vectors().dense(w_std, b_std).activate(activation)
+    return units.product if share is None else units.product + share * units.tangent, units.error
+
+
+def sum_of_effects(
+    activation: Activation,
+    effects: Effects,
+    scales: Scales,
+    first: Rows,
+    second: Rows,
+    same: Array | None,
+    share: Array | None = None,
+) -> Kernel:
+    """Return the kernel of all effects, (n1, n2) (Mathematics, :eq:`effects`)."""
+    (x1, means1), (x2, means2) = first, second
+    columns = (scales["w_std"], scales["b_std"], scales["relevance"] ** 2, x1.T, x2.T, means1.T, means2.T)
+
+    def centred(column: Any) -> Kernel:
+        w_std, b_std, relevance, x1, x2, means1, means2 = column
+        kernel, error = _units(activation, w_std, b_std, x1, x2, same, share)
+        return relevance * (kernel - means1[:, None] - means2[None, :]), error
+
+    if isinstance(effects, int):
+
+        def powers(column: Any) -> tuple[tuple[Array, ...], Array]:
+            kernel, error = centred(column)
+            return tuple(kernel**power for power in range(1, effects + 1)), error
+
+        sums, error = _summed(powers, columns)
+        by_size = [(q, math.comb(x1.shape[1], q), e) for q, e in enumerate(_elementary(sums), start=1)]
+    else:
+
+        def product(inputs: Array) -> Kernel:
+            factors = [centred(jax.tree.map(lambda part, i=i: part[i], columns)) for i in inputs]
+            kernels, errors = zip(*factors, strict=True)
+            return reduce(mul, kernels), reduce(jnp.maximum, errors)
+
+        groups = [np.array(list(group)) for _, group in itertools.groupby(effects, len)]
+        each = [_summed(product, group) for group in groups]
+        error = reduce(jnp.maximum, [error for _, error in each])
+        by_size = [(group.shape[1], len(group), e) for group, (e, _) in zip(groups, each, strict=True)]
+    by_order = [scales["order_scale"][size - 1] ** 2 / count * e for size, count, e in by_size]
+    return sum(by_order[1:], by_order[0]), error
+
+
+def _elementary(powers: tuple[Array, ...]) -> list[Array]:
+    """Return the elementary symmetric polynomials of degree 1, 2, ... from sums of powers, by Newton's identities."""
+    found = [jnp.ones_like(powers[0])]
+    for degree in range(1, len(powers) + 1):
+        signed = [(-1) ** (k - 1) * found[degree - k] * powers[k - 1] for k in range(1, degree + 1)]
+        found.append(sum(signed[1:], signed[0]) / degree)
+    return found[1:]
+
+
+def _summed(function: Callable[[Any], Any], parts: Any) -> Any:
+    """Return the sums of a function's kernels over the leading axis of its argument, with the largest error."""
+
+    def add(carried: Any, part: Any) -> tuple[Any, None]:
+        (totals, largest), (kernels, error) = carried, function(part)
+        return (jax.tree.map(jnp.add, totals, kernels), jnp.maximum(largest, error)), None
+
+    shapes = jax.eval_shape(function, jax.tree.map(lambda part: part[0], parts))
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    # A gradient computes each kernel anew, to keep none of them.
+    return jax.lax.scan(jax.checkpoint(add, prevent_cse=False), start, parts)[0]
