@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
@@ -23,6 +24,7 @@ from numpyro_wide._checks import (
     whole_number,
 )
 from numpyro_wide._traces import run_model, sample_sites
+from numpyro_wide.amortized._given import check_given
 from numpyro_wide.amortized._simulation import (
     Draws,
     bound,
@@ -31,6 +33,7 @@ from numpyro_wide.amortized._simulation import (
     check_simulator,
     draw_from_guide,
     log_density,
+    refuse_missing,
     run_guide,
     simulate,
     site_names,
@@ -416,8 +419,9 @@ def from_guide(
     num_simulations: int = 500,
     num_draws: int = 99,
     batch_size: int = 50,
+    simulations: Mapping[str, Any] | None = None,
 ) -> Simulations:
-    """Draw from an amortised guide for data simulated from the model.
+    """Draw from an amortised guide for data simulated from the model, or elsewhere.
 
     Args:
         rng_key: a PRNG key.
@@ -429,6 +433,8 @@ def from_guide(
         num_simulations: number of simulated data sets.
         num_draws: number of draws for each data set.
         batch_size: number of data sets handled at once.
+        simulations: simulations of latents and data that the guide was not trained on, {site: (n, ...)}; the first
+            ``num_simulations`` are taken, and the model's own data sites need not exist.
 
     Returns:
         :class:`Simulations` of the guide's sites, with log densities.
@@ -451,13 +457,20 @@ def from_guide(
     names = site_names(observed)
     model, guide = bound(model, guide, model_args, {})
     model_sites = run_model(model)
-    check_simulator(model_sites, names)
-    keys = random.split(simulate_key, num_simulations)
-    joint = lax.map(lambda key: simulate(model, key, names), keys)
+    if simulations is None:
+        check_simulator(model_sites, names)
+        keys = random.split(simulate_key, num_simulations)
+        joint = lax.map(lambda key: simulate(model, key, names), keys)
+    else:
+        joint = {
+            name: jnp.asarray(v[:num_simulations]) for name, v in check_given(simulations, model_sites, names).items()
+        }
+        num_simulations = len(joint[names[0]])
     data = {name: joint[name] for name in names}
     first = {name: value[0] for name, value in data.items()}
     guide_sites = check_params(guide, guide_key, params, first)
     check_guide(guide_sites, model_sites, names)
+    refuse_missing("simulations", sample_sites(guide_sites), joint, "latent site of the guide")
     truth = {name: joint[name] for name in sample_sites(guide_sites)}
 
     def posterior(inputs: tuple[Array, Draws, Draws]) -> tuple[Draws, Array, Array]:

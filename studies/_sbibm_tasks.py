@@ -21,14 +21,10 @@ BATCH_SIZE = 256
 
 
 class Task(NamedTuple):
-    """A task, the guide's family that holds its posterior or comes near, and whether draws are weighted as well.
-
-    The emulator's family is that of the data given the parameters.
-    """
+    """A task, the guide's family that holds its posterior or comes near, and whether draws are weighted as well."""
 
     model: Callable
     family: str
-    emulator: str = "independent"
     is_corrected: bool = False
 
 
@@ -142,7 +138,7 @@ TASKS = {
     "gaussian_mixture": Task(gaussian_mixture, "mixture"),
     "two_moons": Task(two_moons, "flow"),
     "slcp": Task(slcp, "flow"),
-    "bernoulli_glm": Task(bernoulli_glm, "normal", emulator="normal"),
+    "bernoulli_glm": Task(bernoulli_glm, "normal"),
     "sir": Task(sir, "normal", is_corrected=True),
     "lotka_volterra": Task(lotka_volterra, "normal", is_corrected=True),
 }
@@ -166,13 +162,9 @@ def load(name: str, folder: Path | None) -> tuple[Callable, Reference]:
 
 def simulations_of(model, budget: int, seed: int) -> dict[str, np.ndarray]:
     """Simulate a budget; NumPy arrays of "theta" and "x"."""
-    return drawn(Predictive(model, num_samples=1, return_sites=["theta", "x"]), budget, 1000 + seed)
-
-
-def drawn(single: Callable, number: int, seed: int) -> dict[str, np.ndarray]:
-    """Draw {site: (number, ...)} by a function from a key to one draw, {site: (1, ...)}."""
-    keys = jax.random.split(jax.random.key(seed), number)
-    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(number, 1000)))(keys)
+    single = Predictive(model, num_samples=1, return_sites=["theta", "x"])
+    keys = jax.random.split(jax.random.key(1000 + seed), budget)
+    draws = jax.jit(lambda keys: jax.lax.map(single, keys, batch_size=min(budget, 1000)))(keys)
     return {name: np.asarray(values)[:, 0] for name, values in draws.items()}
 
 

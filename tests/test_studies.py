@@ -39,7 +39,7 @@ TINY = {
     "images.py": "--sizes 20 40 --num-test 20",
     "finite_cnn.py": "--models 'five MLPs' 'five trained' 'codes, limit' codes softmax --widths 2 --num-digits 60 "
     "--num-warmup 25 --num-samples 25 --num-epochs 2 --mlp-width 4",
-    "sbibm.py": "--budgets 200 --num-epochs 1 --num-draws 100 --decays 1 --num-guides 2 --width 8 --emulated 300",
+    "sbibm.py": "--budgets 200 --num-steps 500 --num-draws 100",
     "parametrisations.py": "--num-simulations 200 --num-epochs 1 --widths 4 --learning-rates 1e-3 --seeds 1",
     "how_wide.py": "--widths 4 --depths 1 --kernels MCLMC --forms collapsed --num-train 30 --gradients 40 --seconds 1",
 }

@@ -1,5 +1,8 @@
 """Amortised inference by the expected forward KL divergence."""
 
+from numpyro_wide.amortized._fit import AmortizedFit as AmortizedFit
+from numpyro_wide.amortized._fit import Report as Report
+from numpyro_wide.amortized._fit import fit as fit
 from numpyro_wide.amortized._importance import ImportanceSample as ImportanceSample
 from numpyro_wide.amortized._importance import importance_sample as importance_sample
 from numpyro_wide.amortized._trainer import AmortizedForwardKL as AmortizedForwardKL
@@ -7,4 +10,4 @@ from numpyro_wide.amortized._trainer import AmortizedRunResult as AmortizedRunRe
 from numpyro_wide.amortized._trainer import AmortizedState as AmortizedState
 from numpyro_wide.amortized._trainer import HeldOut as HeldOut
 
-__all__ = ["AmortizedForwardKL", "importance_sample"]
+__all__ = ["AmortizedForwardKL", "fit", "importance_sample"]

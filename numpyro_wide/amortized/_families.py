@@ -85,20 +85,21 @@ def _parts(outputs: Array, dim: int) -> tuple[Array, Array, Array, Array]:
     return outputs[:, 0], outputs[:, 1 : 1 + dim], jnp.exp(outputs[:, 1 + dim : 1 + 2 * dim]), below
 
 
-class FlowPart(dist.Distribution):
-    """One site's part, (d,), of a joint draw, after known values, (m,), of others; the last has the density of all."""
+class JointPart(dist.Distribution):
+    """One site's part of a joint draw; the last site has the density of all, a function of its value."""
 
-    support = constraints.real_vector
-
-    def __init__(self, drawn: Array, known: Array, joint_log_prob: Callable | None):
-        self.drawn, self.known, self.joint_log_prob = drawn, known, joint_log_prob  # None unless it is the last
+    def __init__(self, drawn: Array, joint_log_prob: Callable | None, support: Any = constraints.real_vector):
+        self.drawn, self.joint_log_prob, self._support = drawn, joint_log_prob, support  # None unless it is the last
         super().__init__((), drawn.shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        """The site's support."""
+        return self._support
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         """Evaluate the log density of one value, with that of the sites before if it is the last."""
-        if self.joint_log_prob is None:
-            return jnp.zeros((), value.dtype)
-        return self.joint_log_prob(jnp.concatenate([self.known, value.astype(self.known.dtype)]))
+        return jnp.zeros(()) if self.joint_log_prob is None else self.joint_log_prob(value)
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Return the part of the joint draw."""

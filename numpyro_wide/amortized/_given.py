@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from numpyro_wide._checks import num_draws_of
+from numpyro_wide._checks import late_progress, num_draws_of
 from numpyro_wide._traces import Sites
 from numpyro_wide.amortized._simulation import Draws, refuse_missing
 
 
 def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...]) -> Draws:
-    """Check simulations {site: (n, ...)}, and return those that are finite."""
+    """Check simulations {site: (n, ...)}, and return those that are finite, in NumPy's arrays."""
     refuse_missing("simulations", observed, simulations, "observed site")
     number = num_draws_of("simulations", simulations)
     given, num_lost = finite(simulations)
@@ -27,14 +27,25 @@ def check_given(simulations: Any, model_sites: Sites, observed: tuple[str, ...])
     return given
 
 
-def finite(simulations: Mapping[str, Any]) -> tuple[Draws, int]:
+def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the simulations that are finite, and the number of the others."""
     with np.errstate(over="ignore"):  # too large for single precision is infinite
         arrays = {name: np.asarray(jnp.asarray(values)) for name, values in simulations.items()}
     kept = np.all([np.isfinite(values.reshape(len(values), -1)).all(axis=1) for values in arrays.values()], axis=0)
     if kept.sum() < 2:
         raise ValueError("fewer than two of the simulations are finite; look at the simulator.")
-    return {name: jnp.asarray(values[kept]) for name, values in arrays.items()}, int(np.sum(~kept))
+    return {name: values[kept] for name, values in arrays.items()}, int(np.sum(~kept))
+
+
+def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Call a simulator in Python for each draw of the latents, {site: (n, ...)}; return its data, {site: (n, ...)}."""
+    arrays = {name: np.asarray(values) for name, values in latents.items()}
+    results = []
+    for place in late_progress(range(num_draws_of("latents", arrays)), desc="simulations"):
+        data = simulator(**{name: values[place] for name, values in arrays.items()})
+        results.append(data if isinstance(data, Mapping) or len(observed) > 1 else {observed[0]: data})
+        refuse_missing("what the simulator returns", observed, results[-1])
+    return {name: np.stack([result[name] for result in results]) for name in observed}
 
 
 def _check_site(name: str, values: Array, site: dict) -> None:
@@ -59,8 +70,8 @@ def set_apart(simulations: Draws, held_out: int, batch_size: int) -> tuple[Draws
             f"simulations must leave a batch of {batch_size} to train on, but of {number + held_out} finite ones "
             f"{held_out} are held out; give more, or lower batch_size or held_out."
         )
-    train = {name: values[:number] for name, values in simulations.items()}
-    return train, {name: values[number:] for name, values in simulations.items()}
+    train = {name: jnp.asarray(values[:number]) for name, values in simulations.items()}
+    return train, {name: jnp.asarray(values[number:]) for name, values in simulations.items()}
 
 
 def epochs(

@@ -15,10 +15,10 @@ from numpyro.distributions.transforms import AffineTransform, ReshapeTransform, 
 from numpyro.primitives import mutable
 
 from numpyro_wide._checks import check_key, check_names_known, check_one_of, listing, whole_number
-from numpyro_wide._traces import Sites, run_model
+from numpyro_wide._traces import Sites, abstract_sites, fixed_supports, run_model
 from numpyro_wide.amortized._families import (
     ConditionalNormals,
-    FlowPart,
+    JointPart,
     conditional_flow,
     covariance_factors,
     regressions,
@@ -137,7 +137,7 @@ class AutoAmortized:
         """Draw the latents given one data set; the arguments are those of the model."""
         refuse_missing("the guide's first argument", self.observed, observed_values)
         sites = run_model(self.model, args, kwargs)
-        latents, constants = self._latents(sites), self._constants(args, kwargs)
+        latents, constants = self.latents(sites), self._constants(args, kwargs)
         examples = {name: sites[name]["value"] for name in self.observed if name in sites}
         if self.pool is None:  # without an axis of rows, they have the shape of one data set
             examples = {name: moments["loc"] for name, moments in constants["observed"].items()}
@@ -154,8 +154,13 @@ class AutoAmortized:
         They are a value of the guide's mutable site; other arguments are those of the model.
         """
         model = partial(self.model, *args, **kwargs)
-        latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())  # to look at supports
-        refuse_missing("simulations", latents, simulations, "latent site")
+        sites = abstract_sites(model, (), {})
+        if fixed_supports(sites) is None:
+            latents, _ = self._simulate(model, random.split(random.key(0), PILOT_SIZE), ())
+        else:
+            latents = self.latents(sites)
+        mend = f"Where others are nuisances, pass the guide sites={[name for name in latents if name in simulations]}."
+        refuse_missing("simulations", latents, simulations, "latent site", mend)
         return self._standardisation(simulations, latents)
 
     def _standardisation(self, simulations: Mapping[str, Any], latents: dict[str, "_Latent"]) -> dict[str, Any]:
@@ -246,7 +251,7 @@ class AutoAmortized:
         rest = [value[None] for value in inputs.values() if not value.ndim]
         return self._encode("pooled", None, jnp.concatenate([pooled, log_rows[None], *rest])[None])[0]
 
-    def _latents(self, sites: Sites) -> dict[str, "_Latent"]:
+    def latents(self, sites: Sites) -> dict[str, "_Latent"]:
         """Read the latents off one run of the model."""
         known = latent_names(sites, self.observed)
         names = [name for name in known if not sites[name]["fn"].support.is_discrete]
@@ -271,9 +276,11 @@ class AutoAmortized:
 
     def _simulate(self, model: Callable, keys: Array, observed: tuple[str, ...]) -> tuple[dict[str, "_Latent"], Draws]:
         """Read the latents off the model, and simulate them and data once for each key; refuse supports that vary."""
-        sites = run_model(model)
+        sites = abstract_sites(model, (), {})
+        if fixed_supports(sites) is None:  # bounds may be arrays
+            sites = run_model(model)
         check_simulator(sites, observed)
-        latents = self._latents(sites)
+        latents = self.latents(sites)
 
         def single(key: Array) -> tuple[Draws, dict[str, list]]:
             sites = run_model(model, rng_key=key)
@@ -352,13 +359,16 @@ class AutoAmortized:
         dim = sum(latent.size for latent in latents.values())
         leaves, flow_of = conditional_flow(dim, len(features))
         flow = flow_of(numpyro.param(f"{self.prefix}_flow", leaves))
-        drawn = flow.sample(_typed(numpyro.prng_key()), condition=features)
+        drawn = flow.sample(typed(numpyro.prng_key()), condition=features)
         values: Draws = {}
         known, first = jnp.zeros(0, drawn.dtype), 0
+
+        def log_prob(known: Array, value: Array) -> Array:
+            return flow.log_prob(jnp.concatenate([known, value.astype(drawn.dtype)]), condition=features)
+
         for name, latent in latents.items():
             end = first + latent.size
-            density = (lambda joint: flow.log_prob(joint, condition=features)) if end == dim else None
-            fn = FlowPart(drawn[first:end], known, density)
+            fn = JointPart(drawn[first:end], partial(log_prob, known) if end == dim else None)
             values[name] = numpyro.sample(name, latent.constrained(fn))
             known, first = jnp.concatenate([known, latent.standardised(values[name])]), end
         return values
@@ -407,7 +417,7 @@ class _Latent(NamedTuple):
         return (self.transform.inv(value).reshape(-1).astype(self.loc.dtype) - self.loc) / self.scale
 
 
-def _typed(key: Array | None) -> Array:
+def typed(key: Array | None) -> Array:
     """Return NumPyro's key as flowjax wants it; where none is at hand, nothing is drawn."""
     if key is None:
         return random.key(0)

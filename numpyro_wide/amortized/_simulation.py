@@ -75,7 +75,7 @@ def latent_names(model_sites: Sites, observed: tuple[str, ...]) -> list[str]:
 def check_simulator(sites: Sites, observed: tuple[str, ...]) -> None:
     """Refuse a model that does not simulate the observed sites."""
     candidates = values_of_type(sites, "sample", "deterministic")
-    remedy = "What is simulated elsewhere is given as simulations=, of run and typicality."
+    remedy = "What is simulated elsewhere is given as simulations=, of fit, run, typicality and from_guide."
     check_names_known("observed", observed, candidates, kind="sample or deterministic site", remedy=remedy)
     given = [name for name, site in sample_sites(sites).items() if site["is_observed"]]
     if given:

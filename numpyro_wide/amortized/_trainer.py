@@ -18,9 +18,9 @@ from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
 from numpyro_wide._checks import check_key, progress, whole_number
-from numpyro_wide._compile import known_by, split
-from numpyro_wide._traces import run_model, values_of_type
-from numpyro_wide.amortized._given import check_given, epochs, set_apart
+from numpyro_wide._compile import known_by, run_program, split
+from numpyro_wide._traces import abstract_sites, run_model, values_of_type
+from numpyro_wide.amortized._given import call_simulator, check_given, epochs, set_apart
 from numpyro_wide.amortized._importance import ImportanceSample, importance_sample
 from numpyro_wide.amortized._simulation import (
     Draws,
@@ -154,41 +154,45 @@ class AmortizedForwardKL:
         check_key("rng_key", rng_key, "(rng_key, *args); of run, (rng_key, num_steps, *args)")
         model_key, guide_key, run_key = random.split(rng_key, 3)
         model, guide = bound(self.model, self.guide, args, kwargs)
-        model_sites = run_model(model, rng_key=model_key)
+        model_sites = abstract_sites(model, (), {})
         given = simulations or {}
         simulated = tuple(name for name in self.observed if name in model_sites or name not in given)
         check_simulator(model_sites, simulated)
-        data = {name: given[name][0] if given else model_sites[name]["value"] for name in self.observed}
         if given and hasattr(self.guide, "standardisation"):  # as AutoAmortized has
             init_params = {**self.guide.standardisation(given, *args, **kwargs), **(init_params or {})}
         latents: list[str] = []
-        supports: dict[str, Any] = {}
 
-        def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any]]:
+        def single(observed_values: Draws) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             recorder = Recorder(guide)
             sites = run_guide(recorder, guide_key, init_params or {}, observed_values)
             check_guide(sites, model_sites, self.observed)
-            latents.extend(values_of_type(sites, "sample"))
+            latents[:] = values_of_type(sites, "sample")
             params = values_of_type(sites, "param")
-            supports.update({name: sites[name]["kwargs"].get("constraint", constraints.real) for name in params})
+            if not params:
+                raise ValueError("the guide must have a param site, but has none; add numpyro.param or flax_module.")
+            supports = {name: sites[name]["kwargs"].get("constraint", constraints.real) for name in params}
             held = {name: value for name, value in recorder.values.items() if value is not None}
-            return params, {name: value for name, value in held.items() if name not in params}
+            return params, {name: value for name, value in held.items() if name not in params}, supports
 
-        # A batch of one: guides may use the axis.
-        observed_values = {name: jnp.asarray(value)[None] for name, value in data.items()}
-        values = jax.vmap(single, axis_name=AXIS_NAME)(observed_values)
-        params, mutable = jax.tree.map(lambda leaf: leaf[0], values)
-        if not params:
-            raise ValueError("the guide must have a param site, but has none; add numpyro.param or flax_module.")
+        def start(data: Draws) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
+            draws = data or simulate(model, model_key, self.observed)
+            # A batch of one: guides may use the axis. Constraints that hold arrays are results, as the arrays are.
+            observed_values = {name: jnp.asarray(draws[name])[None] for name in self.observed}
+            values = jax.vmap(single, axis_name=AXIS_NAME)(observed_values)
+            params, mutable, supports = jax.tree.map(lambda leaf: leaf[0], values)
+            params = {name: biject_to(supports[name]).inv(value) for name, value in params.items()}
+            params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
+            return self.optim.init(params), mutable or None, supports
+
+        data = {name: given[name][0] for name in self.observed} if given else {}
+        optim_state, mutable, supports = run_program(start, data, quick=True)
         if simulations is not None:
             refuse_missing("simulations", latents, simulations, "latent site of the guide")
         if not _are_equal((tuple(latents), supports), (self._latents, self._supports)):
             self._programs = {}  # of another guide
         self._latents, self._supports = tuple(latents), supports
-        params = {name: biject_to(supports[name]).inv(value) for name, value in params.items()}
-        params, mutable = jax.tree.map(_strongly_typed, (params, mutable))
         zero = jnp.zeros((), jnp.int32)
-        return AmortizedState(self.optim.init(params), mutable or None, run_key, zero, zero)
+        return AmortizedState(optim_state, mutable, run_key, zero, zero)
 
     def get_params(self, state: AmortizedState) -> dict[str, Any]:
         """Return the values of the guide's param sites, constrained, and of its mutable sites."""
@@ -255,7 +259,7 @@ class AmortizedForwardKL:
             patience = whole_number("patience", patience)
         given = training = apart = None
         if simulations is not None:
-            given = check_given(simulations, run_model(self.model, args, kwargs), self.observed)
+            given = check_given(simulations, abstract_sites(self.model, args, kwargs), self.observed)
             training, apart = set_apart(given, held_out, self.batch_size)
         if init_state is None:
             first = self.init(rng_key, *args, init_params=init_params, simulations=given, **kwargs)
@@ -345,26 +349,29 @@ class AmortizedForwardKL:
         params: Mapping[str, Any],
         observed_values: Mapping[str, Any],
         *args: Any,
+        simulator: Callable | None = None,
         **kwargs: Any,
     ) -> Draws:
         """Draw latents from the guide given one data set, and simulate new data from them.
 
         Values of all sample and observed sites have a leading axis (num_samples,); arguments as of
-        :meth:`importance_sample`.
+        :meth:`importance_sample`. With a ``simulator`` in Python, as of :func:`numpyro_wide.amortized.fit`, the model
+        need not simulate the data; the sites are then those of the guide and the data.
         """
         check_key("rng_key", rng_key, "(rng_key, num_samples, params, observed_values)")
         refuse_missing("observed_values", self.observed, observed_values)
         values = {name: jnp.asarray(value) for name, value in observed_values.items()}
         model, guide = bound(self.model, self.guide, args, kwargs)
-        check_simulator(run_model(model), self.observed)
+        check_simulator(run_model(model), self.observed if simulator is None else ())
         check_params(guide, rng_key, params, values)
 
         def single(key: Array) -> Draws:
             guide_key, model_key = random.split(key)
             latents, _ = draw_from_guide(guide, guide_key, params, values)
-            return simulate(substitute(model, data=latents), model_key, self.observed)
+            return latents if simulator else simulate(substitute(model, data=latents), model_key, self.observed)
 
-        return jax.jit(jax.vmap(single))(random.split(rng_key, whole_number("num_samples", num_samples)))
+        draws = jax.jit(jax.vmap(single))(random.split(rng_key, whole_number("num_samples", num_samples)))
+        return {**draws, **call_simulator(simulator, draws, self.observed)} if simulator else draws
 
     def _bound(self, args: tuple, kwargs: dict) -> "AmortizedForwardKL":
         """Return the trainer of model and guide with these arguments."""

@@ -14,6 +14,7 @@ from numpyro_wide.amortized._given import epochs
 from numpyro_wide.autoguide import AutoAmortized
 from numpyro_wide.nn import ResidualEncoder
 from tests.amortized.amortized_cases import ENTROPY, INTERCEPT, SCALE, SLOPE, linear_guide, normal_model
+from tests.compilations import compilations
 
 KEY = jax.random.key(3)
 
@@ -87,6 +88,28 @@ def test_an_external_simulator_with_an_auto_guide():
     draws = Predictive(guide, params=result.params, num_samples=5000)(jax.random.key(1), {"x": 1.5})["theta"]
     np.testing.assert_allclose(draws.mean(), SLOPE * 1.5 + INTERCEPT, atol=0.05)
     np.testing.assert_allclose(draws.std(), SCALE, rtol=0.1)
+
+
+def test_the_first_state_takes_few_programs_and_arrays_of_constraints_are_numbers():
+    def prior():
+        numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([7]).to_event(1))
+
+    given = {name: np.random.default_rng(0).normal(size=(40, 7)) for name in ("theta", "x")}
+    guide = AutoAmortized(prior, observed="x", encoder=ResidualEncoder(width=9, depth=1))
+    with compilations() as programs:
+        trainer(model=prior, guide=guide).init(KEY, simulations=given)
+    assert 0 < len(programs) < 16, programs  # operation by operation there were 93
+
+    def bounded(observed_values):
+        support = dist.constraints.interval(jnp.zeros(2), 3 * jnp.ones(2))
+        first, second = numpyro.param("bounds", jnp.array([1.0, 2.5]), constraint=support)
+        numpyro.sample("theta", dist.Normal(first, second))
+
+    training = trainer(optax.sgd(1e-6), prior_alone, bounded)
+    state = training.init(KEY, simulations=pairs(40))
+    np.testing.assert_allclose(training.get_params(state)["bounds"], [1.0, 2.5], rtol=1e-5)
+    unconstrained = training.optim.get_params(state.optim_state)["bounds"]
+    np.testing.assert_allclose(unconstrained, np.log([1 / 2, 2.5 / 0.5]), rtol=1e-5)
 
 
 def test_simulations_that_failed_are_counted_and_left_out():

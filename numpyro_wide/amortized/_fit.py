@@ -1,0 +1,347 @@
+"""A trained guide in one call: settings are raced by the loss of held-out simulations, and guides joined."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import Array, lax, random
+from jax.scipy.special import logsumexp
+from numpyro.infer import Predictive
+
+from numpyro_wide._checks import check_key, check_one_of, progress, whole_number
+from numpyro_wide._traces import abstract_sites, run_model
+from numpyro_wide.amortized._given import call_simulator, check_given
+from numpyro_wide.amortized._guide import FAMILIES, AutoAmortized
+from numpyro_wide.amortized._joined import JoinedGuides
+from numpyro_wide.amortized._simulation import Draws, check_simulator, latent_names, simulate, site_names
+from numpyro_wide.amortized._trainer import AmortizedForwardKL, AmortizedRunResult, AmortizedState
+
+_BATCH_SIZE = 256
+_LEARNING_RATE = 2e-3
+_WIDTH, _NARROW = 256, 64
+_DECAYS = (0.03, 0.3, 3.0, 30.0)
+_NUM_CYCLES = 4
+_LOOKS = 8  # at the held-out loss, in the first cycle
+_SMALLEST_GAIN = 0.003  # nats that a cycle must bring for the next one to be worth its steps
+_NUM_EMULATED = 30  # for each simulation
+
+
+class _Setting(NamedTuple):
+    """What is raced; no width where the encoder is the user's."""
+
+    factor: str
+    width: int | None
+    weight_decay: float
+    is_emulated: bool = False
+
+
+class Report(NamedTuple):
+    """What :func:`fit` tried and chose.
+
+    Attributes:
+        trials: settings, best first: dictionaries of "factor", "width", "weight_decay" and "is_emulated" with
+            "num_steps", "held_out" loss and "seconds", for a ``pandas.DataFrame``.
+        joined: "single", "mixture" or "mean" of guides of the best setting that differ by their seeds.
+        held_out: held-out loss of the result in nats.
+        gain: nats that the last cycle, half of all steps, brought the best setting: how far it is from settled.
+        seconds: seconds of everything.
+    """
+
+    trials: list[dict[str, Any]]
+    joined: str
+    held_out: float
+    gain: float
+    seconds: float
+
+
+class AmortizedFit(NamedTuple):
+    """Result of :func:`fit`.
+
+    Attributes:
+        guide: guide of one data set, as :class:`~numpyro_wide.autoguide.AutoAmortized` is.
+        params: values of its param and mutable sites.
+        report: what was tried and chosen.
+        held_out: simulations that were not trained on, {site: (n, ...)}, as for ``calibration.from_guide``.
+        args: arguments of model and guide.
+    """
+
+    guide: AutoAmortized
+    params: dict[str, Any]
+    report: Report
+    held_out: Draws
+    args: tuple
+
+    def sample(self, rng_key: Array, observed_values: Mapping[str, Any], num_samples: int = 1000) -> Draws:
+        """Draw the latents given one data set, {site: (num_samples, ...)}."""
+        return Predictive(self.guide, params=self.params, num_samples=num_samples)(rng_key, observed_values, *self.args)
+
+
+def fit(
+    rng_key: Array,
+    model: Callable | Mapping[str, dist.Distribution],
+    *args: Any,
+    observed: str | Sequence[str],
+    simulations: Mapping[str, Any] | None = None,
+    simulator: Callable | None = None,
+    num_simulations: int = 10_000,
+    family: str = "normal",
+    sites: Sequence[str] | None = None,
+    encoder: Any = None,
+    emulate: bool = False,
+    num_steps: int | str = "auto",
+    seconds: float | None = None,
+    progress_bar: bool = True,
+) -> AmortizedFit:
+    """Simulate, train guides, and choose: the loss of a tenth of the simulations, held out, decides everything.
+
+    Weight decays, both factors of joint normals and two widths are raced. The learning rate falls along a cosine in
+    cycles, each twice as long as the one before (Loshchilov and Hutter 2017); after each the worse half of the settings
+    is left behind, and all ends where a cycle brings nothing. The best setting is trained from other seeds, too, and
+    guides are joined, as a mixture or by the mean of what their networks compute, where that is better than one.
+
+    Args:
+        rng_key: a PRNG key; the same key gives the same result.
+        model: ``model(*args)``, called without data, simulates every site; of simulations from elsewhere the prior
+            alone, also as a dictionary of distributions.
+        *args: arguments of model and guide.
+        observed: name, or names, of the sites that are data.
+        simulations: simulations {site: (n, ...)} instead of new ones.
+        simulator: function in Python from one draw of the prior, by name, to its data: an array, or a dictionary.
+        num_simulations: number of new simulations.
+        family: family of :class:`~numpyro_wide.autoguide.AutoAmortized`.
+        sites: names of the latents to infer, all continuous ones by default; the others are nuisances.
+        encoder: flax module as of :class:`~numpyro_wide.autoguide.AutoAmortized`.
+        emulate: whether to add simulations by a network that learns the simulator, if that lowers the loss. It assumes
+            that data given the latents are nearly normal, positive data on a logarithmic scale, counts by their roots.
+        num_steps: most steps of all trainings together; "auto" is about 300 √n of n simulations.
+        seconds: time after which no further training starts.
+        progress_bar: whether to show a bar.
+
+    Example:
+        >>> import jax, numpyro.distributions as dist, numpy as np
+        >>> from numpyro_wide import amortized
+        >>> rng = np.random.default_rng(0)
+        >>> simulator = lambda rate: rng.poisson(rate, size=5)
+        >>> options = {"num_simulations": 1000, "num_steps": 600, "family": "independent", "progress_bar": False}
+        >>> prior = {"rate": dist.Gamma(3, 1)}
+        >>> fit = amortized.fit(jax.random.key(0), prior, observed="y", simulator=simulator, **options)
+        >>> rate = fit.sample(jax.random.key(1), {"y": np.array([4, 5, 3, 6, 5])})["rate"]
+        >>> abs(float(rate.mean()) - 26 / 6) < 0.5  # exact: Gamma(3 + 23, 1 + 5)
+        True
+    """
+    start = time.perf_counter()
+    check_key("rng_key", rng_key, "(rng_key, model, *args, observed=...)")
+    check_one_of("family", family, FAMILIES)
+    observed, simulate_key, emulate_key, train_key = site_names(observed), *random.split(rng_key, 3)
+    if isinstance(model, Mapping):
+        model = partial(_sample_prior, model)
+    if simulations is None:
+        simulations = _simulations(simulate_key, model, args, observed, simulator, num_simulations)
+    given = check_given(simulations, abstract_sites(model, args, {}), observed)
+    order = np.asarray(random.permutation(simulate_key, len(given[observed[0]])))  # they may be sorted
+    given, num_held_out = {name: values[order] for name, values in given.items()}, max(1, len(order) // 10)
+    held_out = {name: values[-num_held_out:] for name, values in given.items()}
+    settings, data = _settings(family, _WIDTH if encoder is None else None, emulate), {False: given}
+    if emulate:
+        guide = AutoAmortized(model, observed=observed, sites=sites)
+        data[True] = _with_emulated(emulate_key, guide, args, given, num_held_out, num_steps)
+    num_members = 2 if family == "flow" else 3
+    every, most_steps = _plan(num_steps, len(order), len(settings), num_members)
+    batch_size = min(_BATCH_SIZE, (len(order) - num_held_out) // 4)
+    make = partial(AutoAmortized, model, observed=observed, family=family, sites=sites)
+    guides = {
+        (factor, width): make(factor=factor, encoder=_encoder(width) if width else encoder)
+        for factor, width, *_ in settings
+    }
+    trainers = {place: _trainer(guide, every, batch_size) for place, guide in guides.items()}
+
+    def train(setting: _Setting, num_steps: int, number: int, state: AmortizedState | None) -> AmortizedRunResult:
+        trainer, simulations = trainers[setting[:2]], data[setting.is_emulated]
+        if state is None:
+            state = trainer.init(random.fold_in(train_key, number), *args, simulations=simulations)
+            decay = jnp.asarray(setting.weight_decay)
+            state = state._replace(optim_state=optax.tree_utils.tree_set(state.optim_state, weight_decay=decay))
+        options = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": every}
+        result = trainer.run(train_key, num_steps, *args, init_state=state, progress_bar=False, **options)
+        bar.update(num_steps)
+        return result
+
+    deadline = math.inf if seconds is None else start + seconds
+    with progress(total=most_steps, shown=progress_bar, desc="steps") as bar:
+        best, trials, gain, params = _race(train, settings, _LOOKS * every, deadline)
+        members = [params]
+        for number in range(1, num_members):
+            if time.perf_counter() < deadline:
+                members.append(train(best, trials[0]["num_steps"], number, None).params)
+    guide, params, joined, loss = _joined(guides[best[:2]], members, held_out, args)
+    report = Report(trials, joined, loss, gain, time.perf_counter() - start)
+    return AmortizedFit(guide, params, report, held_out, args)
+
+
+def _sample_prior(distributions: Mapping[str, dist.Distribution]) -> None:
+    """Sample independent sites."""
+    for name, distribution in distributions.items():
+        numpyro.sample(name, distribution)
+
+
+def _simulations(
+    rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, number: int
+) -> Draws:
+    """Simulate by the model, or its prior and a simulator in Python."""
+    number = whole_number("num_simulations", number, 20)
+    sites = abstract_sites(model, args, {})
+    check_simulator(sites, observed if simulator is None else ())
+    draw = partial(lax.map, lambda key: simulate(partial(model, *args), key, observed), batch_size=min(number, 1000))
+    draws = {name: np.asarray(values) for name, values in jax.jit(draw)(random.split(rng_key, number)).items()}
+    if simulator is None:
+        return draws
+    latents = {name: draws[name] for name in latent_names(sites, observed)}
+    return latents | call_simulator(simulator, latents, observed)
+
+
+def _settings(family: str, width: int | None, emulate: bool) -> list[_Setting]:
+    factors = ("precision", "covariance") if family in ("normal", "mixture") else ("precision",)
+    settings = [_Setting(factor, width, decay) for factor in factors for decay in _DECAYS]
+    if width is not None:
+        settings.append(_Setting("precision", _NARROW, _DECAYS[0]))
+    if emulate:
+        settings += [_Setting(factor, width, decay, True) for factor in factors for decay in (0.0, _DECAYS[1])]
+    return settings
+
+
+def _plan(num_steps: int | str, num_simulations: int, num_settings: int, num_members: int) -> tuple[int, int]:
+    """Return the number of steps between looks at the held-out loss, and the most of all trainings."""
+    race = sum(max(1, num_settings >> cycle) << cycle for cycle in range(_NUM_CYCLES))
+    least = _LOOKS * (race + (num_members - 1) * (2**_NUM_CYCLES - 1))
+    if num_steps == "auto":
+        every = math.ceil(5 * num_simulations**0.5 / _LOOKS)
+    else:
+        every = whole_number("num_steps", num_steps, least) // least
+    return every, every * least
+
+
+def _encoder(width: int) -> Any:
+    from numpyro_wide.nn import ResidualEncoder  # flax is loaded when it is needed
+
+    return ResidualEncoder(width)
+
+
+def _trainer(guide: AutoAmortized, every: int, batch_size: int) -> AmortizedForwardKL:
+    """Return the trainer of all weight decays: they are part of its state."""
+
+    def learning_rate(step: Array) -> Array:
+        place = 1 + step / (_LOOKS * every)
+        return _LEARNING_RATE / 2 * (1 + jnp.cos(math.pi * (place / 2 ** jnp.floor(jnp.log2(place)) - 1)))
+
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(5.0),
+        optax.scale_by_adam(),
+        optax.inject_hyperparams(optax.add_decayed_weights, static_args="mask")(weight_decay=1.0, mask=_are_decayed),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    return AmortizedForwardKL(guide.model, guide, optimiser, observed=guide.observed, batch_size=batch_size)
+
+
+def _are_decayed(params: dict[str, Any]) -> dict[str, Any]:
+    """Return which weights decay: hidden layers' matrices, not biases nor what is linear in features."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf.ndim > 1 and "head" not in jax.tree_util.keystr(path), params
+    )
+
+
+def _race(
+    train: Callable, settings: list[_Setting], first: int, deadline: float
+) -> tuple[_Setting, list[dict[str, Any]], float, dict[str, Any]]:
+    """Halve the settings from cycle to cycle; return the best, all trials, the last gain, and parameters."""
+    results: dict[_Setting, AmortizedRunResult] = {}
+    trials = {
+        setting: {**setting._asdict(), "num_steps": 0, "held_out": math.inf, "seconds": 0.0} for setting in settings
+    }
+    loss, gain = math.inf, math.inf
+    for cycle in range(_NUM_CYCLES):
+        for setting in settings:
+            start, state = time.perf_counter(), results[setting].state if cycle else None
+            results[setting] = train(setting, first << cycle, 0, state)
+            trials[setting]["num_steps"] += first << cycle
+            trials[setting]["held_out"] = float(results[setting].state.held_out.best_loss)
+            trials[setting]["seconds"] += time.perf_counter() - start
+        settings = sorted(settings, key=lambda setting: trials[setting]["held_out"])[: max(1, len(settings) // 2)]
+        gain, loss = loss - trials[settings[0]]["held_out"], trials[settings[0]]["held_out"]
+        if gain < _SMALLEST_GAIN or time.perf_counter() > deadline:
+            break
+    ranking = sorted(trials.values(), key=lambda trial: trial["held_out"])
+    return settings[0], ranking, gain, results[settings[0]].params
+
+
+def _joined(
+    guide: AutoAmortized, members: list[dict[str, Any]], held_out: Draws, args: tuple
+) -> tuple[AutoAmortized, dict[str, Any], str, float]:
+    """Return the best of one guide, the mixture of all and their mean, with its held-out loss."""
+
+    def scores_of(guide: AutoAmortized, members: list[dict[str, Any]]) -> Array:
+        scorer = AmortizedForwardKL(guide.model, guide, optax.sgd(1.0), observed=guide.observed)
+        score = jax.jit(lambda params, held_out: scorer.guide_log_prob(params, held_out, *args))
+        return jnp.stack([score(params, held_out) for params in members])
+
+    log_probs = scores_of(guide, members)
+    place = int(jnp.argmax(log_probs.mean(1)))
+    choices = [(guide, members[place], "single", -float(log_probs[place].mean()))]
+    mixture, mean = (JoinedGuides(guide, is_mean=is_mean) for is_mean in (False, True))
+    params = mixture.join(members)
+    loss = math.log(len(members)) - float(logsumexp(log_probs, axis=0).mean())
+    choices.append((mixture, params, "mixture", loss))
+    if guide.family in ("normal", "independent"):  # components of mixtures have no order to agree on
+        choices.append((mean, params, "mean", -float(scores_of(mean, [params]).mean())))
+    return min(choices, key=lambda choice: choice[-1])
+
+
+def _with_emulated(
+    rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Draws, held_out: int, num_steps: int | str
+) -> Draws:
+    """Put simulations by a network in front: a guide for the data, given the latents, of those that are trained on."""
+    fit_key, draw_key, noise_key = random.split(rng_key, 3)
+    latents = guide.latents(run_model(guide.model, args))
+    real = {name: np.asarray(simulations[name][:-held_out], float) for name in guide.observed}
+    are_counts = {name: np.array_equal(x, np.round(x)) and x.min() >= 0 for name, x in real.items()}
+    # Square roots of counts, made continuous, have nearly the same noise everywhere.
+    noise = np.random.default_rng(np.asarray(random.bits(noise_key, (4,), "uint32")))
+    learnt = {name: np.sqrt(x + noise.random(x.shape)) if are_counts[name] else x for name, x in real.items()}
+    for name, latent in latents.items():
+        learnt[name] = np.asarray(jax.jit(jax.vmap(latent.transform.inv))(simulations[name][:-held_out]))
+    positive = [name for name, x in real.items() if not are_counts[name] and x.min() > 0]
+
+    def data_model() -> None:  # names, shapes and supports
+        for name, x in learnt.items():
+            prior = (dist.LogNormal if name in positive else dist.Normal)(0, 1)
+            numpyro.sample(name, prior.expand(x.shape[1:]).to_event(x.ndim - 1))
+
+    options = {"observed": tuple(latents), "simulations": learnt, "sites": guide.observed, "num_steps": num_steps}
+    options |= {"encoder": _encoder(2 * _WIDTH), "progress_bar": False}
+    fits = [fit(fit_key, data_model, family=family, **options) for family in ("independent", "normal")]
+    emulator = min(fits, key=lambda fit: fit.report.held_out)
+
+    def draw(key: Array) -> Draws:
+        prior_key, data_key = random.split(key)
+        draws = simulate(partial(guide.model, *args), prior_key, ())
+        known = {name: latent.transform.inv(draws[name]) for name, latent in latents.items()}
+        data = {name: values[0] for name, values in emulator.sample(data_key, known, 1).items()}
+        return {name: draws[name] for name in latents} | data
+
+    number = _NUM_EMULATED * len(simulations[guide.observed[0]])
+    draws = jax.jit(partial(lax.map, draw, batch_size=1000))(random.split(draw_key, number))
+    emulated, is_known = {name: np.asarray(values) for name, values in draws.items()}, np.ones(number, bool)
+    for name, x in real.items():
+        if are_counts[name]:
+            emulated[name] = np.clip(np.floor(np.maximum(emulated[name], 0) ** 2), x.min(0), x.max(0))
+        # What lies beyond all simulations the network has not learnt.
+        inside = (emulated[name] >= x.min(0)) & (emulated[name] <= x.max(0))
+        is_known &= inside.reshape(number, -1).all(axis=1)
+    return {name: np.concatenate([values[is_known], simulations[name]]) for name, values in emulated.items()}
