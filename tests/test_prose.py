@@ -152,6 +152,16 @@ def test_intervals_that_hold_the_exact_evidence_are_those_that_were_found():
         assert_shown(spread, good["score"].std(ddof=0))
 
 
+def test_tables_of_the_benchmark_are_those_of_the_files():
+    """They stand in the page as text, for those who read it without the build."""
+    named = re.findall(r"^<!--- (figures/\S+) -->\n\n((?:\|.*\n)+)", (DOCS / "benchmark.md").read_text(), re.MULTILINE)
+    assert len(named) == 4
+    for file, text in named:
+        head, _, *rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines()]
+        table = pandas.read_csv(DOCS / file, dtype=str, keep_default_na=False)
+        assert head == list(table.columns) and rows == table.to_numpy().tolist(), file
+
+
 def test_the_documentation_is_short():
     words = 0
     for page in [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("*/*.md")]:
