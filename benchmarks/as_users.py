@@ -2,8 +2,8 @@
 
 Two chains of 400 steps of warmup and 400 draws, each run in a process of its own. All are judged by ``summary`` with
 the wrapped model: the mean function with the readout integrated out, and every site that is not of hidden units. Core
-seconds are those of the process, all threads together; those after compilation leave XLA's out, but not tracing. A run
-that would take more than the limit of core seconds ends there, and has a row without draws.
+seconds are those of the process, all threads together; those after compilation leave out what JAX traces, lowers and
+compiles. A run that would take more than the limit of core seconds ends there, and has a row without draws.
 
 python -m benchmarks as_users                                             (without the sets of UCI)
 python -m benchmarks.as_users --uci FOLDER --csv as_users.csv             (all; a folder as studies._data reads it)
@@ -13,10 +13,12 @@ python -m benchmarks.as_users --models newcomer steps --samplers SplitHMC
 import argparse
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,7 +30,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas
 from jax import Array
-from jax._src import compiler
+from jax._src import dispatch
 from jax.scipy.special import erf
 from numpyro.infer import MCMC, NUTS
 
@@ -124,6 +126,27 @@ def written(user: User) -> Callable[..., None]:
     return model
 
 
+@contextmanager
+def compilation_timed() -> Iterator[list[float]]:
+    """Collect the core seconds in which programs are traced, lowered and compiled, one inside of another once."""
+    seconds: list[float] = []
+    depth = 0
+
+    @contextmanager
+    def timed(*_: Any, **__: Any) -> Iterator[None]:
+        nonlocal depth
+        start, depth = time.process_time(), depth + 1
+        try:
+            yield
+        finally:
+            depth -= 1
+            if depth == 0:
+                seconds.append(time.process_time() - start)
+
+    with mock.patch.object(dispatch, "log_elapsed_time", timed):
+        yield seconds
+
+
 def measure(name: str, sampler: str, folder: str | None) -> dict[str, Any]:
     """Run a sampler on a model in this process, and judge it."""
     user = USERS[name]
@@ -134,16 +157,8 @@ def measure(name: str, sampler: str, folder: str | None) -> dict[str, Any]:
     options = {"num_chains": NUM_CHAINS, "chain_method": "vectorized", "progress_bar": False}
     mcmc = MCMC(kernel, num_warmup=NUM_WARMUP, num_samples=NUM_DRAWS, **options)
     cost = "num_grad" if sampler == "SplitHMC" else "num_steps"
-    compiling = []
-
-    def compile_timed(*args: Any, compile_: Callable = compiler.compile_or_get_cached, **kwargs: Any) -> Any:
-        start = time.process_time()
-        program = compile_(*args, **kwargs)
-        compiling.append(time.process_time() - start)
-        return program
-
     start = time.process_time()
-    with mock.patch.object(compiler, "compile_or_get_cached", compile_timed):
+    with compilation_timed() as compiling:
         mcmc.run(jax.random.key(0), x, y, extra_fields=(cost,))
         jax.block_until_ready(mcmc.last_state)
     seconds = time.process_time() - start
@@ -172,9 +187,33 @@ def in_process(name: str, sampler: str, folder: str | None, limit: int) -> dict[
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
     )
-    lines = finished.stdout.splitlines()
-    found = json.loads(lines[-1]) if finished.returncode == 0 else {"core s": np.inf}
-    return {"model": name, "sampler": sampler, **found}
+    if finished.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"model": name, "sampler": sampler, "core s": np.inf}
+    finished.check_returncode()
+    return {"model": name, "sampler": sampler, **json.loads(finished.stdout.splitlines()[-1])}
+
+
+def side_by_side(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a line a model, of which a cell has the values of all samplers in their order."""
+
+    def cell(values: pandas.Series) -> str:
+        return " / ".join(f"{value:.3g}" if np.isfinite(value) else "–" for value in values)
+
+    lines = []
+    for name in rows["model"].unique():
+        user, runs = USERS[name], rows[rows["model"] == name].set_index("sampler").reindex(list(SAMPLERS))
+        lines.append(
+            {
+                "model": f"{name}: {user.num_rows} rows, {' + '.join(map(str, user.layers))} {user.activation}",
+                "core s": cell(runs["core s"]),
+                "ESS / core s": cell(runs["ESS / core s"]),
+                "gradients": cell(runs["gradients"]),
+                "ESS / draw": cell(runs["ESS / draw"]),
+                "of sites": cell(runs["of sites"]),
+                "R-hat": cell(runs["R-hat"]),
+            }
+        )
+    return pandas.DataFrame(lines)
 
 
 def table(names: list[str], samplers: list[str], folder: str | None, limit: int, csv: Path | None) -> None:
@@ -189,7 +228,9 @@ def table(names: list[str], samplers: list[str], folder: str | None, limit: int,
             cells = (f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in rows[-1].values())
             print(f"| {' | '.join(cells)} |", flush=True)
             if csv is not None:
-                pandas.DataFrame(rows).to_csv(csv, index=False)
+                pandas.DataFrame(rows).to_csv(csv, index=False, float_format="%.4g")
+    if csv is not None:
+        side_by_side(pandas.read_csv(csv)).to_csv(csv.with_stem(f"{csv.stem}_summary"), index=False)
 
 
 def tables() -> None:
@@ -204,7 +245,7 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=list(SAMPLERS))
     parser.add_argument("--uci", help="folder of the real sets")
     parser.add_argument("--limit", type=int, default=120, help="core seconds of a run")
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
+    parser.add_argument("--csv", type=Path, help="file to write the rows to, and side by side to FILE_summary")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "SAMPLER"), help="measure one run in this process")
     options = parser.parse_args()
     with set_blas_threads(1):

@@ -149,6 +149,16 @@ def test_the_parametrisations_show_the_rows_that_were_run():
         assert float(line["held-out loss"].split(" ±")[0]) == float(f"{best.loc[place, 'mean']:.3g}")
 
 
+def test_the_models_of_users_show_the_rows_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "as_users.csv", na_values="inf").set_index(["model", "sampler"])
+    shown = pandas.read_csv(DOCS / "figures" / "as_users_summary.csv").set_index("model")
+    assert len(rows) == 3 * len(shown) == 36 and rows.index.is_unique
+    for (model, column), cells in shown.stack().items():
+        values = [rows.loc[(model.split(":")[0], name), column] for name in ("SplitHMC", "NUTS", "NUTS, unwrapped")]
+        found = [float(cell.replace("–", "nan")) for cell in cells.split(" / ")]
+        assert found == pytest.approx(values, rel=0.0051, nan_ok=True), (model, column)
+
+
 def table(page, heading):
     """Cells of the rows of the Markdown table whose heading begins so, minus signs as Python writes them."""
     lines = (DOCS / page).read_text().replace("−", "-").splitlines()
