@@ -58,7 +58,7 @@ PUBLISHED = {  # RRMSE and interval score of the rivals, by function, inputs, an
 _FEW_INPUTS = 5  # whose effects of all orders are compared with those of one and two inputs
 _MOST_BY_COLUMN = 10  # inputs, for which relevances are compared with none
 _FEW_ROWS = 300  # by which the shift is chosen
-_SHIFTS = np.array([1.0, 0.1, 0.0])  # of logarithms, in deviations of the targets
+_SHIFTS = np.array([0.0, 0.1, 1.0])  # of logarithms, in deviations of the targets
 _REACH = 1.96  # of a 95 % interval, in standard deviations
 
 
@@ -103,11 +103,13 @@ def log_marginal(table, shift):
 
 
 def best_shift(train):
-    """Return the shift of the largest evidence of some rows, the smaller ones as long as it grows."""
+    """Return the shift of the largest evidence of some rows: none, or from zero on as long as it grows."""
     some = Dataset(*(part[:_FEW_ROWS] for part in train))
     best, largest = np.inf, log_marginal(some, np.inf)
     for shift in _SHIFTS * np.std(train.targets):
-        if train.targets.min() + shift <= 0 or (evidence := log_marginal(some, shift)) < largest:
+        if train.targets.min() + shift <= 0:
+            continue
+        if (evidence := log_marginal(some, shift)) < largest:
             break
         best, largest = shift, evidence
     return best
