@@ -137,7 +137,7 @@ def limit(train, test):
     print(f"\n{fit}", flush=True)
     best = fit.table[0]
     chosen = {"order": best["order"], "has_block": best["structure"] == "both", "is_by_column": best["input_scale"]}
-    return found, {"shift": shift / np.std(train.targets), **chosen}
+    return found, {"shift": shift / np.std(train.targets), **{name: float(value) for name, value in chosen.items()}}
 
 
 def estimator(train, test, time_budget):
