@@ -124,6 +124,19 @@ def test_the_duel_shows_the_rows_that_were_run():
             assert float(str(shown.loc[place, shown_as]).split(" ±")[0]) == float(f"{group[column].mean():.4f}")
 
 
+def test_the_emulators_show_the_fits_that_were_run():
+    rows = pandas.read_csv(DOCS / "figures" / "emulators.csv").groupby(["function", "inputs", "ratio", "model"])
+    shown = pandas.read_csv(DOCS / "figures" / "emulators_summary.csv")
+    shown["ratio"] = shown["rows"] // shown["inputs"]
+    shown = shown.set_index(["function", "inputs", "ratio", "model"])
+    assert set(rows.groups) == set(shown.index)
+    for place, group in rows:
+        line = shown.loc[place]
+        assert line["sets"] == len(group) == group["set"].nunique()
+        for column, shown_as in (("rrmse", "RRMSE"), ("interval_score", "interval score")):
+            assert line[shown_as] == pytest.approx(group[column].median(), abs=6e-4)
+
+
 def test_the_public_benchmark_shows_the_rows_that_were_run():
     rows = pandas.read_csv(DOCS / "figures" / "sbibm.csv").groupby(["task", "budget", "family"])
     shown = pandas.read_csv(DOCS / "figures" / "sbibm_summary.csv").set_index(["task", "simulations", "family"])

@@ -168,4 +168,4 @@ def test_the_documentation_is_short():
         text = re.sub(NO_WORDS, " ", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         words += sum(any(map(str.isalnum, word)) for word in text.split())
     assert words <= MOST_WORDS
-    assert len((ROOT / "README.md").read_text().split()) <= 700
+    assert len((ROOT / "README.md").read_text().split()) <= 650

@@ -6,6 +6,8 @@ import os
 import pickle
 import struct
 import tarfile
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -324,3 +326,39 @@ def test_a_damaged_member(tmp_path):
 def assert_unreadable(folder):
     with pytest.raises(ValueError, match=r"odd.npz must hold .* it cannot be read"):
         uci(folder, "odd")
+
+
+@pytest.fixture
+def emulators(monkeypatch):
+    """The simulators of the study of emulators, which imports its neighbours as a script does."""
+    monkeypatch.syspath_prepend(Path(datasets.__file__).parent)
+    return import_module("_emulators")
+
+
+def test_simulators_have_their_known_values(emulators):
+    powers = 2.0 ** np.arange(1, 6)
+    minima = {"Ackley": np.zeros(5), "Griewank": np.zeros(5), "Rosenbrock": np.ones(5)}
+    minima["Dixon–Price"] = 2 ** (2 / powers - 1)
+    for name, x in minima.items():
+        function, _ = emulators.FUNCTIONS[name]
+        assert list(function(np.stack([x, x + 0.1])) > 1e-3) == [False, True]
+        assert function(x[None])[0] == pytest.approx(0, abs=1e-12)
+    assert emulators.buckling(np.array([[2, 1, 0, 2]]))[0] == pytest.approx(np.pi * 200 * 29.5)
+    middle = np.mean(emulators.FUNCTIONS["wing weight"][1], axis=1)[None]
+    area, paint = middle[0, 0], middle[0, 9]
+    heavier = middle * np.where(np.arange(10) == 8, 2, 1)
+    lift = [emulators.wing_weight(x)[0] - area * paint for x in (middle, heavier)]
+    assert lift[1] / lift[0] == pytest.approx(2**0.49)
+
+
+def test_simulations_are_disjoint_sets_with_noise_and_even_levels(emulators):
+    train, test = emulators.simulations("buckling", 4, 40, 0.05)
+    lengths = np.concatenate([rows.inputs[:, 0] for rows in (*train, test)])
+    assert len(np.unique(lengths)) == len(lengths) == 20 * 40 + 5000
+    assert 0.5 <= lengths.min() < 0.501 and 1.499 < lengths.max() <= 1.5
+    for rows in train:
+        counts = [np.bincount(levels.astype(int)) for levels in rows.inputs[:, 1:].T]
+        assert [list(np.sort(count)) for count in counts] == [[20, 20], [10] * 4, [13, 13, 14]]
+    clean = emulators.buckling(test.inputs)
+    assert np.std(test.targets - clean) / np.std(clean) == pytest.approx(0.05, rel=0.05)
+    assert np.corrcoef(test.targets - clean, clean)[0, 1] == pytest.approx(0, abs=0.06)
