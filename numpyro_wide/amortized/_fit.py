@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
 from numpyro.infer import Predictive
@@ -163,6 +162,8 @@ def fit(
     }
     trainers = {place: _trainer(guide, every, batch_size) for place, guide in guides.items()}
 
+    import optax  # loaded late
+
     def train(setting: _Setting, num_steps: int, number: int, state: AmortizedState | None) -> AmortizedRunResult:
         trainer, simulations = trainers[setting[:2]], data[setting.is_emulated]
         if state is None:
@@ -236,6 +237,7 @@ def _encoder(width: int) -> Any:
 
 def _trainer(guide: AutoAmortized, every: int, batch_size: int) -> AmortizedForwardKL:
     """Return the trainer of all weight decays: they are part of its state."""
+    import optax  # loaded late
 
     def learning_rate(step: Array) -> Array:
         place = 1 + step / (_LOOKS * every)
@@ -285,6 +287,7 @@ def _joined(
     guide: AutoAmortized, members: list[dict[str, Any]], held_out: Draws, args: tuple
 ) -> tuple[AutoAmortized, dict[str, Any], str, float]:
     """Return the best of one guide, the mixture of all and their mean, with its held-out loss."""
+    import optax  # loaded late
 
     def scores_of(guide: AutoAmortized, members: list[dict[str, Any]]) -> Array:
         scorer = AmortizedForwardKL(guide.model, guide, optax.sgd(1.0), observed=guide.observed)
