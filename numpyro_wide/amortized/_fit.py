@@ -170,7 +170,7 @@ def fit(
             state = trainer.init(random.fold_in(train_key, number), *args, simulations=simulations)
             decay = jnp.asarray(setting.weight_decay)
             state = state._replace(optim_state=optax.tree_utils.tree_set(state.optim_state, weight_decay=decay))
-        options = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": every}
+        options: dict[str, Any] = {"simulations": simulations, "held_out": num_held_out, "evaluate_every": every}
         result = trainer.run(train_key, num_steps, *args, init_state=state, progress_bar=False, **options)
         bar.update(num_steps)
         return result
@@ -195,7 +195,7 @@ def _sample_prior(distributions: Mapping[str, dist.Distribution]) -> None:
 
 def _simulations(
     rng_key: Array, model: Callable, args: tuple, observed: tuple[str, ...], simulator: Callable | None, number: int
-) -> Draws:
+) -> dict[str, Any]:
     """Simulate by the model, or its prior and a simulator in Python."""
     number = whole_number("num_simulations", number, 20)
     sites = abstract_sites(model, args, {})
@@ -273,7 +273,7 @@ def _race(
             start, state = time.perf_counter(), results[setting].state if cycle else None
             results[setting] = train(setting, first << cycle, 0, state)
             trials[setting]["num_steps"] += first << cycle
-            trials[setting]["held_out"] = float(results[setting].state.held_out.best_loss)
+            trials[setting]["held_out"] = float(results[setting].state.held_out.best_loss)  # type: ignore[union-attr]
             trials[setting]["seconds"] += time.perf_counter() - start
         settings = sorted(settings, key=lambda setting: trials[setting]["held_out"])[: max(1, len(settings) // 2)]
         gain, loss = loss - trials[settings[0]]["held_out"], trials[settings[0]]["held_out"]
@@ -308,7 +308,7 @@ def _joined(
 
 def _with_emulated(
     rng_key: Array, guide: AutoAmortized, args: tuple, simulations: Draws, held_out: int, num_steps: int | str
-) -> Draws:
+) -> dict[str, Any]:
     """Put simulations by a network in front: a guide for the data, given the latents, of those that are trained on."""
     fit_key, draw_key, noise_key = random.split(rng_key, 3)
     latents = guide.latents(run_model(guide.model, args))
@@ -326,8 +326,8 @@ def _with_emulated(
             prior = (dist.LogNormal if name in positive else dist.Normal)(0, 1)
             numpyro.sample(name, prior.expand(x.shape[1:]).to_event(x.ndim - 1))
 
-    options = {"observed": tuple(latents), "simulations": learnt, "sites": guide.observed, "num_steps": num_steps}
-    options |= {"encoder": _encoder(2 * _WIDTH), "progress_bar": False}
+    options: dict[str, Any] = {"observed": tuple(latents), "simulations": learnt, "sites": guide.observed}
+    options |= {"num_steps": num_steps, "encoder": _encoder(2 * _WIDTH), "progress_bar": False}
     fits = [fit(fit_key, data_model, family=family, **options) for family in ("independent", "normal")]
     emulator = min(fits, key=lambda fit: fit.report.held_out)
 

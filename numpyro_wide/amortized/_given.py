@@ -37,7 +37,7 @@ def finite(simulations: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return {name: values[kept] for name, values in arrays.items()}, int(np.sum(~kept))
 
 
-def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, np.ndarray]:
+def call_simulator(simulator: Callable, latents: Mapping[str, Any], observed: tuple[str, ...]) -> dict[str, Any]:
     """Call a simulator in Python for each draw of the latents, {site: (n, ...)}; return its data, {site: (n, ...)}."""
     arrays = {name: np.asarray(values) for name, values in latents.items()}
     results = []

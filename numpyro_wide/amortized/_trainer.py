@@ -17,7 +17,7 @@ from numpyro.infer import SVI
 from numpyro.optim import Minimize
 from numpyro.util import not_jax_tracer
 
-from numpyro_wide._checks import check_key, progress, whole_number
+from numpyro_wide._checks import are_known, check_key, progress, whole_number
 from numpyro_wide._compile import known_by, run_program, split
 from numpyro_wide._traces import abstract_sites, run_model, values_of_type
 from numpyro_wide.amortized._given import call_simulator, check_given, epochs, set_apart
@@ -528,10 +528,11 @@ def _merge(leaf: Array) -> Array:
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    try:
-        return bool(left == right)
-    except jax.errors.JAXTypeError:  # traced bounds
-        return False
+    # Constraints that hold arrays of a program are not equal by their own rule.
+    leaves, others = jax.tree.leaves(left), jax.tree.leaves(right)
+    structure: Any = jax.tree.structure(left)
+    is_same = structure == jax.tree.structure(right) and are_known((leaves, others))
+    return is_same and all(map(np.array_equal, leaves, others))
 
 
 def _strongly_typed(leaf: Any) -> Array:

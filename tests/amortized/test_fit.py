@@ -59,8 +59,8 @@ def test_a_simulator_in_python(counted):
     np.testing.assert_allclose(rate.std(), 15**0.5 / 4, rtol=0.1)
     prior, given = counted.guide.model, counted.held_out
     calibrated = from_guide(KEY, prior, counted.guide, counted.params, observed="y", simulations=given)
-    assert calibrated.num_simulations == 800
-    np.testing.assert_array_equal(calibrated.truth["rate"], given["rate"])
+    assert calibrated.num_simulations == 500  # of 800
+    np.testing.assert_array_equal(calibrated.truth["rate"], given["rate"][:500])
     assert uniformity_p_value(sbc_ranks(calibrated)["rate"], 99) > 0.01
     assert counted.guide.typicality(KEY, counted.params, data, simulations=given).p_value > 0.01
 
