@@ -800,8 +800,8 @@ FAULTS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         (
             "effects: the scale of a term squared",
-            "bases.append(scale * _products(",
-            "bases.append(scale**2 * _products(",
+            "basis = scale * _products(",
+            "basis = scale**2 * _products(",
             "diagnostics/test_effects.py::test_terms_of_the_limit_are_the_dense_posterior",
         ),
         (

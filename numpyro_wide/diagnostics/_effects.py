@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from numpyro_wide.nn._additive import AdditiveNetwork
 
 Term = tuple[int, ...]
-Terms = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # means and deviations, (shown terms, rows); variances, (draws, terms)
+Terms = tuple[np.ndarray, np.ndarray, np.ndarray]  # means and deviations, (terms, rows); variances, (draws, terms)
 _RANK_TOLERANCE = 1e-10  # of a kernel's rest, over its largest variance
 _NUM_POINTS = 1024  # of the inputs' law, for the variances of a finite network's terms
 
@@ -124,16 +122,16 @@ def effects(
         raise ValueError(f"order must be 1 or 2, as larger terms have no picture, but is {order}.")
     terms = network.terms(rows.shape[1])
     sizes = np.array([len(term) for term in terms])
-    num_shown = int(np.sum(sizes <= order))
     if isinstance(fit_or_predictive, WideLimitFit):
-        mean, sd, variances = _of_limit(fit_or_predictive, rows, terms, num_shown, num_draws, rng_key)
+        mean, sd, variances = _of_limit(fit_or_predictive, rows, terms, num_draws, rng_key)
     else:
-        mean, sd, variances = _of_network(fit_or_predictive, network, rows, terms, num_shown, num_draws, rng_key)
+        mean, sd, variances = _of_network(fit_or_predictive, network, rows, terms, num_draws, rng_key)
     shares = variances / variances.sum(axis=1, keepdims=True)
     contains = np.array([[column in term for column in range(rows.shape[1])] for term in terms], float)
     first, total = shares[:, sizes == 1] @ contains[sizes == 1], shares @ contains
-    pairs = shares[:, :num_shown][:, sizes[:num_shown] == 2]
-    return Effects(terms[:num_shown], rows, mean, sd, variances[:, :num_shown], first, total, pairs)
+    shown = slice(int(np.sum(sizes <= order)))
+    pairs = shares[:, shown][:, sizes[shown] == 2]
+    return Effects(terms[shown], rows, mean[shown], sd[shown], variances[:, shown], first, total, pairs)
 
 
 def _network_of(source: Any) -> "AdditiveNetwork":
@@ -141,20 +139,21 @@ def _network_of(source: Any) -> "AdditiveNetwork":
     from numpyro_wide.nn._additive import AdditiveNetwork  # with flax, loaded late
 
     if isinstance(source, WideLimitFit):
-        network, num_outputs, remedy = source.network, source.targets.ndim, "wide_limit.fit(..., structure='additive')"
+        network, is_single = source.network, source.targets.ndim == 1
+        remedy = "wide_limit.fit(..., structure='additive')"
         if source.likelihood != "normal":
             raise ValueError(f"effects are of a fit with a normal likelihood, but it is {source.likelihood!r}.")
     elif isinstance(source, ReadoutPredictive):
-        arguments = getattr(source.model.fn, "args", ())  # of nn.bnn
-        network, num_outputs = (*arguments, None)[0], 1 if (*arguments, None, None)[1] is None else 2
-        remedy = "nn.bnn(nn.AdditiveNetwork(...), ...)"
+        arguments: tuple[Any, ...] = getattr(source.model.fn, "args", ())  # of nn.bnn
+        network, num_outputs = (*arguments, None, None)[:2]
+        is_single, remedy = num_outputs is None, "nn.bnn(nn.AdditiveNetwork(...), ...)"
     else:
         raise TypeError(f"effects take a result of wide_limit.fit, or a ReadoutPredictive, but got {kind_of(source)}.")
     if not isinstance(network, AdditiveNetwork):
         raise ValueError(f"effects are of an additive network, but units of this one see all inputs; take {remedy}.")
     if network.dense:
         raise ValueError(f"the network has a dense block, and so its terms are not identified; take {remedy}.")
-    if num_outputs != 1:
+    if not is_single:
         raise ValueError("effects are of one output, (n,) targets; fit each output alone.")
     return network
 
@@ -170,23 +169,21 @@ def _rows_of(source: WideLimitFit | ReadoutPredictive, x: ArrayLike) -> np.ndarr
     return rows
 
 
-def _of_limit(
-    fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_shown: int, num_draws: int, rng_key: Array
-) -> Terms:
+def _of_limit(fit: WideLimitFit, x: np.ndarray, terms: list[Term], num_draws: int, rng_key: Array) -> Terms:
     """Return exact moments, averaged over draws of scales, and variances of drawn terms."""
     random = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
     fits = fit.draws or (fit,)
     weights = np.ones(1) if fit.weights is None else fit.weights
     counts = random.multinomial(num_draws, weights)
     with double_precision(), set_blas_threads(1):
-        each = [_at_scales(*of, x, terms, num_shown, random) for of in zip(fits, counts, strict=True)]
+        each = [_at_scales(*of, x, terms, random) for of in zip(fits, counts, strict=True)]
     means, variances, drawn = zip(*each, strict=True)
     mean, variance = _mixture.moments(np.stack(means), np.stack(variances), weights)
     return mean, np.sqrt(variance), np.concatenate(drawn)
 
 
 def _at_scales(
-    fit: WideLimitFit, num_draws: int, x: np.ndarray, terms: list[Term], num_shown: int, random: np.random.Generator
+    fit: WideLimitFit, num_draws: int, x: np.ndarray, terms: list[Term], random: np.random.Generator
 ) -> Terms:
     """Return the terms' posterior means and variances at the scales of a fit, and variances of drawn terms."""
     from numpyro_wide.nn._additive import unit_scales  # with flax, loaded late
@@ -195,24 +192,24 @@ def _at_scales(
     scales = {name: np.asarray(values) for name, values in unit_scales(network, x.shape[1], float).items()}
     points = np.concatenate([fit.inputs, x])
     units = [_units(network, scales, column, points) for column in range(x.shape[1])]
-    bases, by_basis = [], []
+    bases, means, variances = [], [], []
     for term in terms:
         scale = scales["order_scale"][len(term) - 1] / math.sqrt(sum(len(other) == len(term) for other in terms))
-        bases.append(scale * _products([units[column][0] for column in term]))
-        by_basis.append(scale**2 * _products([units[column][1][None] for column in term])[0])
-    at_rows, at_x = [basis[:num_rows] for basis in bases], [basis[num_rows:] for basis in bases[:num_shown]]
-    moments = [process.moments(new @ rows.T, np.sum(new**2, axis=1)) for new, rows in zip(at_x, at_rows, strict=False)]
+        functions, under_law = zip(*(units[column] for column in term), strict=True)
+        basis = scale * _products(functions)
+        rows, new = basis[:num_rows], basis[num_rows:]
+        covariance = np.eye(rows.shape[1]) - rows.T @ process.solve(rows)  # of coefficients, N(0, I) a priori
+        means.append(new @ (rows.T @ process.weights[:, 0]))
+        variances.append(np.maximum(np.sum((new @ covariance) * new, axis=1), 0.0))
+        coefficients = random.normal(size=(num_draws, rows.shape[1]))
+        bases.append((rows, scale**2 * _products([variance[None] for variance in under_law])[0], coefficients))
     # Matheron's rule: a draw of the prior moves by what targets differ from its own, with noise.
-    weights = [random.normal(size=(num_draws, rows.shape[1])) for rows in at_rows]
     constant = float(network.readout_b_std) * random.normal(size=(num_draws, 1))
     noise = fit.noise_scale * random.normal(size=(num_draws, num_rows))
-    values = constant + noise + sum(drawn @ rows.T for drawn, rows in zip(weights, at_rows, strict=True))
+    values = constant + noise + sum(coefficients @ rows.T for rows, _, coefficients in bases)
     moves = process.solve(process.targets - values.T).T
-    drawn = [
-        (weight + moves @ rows) ** 2 @ variance
-        for weight, rows, variance in zip(weights, at_rows, by_basis, strict=True)
-    ]
-    return np.stack([mean[:, 0] for mean, _ in moments]), np.stack([var for _, var in moments]), np.stack(drawn, axis=1)
+    drawn = [(coefficients + moves @ rows) ** 2 @ under_law for rows, under_law, coefficients in bases]
+    return np.stack(means), np.stack(variances), np.stack(drawn, axis=1)
 
 
 def _units(
@@ -247,7 +244,6 @@ def _of_network(
     network: "AdditiveNetwork",
     x: np.ndarray,
     terms: list[Term],
-    num_shown: int,
     num_draws: int,
     rng_key: Array,
 ) -> Terms:
@@ -263,7 +259,7 @@ def _of_network(
         by_term = features(draw)[:, : math.prod(shape)].reshape(-1, *shape)
         weights = readouts[:, : math.prod(shape)].reshape(-1, *shape)
         values = jnp.einsum("ntw,ktw->ktn", by_term, weights, precision="highest")
-        return values[:, :num_shown, : len(x)], jnp.var(values[..., len(x) :], axis=-1)
+        return values[..., : len(x)], jnp.var(values[..., len(x) :], axis=-1)
 
     program = jax.jit(lambda *arguments: jax.lax.map(lambda draw: of_draw(*draw), arguments))
     values, variances = (np.asarray(part, float) for part in program(draws, readouts))

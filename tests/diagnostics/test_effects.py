@@ -94,7 +94,7 @@ def predicted(model=None):
 
 def test_terms_of_a_network_are_those_of_its_readouts_posterior(x64):
     predictive = predicted()
-    found = effects(predictive, X_NEW, num_draws=4000)
+    found = effects(predictive, X_NEW, num_draws=500)
 
     params = {"params": {name[7:]: value[0] for name, value in predictive.draws.items()}}
     features, new, grid = (np.asarray(NETWORK.apply(params, jnp.asarray(x))) for x in (X, X_NEW, GRID))
@@ -103,8 +103,8 @@ def test_terms_of_a_network_are_those_of_its_readouts_posterior(x64):
     for i in range(len(TERMS)):
         part = slice(5 * i, 5 * i + 5)
         sd = np.sqrt(np.diagonal(new[:, part] @ covariance[part, part] @ new[:, part].T))
-        assert np.all(np.abs(found.mean[i] - new[:, part] @ mean[part]) < 4 * sd / np.sqrt(4000))
-        np.testing.assert_allclose(found.sd[i], sd, rtol=0.05)
+        assert np.all(np.abs(found.mean[i] - new[:, part] @ mean[part]) < 4 * sd / np.sqrt(500))
+        np.testing.assert_allclose(found.sd[i], sd, rtol=0.15)
         second = covariance[part, part] + np.outer(mean[part], mean[part])
         expected = np.mean(np.sum((grid[:, part] @ second) * grid[:, part], axis=1))
         draws = found.variances[:, i]

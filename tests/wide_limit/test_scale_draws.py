@@ -6,9 +6,9 @@ import scipy.stats
 
 from numpyro_wide import wide_limit
 from numpyro_wide.machine import double_precision
-from numpyro_wide.nn import FCN
+from numpyro_wide.nn import FCN, AdditiveNetwork
 from numpyro_wide.wide_limit import _scale_draws
-from numpyro_wide.wide_limit._fit import Evidence
+from numpyro_wide.wide_limit._fit import Evidence, _of_network
 from numpyro_wide.wide_limit._scale_draws import ScalePosterior, draw_scales
 from numpyro_wide.wide_limit._scale_problem import ScaleProblem
 
@@ -82,14 +82,14 @@ def test_the_mixture_is_that_of_the_quadrature(bound, quadrature, monkeypatch):
 def posterior(network=None):
     options = {"inputs": X, "size": SIZE, "by_input": False, "has_noise": True}
     with double_precision():
-        problem = ScaleProblem.of_network(network, **options) if network else ScaleProblem.of("erf", 1, **options)
-        return ScalePosterior(Evidence(problem, Y), Y, np.zeros(4))
+        problem = ScaleProblem.of("erf", 1, **options) if network is None else _of_network(network, **options)
+        return ScalePosterior(Evidence(problem, Y), Y, np.zeros(len(problem.spreads)))
 
 
-@pytest.mark.parametrize("network", [None, FCN(1, 1, "erf")], ids=["by activation", "network"])
+@pytest.mark.parametrize("network", [None, FCN(1, 1, "erf"), AdditiveNetwork(1, 1)], ids=["none", "dense", "additive"])
 def test_the_traced_density_is_that_of_numpy(network, x64):
     at = posterior(network)
-    place = RNG.normal(size=4)
+    place = RNG.normal(size=len(at.center))
     np.testing.assert_allclose(at.potential(place), -at.log_density(at.logarithms(place)), rtol=1e-9)
 
 
