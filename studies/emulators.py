@@ -198,7 +198,8 @@ def draw(summary, options):
     """Draw errors, hollow those that are published, a panel for each number of rows for an input."""
     table = pandas.DataFrame(summary).astype({"RRMSE": float})
     ratios = (table.rows // table.inputs).unique()
-    figure, axes = plt.subplots(1, len(ratios), figsize=(8, 4.5), sharey=True, layout="constrained", squeeze=False)
+    form = {"sharex": True, "sharey": True, "layout": "constrained", "squeeze": False}
+    figure, axes = plt.subplots(1, len(ratios), figsize=(8, 4.5), **form)
     places = {name: -place for place, name in enumerate(dict.fromkeys(zip(table.function, table.inputs, strict=True)))}
     for panel, ratio in zip(axes[0], ratios, strict=True):
         shown = table[table.rows == ratio * table.inputs]
