@@ -54,7 +54,7 @@ test-shown: $(VENV)/.dev-installed
 test-rest: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 RANDOM_MODELS=$(RANDOM_MODELS) $(PYTEST) $(REST) $(PYTEST_ARGS)
 
-# Faults put into copies of the package, each of which a test must notice: all of them, or those whose texts hold ONLY.
+# Faults put into copies of the package, each of which a test must notice: all of them, or those that hold ONLY.
 mutants: $(VENV)/.dev-installed
 	QUICK_COMPILE=1 $(BIN)/python -m tests.mutants $(if $(ONLY),"$(ONLY)")
 

@@ -65,6 +65,7 @@ print(json.dumps([sorted(after), "flax" in sys.modules, "arviz" in before | afte
     assert lazy_is_loaded and not arviz_is_loaded
 
 
+@pytest.mark.fault("__main__.py", " + np.linalg.slogdet(2 * np.pi * covariance)[1]", "")
 def test_the_package_says_whether_it_works(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         __main__.main()

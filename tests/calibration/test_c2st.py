@@ -15,6 +15,11 @@ def normals(number, loc, scale, seed):
     return loc + scale * np.random.default_rng(seed).normal(size=(number, 2))
 
 
+@pytest.mark.fault(
+    "calibration.py",
+    "features = (np.concatenate([first, second]) - loc) / scale",
+    "features = np.concatenate([first, second]) + 0 * (loc + scale)",
+)
 @pytest.mark.parametrize(
     ("loc", "scale", "expected"),
     [

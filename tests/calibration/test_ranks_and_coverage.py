@@ -262,6 +262,7 @@ def test_refuses_arguments_of_another_kind(call, message):
         call()
 
 
+@pytest.mark.fault("calibration.py", "array = np.array(values)", "array = np.asarray(values)")
 def test_simulations_hold_copies_of_real_numbers():
     truth, draws, density = np.arange(3.0), np.zeros((3, 9)), np.ones(3)
     held = Simulations({"z": truth}, {"z": draws}, {"y": truth}, density, draws)

@@ -71,6 +71,9 @@ def test_many_chains_are_pooled_in_some_of_the_ways():
     assert np.all(np.diff(report.by_number) > -0.01)
 
 
+@pytest.mark.fault(
+    "diagnostics/_pooling.py", "(rhat_squared(draws) - 1) * num_chains / (num_chains - 1)", "rhat_squared(draws) - 1"
+)
 def test_rhat_is_the_one_that_people_know():
     mean = settled([0, 0.3, 0.6, 0.9])
     report = pooling(Y, mean, np.ones_like(mean))

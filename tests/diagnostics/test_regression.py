@@ -40,6 +40,8 @@ def crps_by_quadrature(y, mean, variance):
     )
 
 
+@pytest.mark.fault("_mixture.py", "return total / (2 * len(mean) ** 2)", "return total / len(mean) ** 2")
+@pytest.mark.fault("_mixture.py", "2 * pairs.sum(axis=0)", "pairs.sum(axis=0)")
 @pytest.mark.parametrize("num_draws", [1, 2, 7])
 def test_crps_against_quadrature(num_draws):
     y, mean, variance = predictions((num_draws, 6))
@@ -50,6 +52,7 @@ def test_crps_against_quadrature(num_draws):
     assert crps(y, mean, variance) == pytest.approx(np.mean(expected), rel=1e-9)
 
 
+@pytest.mark.fault("_mixture.py", "np.ceil(2 * (high - low)", "np.ceil(2 / 7 * (high - low)")
 @pytest.mark.parametrize("spread", [0.0, 1.0, 60.0])
 def test_pairs_and_integral_agree(spread):
     _, mean, variance = predictions((40, 3), seed=1, spread=spread)
@@ -71,6 +74,9 @@ def test_many_draws_take_either_way_by_entry(monkeypatch):
     np.testing.assert_allclose(crps(y, mean, variance, pointwise=True), whole, rtol=1e-13)
 
 
+@pytest.mark.fault(
+    "_mixture.py", "logsumexp(log_values, axis=0) - np.log(len(log_values))", "logsumexp(log_values, axis=0)"
+)
 def test_scores_of_one_gaussian():
     """The closed form of Gneiting & Raftery 2007, §4.2, SciPy's density and distribution function."""
     y, mean, variance = predictions((50,), seed=3)[0] + np.arange(50) / 10, np.full(50, 2.0), np.linspace(0.5, 4, 50)
@@ -126,6 +132,7 @@ def test_calibrated_predictions():
         assert crps(y, *other) > crps(y, mean, variance)
 
 
+@pytest.mark.fault("diagnostics/_scores.py", " - np.log(units)", " + np.log(units)")
 @pytest.mark.parametrize(("shape", "scale"), [((3, 30), 7.0), ((3, 30, 2), 7.0), ((3, 30, 2), np.array([7.0, 0.2]))])
 def test_scale_gives_the_scores_of_rescaled_numbers(shape, scale):
     y, mean, variance = predictions(shape, seed=7)
@@ -140,6 +147,9 @@ def test_scale_gives_the_scores_of_rescaled_numbers(shape, scale):
     assert found["log_predictive_density"] == pytest.approx(plain - np.mean(np.log(scale)), rel=1e-12)
 
 
+@pytest.mark.fault(
+    "diagnostics/_scores.py", "_standard_error(squared_error) / (2 * root)", "_standard_error(squared_error) / root"
+)
 def test_standard_errors_are_the_deviations_over_samples():
     """2000 samples of 200 rows: deviations of the scores against the mean of the errors that are reported."""
     rng = np.random.default_rng(8)
@@ -153,6 +163,7 @@ def test_standard_errors_are_the_deviations_over_samples():
     assert found[0]["coverage_90_se"] == pytest.approx(np.sqrt(share * (1 - share) / 200), rel=1e-12)
 
 
+@pytest.mark.fault("diagnostics/_scores.py", "by_entry.reshape(len(by_entry), -1).mean(axis=1)", "by_entry.reshape(-1)")
 def test_outputs_of_a_row_count_once():
     """A second output equal to the first brings no further information."""
     y, mean, variance = predictions((3, 40), seed=9)

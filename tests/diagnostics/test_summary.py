@@ -74,6 +74,7 @@ def function_of(model, mcmc):
     return np.asarray(mean).reshape(2, 30, -1)
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "jnp.ravel(fit.loc + mean)", "jnp.ravel(mean)")
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 def test_the_function_is_that_with_the_readout_integrated_out(form, request):
     mcmc, model = request.getfixturevalue(form), {"collapsed": COLLAPSED, "repriorised": REPRIORISED}[form]
@@ -136,6 +137,7 @@ def test_draws_of_a_plain_model_are_judged_by_the_same_function():
     assert f"gradients of the last draw by chain: {last}" in str(plain)
 
 
+@pytest.mark.fault("diagnostics/_to_arviz.py", "new=start - first", "new=0")
 def test_without_recorded_features_the_function_is_that_of_the_weights():
     draws = draws_of((2, 33))  # no multiple of a block's draws
     draws["w"] = np.random.default_rng(1).normal(size=(2, 33, WIDTH, 2)).astype("f")
@@ -260,6 +262,9 @@ def test_the_last_line_is_a_verdict():
     assert not drifting.is_converged and drifting.verdict == "not converged: the energy drifts, run longer"
 
 
+@pytest.mark.fault(
+    "diagnostics/_summary.py", "if worst.rhat > _LARGEST_RHAT or least.ess < _LEAST_ESS:", "if least.ess < _LEAST_ESS:"
+)
 @pytest.mark.parametrize("correlation, scale, times", [(0.75, 1.0, 5), (0.0, 1.3, 2)])
 def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, times):
     draws = draws_of((2, 800))
@@ -274,6 +279,8 @@ def test_chains_that_agree_may_be_too_short_for_intervals(correlation, scale, ti
     assert not found.is_converged
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "or not site.is_exchangeable", "or name")
+@pytest.mark.fault("diagnostics/_to_arviz.py", "self._latent.keys() - hidden if", "set() if")
 def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
     draws = draws_of((2, 2000))
     draws["hidden"] = np.sort(draws["hidden"], axis=-1)
@@ -285,6 +292,7 @@ def test_units_may_trade_places_and_what_is_outside_of_the_features_may_not():
     assert "of site 'slopes[" in judged(draws).verdict
 
 
+@pytest.mark.fault("_checks.py", "num_distinct < 0.2", "num_distinct.sum() < 0.2")
 @pytest.mark.parametrize("look", [summary, to_arviz])
 def test_chains_that_do_not_move_are_warned_of(look):
     moving, still = draws_of((2, 100)), draws_of((2, 100), moves=False)
@@ -297,6 +305,7 @@ def test_chains_that_do_not_move_are_warned_of(look):
     look(stub(both), COLLAPSED, X, Y)
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "_LARGEST_DRIFT = 3.0", "_LARGEST_DRIFT = 300.0")
 def test_an_energy_that_drifts_is_told():
     draws, rng = draws_of((2, 100)), np.random.default_rng(0)
     energy = rng.normal(50, 5, (2, 100))
@@ -337,6 +346,7 @@ def test_an_energy_that_single_precision_does_not_resolve_is_told():
     assert summary(stub(draws_of((2, 20)), potential_energy=energy.astype(float)), COLLAPSED, X, Y).energy_error < 1e-8
 
 
+@pytest.mark.fault("diagnostics/_summary.py", "errors[:, -1]", "errors[:, 0]")
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 @pytest.mark.slow
 def test_a_sampled_noise_that_single_precision_does_not_resolve_is_told(form):

@@ -87,6 +87,7 @@ def test_the_evidence_of_the_limit_is_the_gaussian_process_s(num_outputs, form):
     assert f"by the last one's mean kernel: {row.limit_log_evidence:.2f}" in str(WidthReport({20: row}))
 
 
+@pytest.mark.fault("diagnostics/_width.py", "    if kernel is None:", "    if True:")
 @pytest.mark.slow
 def test_the_limit_of_any_network_is_taken_as_it_is():
     """A CNN of two layers, whose mean kernel is not that of its limit."""
@@ -156,6 +157,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.fault("diagnostics/_width.py", "form is None or observed != {form.observed}", "form is None")
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("form", ["collapsed", "repriorised"])
 def test_other_observed_sites_and_factors_weigh_as_well(form, other):

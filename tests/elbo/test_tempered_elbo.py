@@ -113,6 +113,10 @@ def test_is_numpyros_bit_for_bit_at_eta_one(options):
     jax.tree.map(np.testing.assert_array_equal, ours, evaluate(TraceMeanField_ELBO(**options)))
 
 
+@pytest.mark.fault("elbo/_tempered.py", "self.tau * p / self.num_neurons", "self.tau / self.num_neurons")
+@pytest.mark.fault(
+    "elbo/_tempered.py", 'msg["is_observed"] and not self.is_guide', 'msg["is_observed"] or self.is_guide'
+)
 @pytest.mark.parametrize("options", [{}, {"num_particles": 4}])
 def test_only_the_kl_is_tempered(options):
     _, params = prepared(model, written_guide)

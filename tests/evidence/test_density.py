@@ -80,6 +80,9 @@ MODELS = {
 }
 
 
+@pytest.mark.fault("evidence/_density.py", "self.log_dets[name] = jnp.sum(", "self.log_dets[name] = 0 * jnp.sum(")
+@pytest.mark.fault("evidence/_density.py", "if name not in bases", "if True")
+@pytest.mark.fault("readout/_draws.py", 'log_prob if site["scale"] is None else site["scale"] * log_prob', "log_prob")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("x64")
 def test_both_parts_make_the_potential_energy(name):

@@ -24,6 +24,8 @@ def check(found, truth, *, largest_error):
     assert abs(found.log_evidence - truth) < 4 * found.standard_error < 4 * largest_error
 
 
+@pytest.mark.fault("evidence/_chains.py", "found.weight + found.start - reference", "found.weight - reference")
+@pytest.mark.fault("evidence/_chains.py", "- beta * found.weight", "- found.weight")
 def test_both_methods_on_a_conjugate_model_compiled_once():
     model, args, truth = known.conjugate()
     bridge = model_evidence(KEY, model, *args)
@@ -73,6 +75,7 @@ def test_a_model_is_looked_at_anew_at_each_call_and_compiled_once(monkeypatch):
     assert not again
 
 
+@pytest.mark.fault("_compile.py", "sha256(lowered.as_text().encode()).digest()", "0")
 def test_programs_are_those_of_a_model_with_the_same_density_and_gradient():
     def compiled(slope, offset=0.0):
         square = jax.custom_jvp(lambda v: v**2 + offset)
@@ -169,6 +172,7 @@ def test_errors_over_repetitions_are_those_that_are_told(monkeypatch, case, meth
     assert abs(errors.mean()) < 3.3 / num**0.5
 
 
+@pytest.mark.fault("evidence/_model_evidence.py", "not found.is_trusted):", "found.is_trusted):")
 def test_a_bridge_without_overlap_is_not_trusted_and_gives_way(monkeypatch):
     model, args, truth = known.conjugate()
     bridge = _methods.by_bridge

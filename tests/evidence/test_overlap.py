@@ -21,6 +21,7 @@ def draws(seed, num_lower, num_upper):
     return log_ratios(rng.normal(size=num_lower)), log_ratios(SHIFT + SCALE * rng.normal(size=num_upper))
 
 
+@pytest.mark.fault("evidence/_methods.py", "share = num_upper / (num_lower + num_upper)", "share = 0.5")
 @pytest.mark.parametrize(("num_lower", "num_upper"), [(2000, 2000), (500, 4000)])
 def test_bridge_of_two_gaussians(num_lower, num_upper):
     found = [_overlap.bridge(*draws(seed, num_lower, num_upper)) for seed in range(100)]
@@ -55,6 +56,7 @@ def test_draws_without_density_count_as_such():
     np.testing.assert_allclose(_overlap.bridge(half, upper).log_ratio, LOG_RATIO - np.log(2), atol=0.1)
 
 
+@pytest.mark.fault("evidence/_methods.py", "beta + float(np.exp(low))", "float(np.exp(low))")
 def test_next_temperature_of_gaussian_log_weights():
     """Weights exp(Δ s x) of normal x are worth exp(-Δ² s²) of their number."""
     log_weights = 100 + 8 * np.random.default_rng(0).normal(size=200_000)
@@ -77,6 +79,7 @@ def test_resampling_copies_by_weight():
     assert counts[2] == 0
 
 
+@pytest.mark.fault("evidence/_methods.py", "np.var(terms, ddof=1) / size)", "np.var(terms, ddof=1) / terms.size)")
 def test_errors_count_the_autocorrelation_of_chains():
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(8, 3000))
@@ -91,6 +94,7 @@ def test_errors_count_the_autocorrelation_of_chains():
     assert _overlap.rhat(chain + np.arange(8)[:, None]) > 1.2
 
 
+@pytest.mark.fault("evidence/_methods.py", "influence[k + 1] -= pair.upper", "influence[k + 1] += pair.upper")
 def test_error_of_a_sum_counts_draws_that_serve_two_bridges():
     """On the path N(x; 0, 1) exp(-2 β (x - 1.5)²) all is Gaussian; draws are independent, of 4 temperatures."""
     betas, rng = np.array([0.0, 0.1, 0.4, 1.0]), np.random.default_rng(0)

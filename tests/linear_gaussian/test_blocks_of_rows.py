@@ -29,6 +29,14 @@ def blocked(weights, x, y, noise, scale, block_size=16):
     return BlockedProblem.of(features, y, noise, scale).log_evidence()
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_row_blocks.py", "start + jnp.arange(block_size) >= first", "start + jnp.arange(block_size) >= 0"
+)
+@pytest.mark.fault(
+    "linear_gaussian/_row_blocks.py",
+    "return alpha @ sums.mean.T - features @ shared, alpha",
+    "return alpha @ sums.mean.T, alpha",
+)
 @pytest.mark.parametrize("kind", NOISES)
 def test_value_and_gradient_of_the_dense_form(kind):
     noise, num_outputs = NOISES[kind]
@@ -50,6 +58,9 @@ def test_leave_one_out_of_the_dense_form(kind):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-9), expected, found)
 
 
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "jnp.sqrt(variance)[:, None, None] * sums.inverse", "sums.inverse")
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "sums.inverse * scale[None, None]", "sums.inverse")
+@pytest.mark.fault("linear_gaussian/_row_blocks.py", "return self.root[0].T @ columns", "return self.root[0] @ columns")
 @pytest.mark.parametrize("kind", NOISES)
 def test_posterior_of_the_normal_equations(kind):
     noise, num_outputs = NOISES[kind]

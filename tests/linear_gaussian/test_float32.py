@@ -134,6 +134,17 @@ def round_trip(features, targets, phi, noise_scale, variant):
     return _round_trip_by_variant(features, targets, phi, noise_scale)[variant]
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_evidence.py",
+    "above_rounding(self.regulariser, self.rounding)",
+    "above_rounding(self.regulariser, 0.1 * self.rounding)",
+)
+@pytest.mark.fault("linear_gaussian/_evidence.py", "jnp.where(variance < least, jnp.nan, variance)", "variance")
+@pytest.mark.fault(
+    "linear_gaussian/_problem.py",
+    "resolved()\n        mean, covariance = standard.for_each_output(posterior_moments)",
+    "representable()\n        mean, covariance = standard.for_each_output(posterior_moments)",
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("n", "d"), [(6, 4), (4, 6)])
 @pytest.mark.usefixtures("nans_allowed")
@@ -178,6 +189,9 @@ def test_half_precision_lists_and_tables_are_taken_as_single_precision():
             lg.log_evidence(other, targets, 0.5)
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_problem.py", "array if is_known(value) else jnp.where(array > 0, array, jnp.nan)", "array"
+)
 @pytest.mark.usefixtures("nans_allowed")
 def test_negative_scales_under_jit_are_not_their_mirror_image():
     features, targets, phi = np.eye(4, 3), np.ones(4), np.ones(3)

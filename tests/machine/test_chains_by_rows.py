@@ -22,6 +22,7 @@ def on_eight():
     return results(start(8, worker=WORKER))[0]
 
 
+@pytest.mark.fault("mcmc/_kernel.py", "out_shardings=place", "out_shardings=None")
 @pytest.mark.slow
 def test_four_chains_of_two_shares_draw_what_one_device_draws(on_eight):
     assert on_eight["mesh"] == {"chains": 4, "rows": 2}
@@ -43,6 +44,7 @@ def test_a_gradient_exchanges_the_sums_of_one_chain(on_eight):
     assert sum(sizes) <= WIDTH**2 + (2 + NUM_INPUTS) * WIDTH + 12
 
 
+@pytest.mark.fault("machine.py", ".reshape(-1, num_chains).T", ".reshape(num_chains, -1)")
 @pytest.mark.slow
 def test_two_processes_of_four_devices_draw_the_same(on_eight):
     port = free_port()

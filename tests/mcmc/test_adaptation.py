@@ -38,6 +38,7 @@ def test_warmup_reaches_the_target_and_then_stops(name):
         assert num_grad[-1] > 1
 
 
+@pytest.mark.fault("mcmc/_kernel.py", "4 * tolerance**3", "4 * (2 * tolerance) ** 3")
 @pytest.mark.parametrize("name", UNADJUSTED)
 def test_warmup_reaches_the_energy_error_of_the_tolerance_and_then_stops(name):
     kernel = KERNELS[name](potential_fn=lambda z: 2.0 * jnp.sum(z**2), bias_tolerance=0.1)
@@ -63,6 +64,9 @@ def test_adaptation_can_be_switched_off(name):
     np.testing.assert_allclose(step_size, step, rtol=1e-5)
 
 
+@pytest.mark.fault(
+    "mcmc/_adaptation.py", "~is_adapting | (energy_error < gross)", "~is_adapting | (energy_error < jnp.inf)"
+)
 @pytest.mark.parametrize("name", UNADJUSTED)
 def test_unadjusted_samplers_survive_a_first_step_that_is_far_too_large(name):
     kernel = KERNELS[name](potential_fn=stretched, step_size=50.0)

@@ -58,6 +58,9 @@ def test_adjusted_kernels_reach_the_moments(name):
         check(draws, truth, label)
 
 
+@pytest.mark.fault(
+    "mcmc/crank_nicolson.py", "reference_energy_difference(point, end)", "end.potential_energy - point.potential_energy"
+)
 @pytest.mark.parametrize("name", ["pcn", "split"])
 def test_everything_is_accepted_on_the_reference(name):
     kernel = ADJUSTED[name](potential_fn=lambda z: 0.5 * jnp.sum(z["x"] ** 2), adapt_step_size=False, step_size=0.4)

@@ -25,6 +25,9 @@ def num_rotations(step_size, **settings):
     return int(num_grad[-1, 0])
 
 
+@pytest.mark.fault(
+    "mcmc/split_hmc.py", "angle *= jnp.sqrt(jnp.minimum(state.step_size / WHOLE_FROM, 1.0))", "angle *= 1.0"
+)
 @pytest.mark.parametrize(
     ("step_size", "expected"), [(2.0, 1), (0.5, 4), (0.3, 7), (0.1, 12), (0.02, 26), (0.0005, 128)]
 )
@@ -47,6 +50,9 @@ def test_all_chains_of_a_run_are_in_one_regime():
     assert num_grad[-1].max() < 0.7 * 2.0 / last.step_size.max()
 
 
+@pytest.mark.fault(
+    "mcmc/split_hmc.py", "jnp.exp(-angle / self._trajectory_angle)", "-jnp.expm1(-angle / self._trajectory_angle)"
+)
 @pytest.mark.parametrize(("num_steps", "expected"), [(3, np.exp(-0.3)), ("auto", np.exp(-1 / 3**0.5))])
 def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatch, num_steps, expected):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)
@@ -67,6 +73,10 @@ def test_a_draw_keeps_the_share_of_its_velocity_that_the_angle_leaves(monkeypatc
     np.testing.assert_allclose(np.exp(-angle), expected, rtol=0.05)
 
 
+@pytest.mark.fault("mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "is_warming_up & False")
+@pytest.mark.fault(
+    "mcmc/_kernel.py", "is_warming_up & (adapted.max_steps < num_steps)", "adapted.max_steps < num_steps"
+)
 @pytest.mark.parametrize(("i", "max_steps", "num_steps"), [(5, 1, 1), (5, 99, 16), (50, 1, 16)])
 def test_a_chain_that_falls_in_warmup_keeps_no_velocity(monkeypatch, i, max_steps, num_steps):
     monkeypatch.setattr(split_hmc, "JITTER", 0.0)

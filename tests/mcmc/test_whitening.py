@@ -48,6 +48,11 @@ def test_a_window_learns_scales_that_differ_and_none_that_differ_by_chance():
         assert found.std() < (1.1 if scales is unequal else 0.4) * by_chance
 
 
+@pytest.mark.fault(
+    "mcmc/_whitening.py",
+    "jnp.sqrt(self.length * per_autocorrelation * draw_length * time)",
+    "per_autocorrelation * draw_length * time",
+)
 def test_a_window_learns_the_momentum_length_once_the_scales_are_known():
     size, rho, draw_length = 64, 0.8, 0.7
     draws = autoregressive(rho, 1500, size)
@@ -102,6 +107,7 @@ def test_directions_forget_themselves_over_the_momentum_length():
     np.testing.assert_allclose(np.diff(z, axis=0), 0.2 * r[1:], atol=1e-5)
 
 
+@pytest.mark.fault("mcmc/microcanonical.py", "ADJUSTED_FORGETTING if adjusted else 1.0", "1.0")
 def test_adjusted_trajectories_forget_their_direction_over_twice_their_length(monkeypatch):
     monkeypatch.setattr(microcanonical, "JITTER", 0.0)
     kernel = MicrocanonicalLangevin(potential_fn=lambda z: 0.0 * jnp.sum(z), step_size=0.2, adapt_step_size=False)

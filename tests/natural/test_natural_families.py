@@ -189,6 +189,8 @@ def test_an_interval_far_from_the_mean():
         np.testing.assert_allclose(q.log_prob(sign * jnp.asarray(value)), expected, rtol=1e-4)
 
 
+@pytest.mark.fault("natural.py", "ends = jnp.maximum(begin, -reach), jnp.minimum(end, reach)", "ends = begin, end")
+@pytest.mark.fault("natural.py", "mode = stop_gradient(jnp.clip(loc, low, high))", "mode = jnp.clip(loc, low, high)")
 @pytest.mark.parametrize("is_double", [False, True])
 @pytest.mark.parametrize(
     "eta", [[0, -1e-14], [1e-8, -1e-8], [5, -1e-3], [-20, -0.5], [-400, -5], [3000, -0.5], [10, -10], [5e5, -5e5]]
@@ -223,6 +225,7 @@ def test_an_interval_against_adaptive_quadrature(eta, is_double):
         np.testing.assert_allclose(draws.std(), deviation, rtol=0.1)
 
 
+@pytest.mark.fault("natural.py", "found -= step - stop_gradient(step)", "found -= 0 * step")
 def test_quantiles_of_an_interval_and_their_slopes(x64):
     def exact(loc, scale):
         return scipy.stats.truncnorm(-loc / scale, (1 - loc) / scale, loc=loc, scale=scale).ppf(0.3)

@@ -54,6 +54,11 @@ def test_unit_scale_is_a_number_under_transformations(activation):
         np.testing.assert_allclose(found, scale, rtol=1e-6)
 
 
+@pytest.mark.fault(
+    "nn/_networks.py",
+    'preceding = ["identity", *[self.activation] * (self.depth - 1)][: self.depth]',
+    "preceding = [self.activation] * self.depth",
+)
 @pytest.mark.parametrize(("depth", "width"), [(0, 16), (1, 16), (3, 128), (10, 128)])
 def test_variance_of_the_fcn_is_one(depth, width):
     # With rectifiers it is one in expectation at any width, not only in the limit.
@@ -70,6 +75,7 @@ def test_variance_of_the_fcn_is_near_one_for_other_activations(activation):
         assert error < 0.06
 
 
+@pytest.mark.fault("nn/_networks.py", "is_data=isinstance(self.w_std, Array)", "is_data=False")
 def test_a_scale_in_an_array_of_jax_is_data_of_the_program():
     x, params = jnp.ones((3, 2)), FCN(2, 4, "erf").init(jax.random.key(0), jnp.ones((3, 2)))
     found = []
@@ -130,6 +136,7 @@ def test_kernel_of_the_limit_takes_the_scales_that_keep_the_variance():
     np.testing.assert_allclose(np.diag(nngp), 1, rtol=1e-5)
 
 
+@pytest.mark.fault("nn/_layers.py", "(height * width * num_channels) ** 0.5", "num_channels**0.5")
 def test_convolution_against_a_sum_over_offsets():
     x, layer = unit_inputs(2, 5, 4, 3), NTKConv(2, kernel_size=(3, 2), w_std=1.7, b_std=0.4)
     rng = np.random.default_rng(2)
@@ -141,6 +148,11 @@ def test_convolution_against_a_sum_over_offsets():
     np.testing.assert_allclose(got, 1.7 / 18**0.5 * expected + 0.4 * bias, atol=1e-5)
 
 
+@pytest.mark.fault(
+    "nn/_layers.py",
+    "i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]",
+    "i : i + spans[0] : strides[1], j : j + spans[1] : strides[0]",
+)
 @pytest.mark.parametrize("padding", ["CIRCULAR", "SAME", "VALID"])
 @pytest.mark.parametrize(("kernel_size", "strides"), [((3, 3), (1, 1)), ((2, 4), (2, 3)), ((1, 1), (2, 2))])
 def test_convolution_is_that_of_flax_with_its_gradients(padding, kernel_size, strides):
@@ -184,6 +196,7 @@ def test_residual_network_is_that_of_the_paper():
     assert sum(name.endswith("skip") for name in shapes) == 2
 
 
+@pytest.mark.fault("nn/_networks.py", "k += 1", "k = 1")
 def test_residual_sums_are_scaled_by_their_index():
     """With residual branches of zero, what is left of the stem is the product of the skips' factors."""
     x, network = unit_inputs(1, 4, 4, 3), WideResNet(1, 2, "identity", c=1.0, readout_w_std=1.0)

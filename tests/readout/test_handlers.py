@@ -54,6 +54,12 @@ NOISES = {
 }
 
 
+@pytest.mark.fault(
+    "readout/_transform.py",
+    "self._over_leading_axes(lambda phi: self._forward(phi)[1], x)",
+    "self._over_leading_axes(lambda phi: 0 * self._forward(phi)[1], x)",
+)
+@pytest.mark.fault("readout/_model.py", "variant=self.variant, prior_scale=self.prior_scale", "variant=self.variant")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("prior", PRIORS)
@@ -85,6 +91,7 @@ def test_joint_density_is_unchanged(prior, noise):
         np.testing.assert_allclose(log_density(collapsed, (y,), {}, without_base(draw))[0], expected, rtol=1e-9)
 
 
+@pytest.mark.fault("readout/_collapse.py", '"fn": marginal, "cond_indep_stack": []})', '"fn": marginal})')
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("with_plates", [False, True])
 def test_vector_readout_in_plates(with_plates):

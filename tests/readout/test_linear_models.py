@@ -10,6 +10,9 @@ from numpyro.infer.util import potential_energy
 from numpyro_wide import repriorise
 
 
+@pytest.mark.fault(
+    "linear_gaussian/_roots.py", "scaled = jnp.sqrt(self.regulariser) * phi", "scaled = self.regulariser * phi"
+)
 @pytest.mark.parametrize(("num_rows", "noise_scale"), [(3, 0.5), (100, 0.5), (100, 0.05)])
 def test_curvature_depends_on_neither_rows_nor_noise(x64, num_rows, noise_scale):
     """A leapfrog step must stay below 2/√(largest eigenvalue of the Hessian), which without the map is √n/σ."""

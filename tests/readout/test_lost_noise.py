@@ -88,6 +88,7 @@ def test_no_word_in_float64():
     quietly(lambda: run(make(), x, y))
 
 
+@pytest.mark.fault("readout/_collapse.py", "float(error) < FELT_ERROR", "float(error) < 1e9")
 def test_digits_that_are_lost_are_told_before_the_evidence_is_nan():
     """From a tenth of a nat on; targets that are centred and standardised, or float64, are the remedies told."""
 

@@ -134,6 +134,9 @@ def test_a_likelihood_that_is_not_gaussian_has_its_own_weights():
     np.testing.assert_allclose(draws["offset"].mean(), expected, atol=0.06)
 
 
+@pytest.mark.fault(
+    "readout/_draws.py", "weighted = bool(learns) if weighted is None else weighted", "weighted = 'noise' in learns"
+)
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @pytest.mark.parametrize("wrap", ["collapsed", "repriorised"])
 def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
@@ -164,6 +167,7 @@ def test_another_likelihood_of_hidden_weights_has_its_part(wrap):
         wide_limit_draws(jax.random.key(0), wrapped, 20, x.astype("f"), y.astype("f"), weighted=False)
 
 
+@pytest.mark.fault("readout/_draws.py", "is_joint = weighted and any(learns.values())", "is_joint = False")
 @pytest.mark.filterwarnings("ignore:the Pareto shape")
 @pytest.mark.parametrize("regulariser", [None, 1.0])
 def test_what_observes_the_readout_beside_its_likelihood_has_its_part(regulariser):

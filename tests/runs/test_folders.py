@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(processes, cache, tmp_path):
     np.testing.assert_array_equal(found, in_one(total))
 
 
+@pytest.mark.fault("runs/_pieces.py", '"run.lock"', 'f"{os.getpid()}.lock"')
 @pytest.mark.slow
 def test_a_second_process_is_refused(processes, folder):
     is_held = processes.Event()
@@ -183,6 +184,7 @@ def test_a_file_of_something_else_is_told(tmp_path):
         short_run(tmp_path, 20)
 
 
+@pytest.mark.fault("runs/_pieces.py", "mcmc.post_warmup_state = None", "pass")
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch):
     mcmc, append = chains(5), _pieces._append
@@ -211,6 +213,7 @@ def test_an_interrupted_run_leaves_the_next_one_its_warmup(tmp_path, monkeypatch
 FIXED = {"adapt_step_size": False, "find_heuristic_step_size": False}
 
 
+@pytest.mark.fault("runs/_pieces.py", "_hash(sampler)", '""')
 @pytest.mark.parametrize(
     ("kernel", "first", "second"),
     [

@@ -64,6 +64,7 @@ def test_every_chain_keeps_its_best_position_where_steps_leave_the_support():
     assert potential_energy(bounded, (), {}, start) <= at_start
 
 
+@pytest.mark.fault("runs/_optimum.py", 'name.startswith("noise.")', "False")
 def test_scales_are_held_at_their_medians_in_a_word():
     prior = dist.LogNormal(0.2, 0.5)
     model = bnn(FCN(1, 3, "erf"), None, NoiseNetwork(0.3, width=2), scales={"w_std": prior})

@@ -59,6 +59,7 @@ def equal(found, expected):
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.fault("runs/_pieces.py", "ends.append(ends[-1] + size)", "ends.append(ends[-1] + size + 1)")
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [
@@ -114,6 +115,7 @@ def with_ratio(ratio):
     return NUTS(model)
 
 
+@pytest.mark.fault("runs/_pieces.py", "(stored.as_text(), extra_fields)", "(str(stored.out_info), extra_fields)")
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -60,6 +60,7 @@ def stored():
     return run(kernel).get_samples(group_by_chain=True)
 
 
+@pytest.mark.fault("runs/_reduced.py", "{name: function(sites)", "{name: function(stored)")
 @pytest.mark.slow
 def test_projections_and_function_values_are_those_of_the_full_draws(stored):
     assert set(stored) == {"hidden", "w", "scale", "function", *FUNCTIONS}
@@ -98,6 +99,7 @@ def test_a_reduced_kernel_is_pickled():
     assert kernel.model.readout == "w" and kernel.kernel._max_tree_depth == 3
 
 
+@pytest.mark.fault("readout/_functions.py", "read_run(form, draw, args, kwargs)", "read_run(form, draw, args, {})")
 def test_readout_function_is_the_mean_of_readout_predictive():
     x, y = small_data(10)
     draws = {

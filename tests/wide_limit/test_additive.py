@@ -44,6 +44,8 @@ def by_double_loop(terms, x1, x2):
     return found
 
 
+@pytest.mark.fault("wide_limit/_additive.py", "(-1) ** (k - 1) * found", "found")
+@pytest.mark.fault("wide_limit/_additive.py", "- 0.5 * mean(", "- 1.0 * mean(")
 @pytest.mark.parametrize("which", [None, [(0,), (2,), (3, 1), (0, 2, 3)]])
 def test_kernels_are_sums_over_effects(x64, which):
     network = NETWORK.clone(which=which)
@@ -65,6 +67,7 @@ def test_kernels_are_moments_of_the_network(x64, activation):
     np.testing.assert_allclose(wide_limit.kernel(network).nngp(X[:3, :2]), moments, atol=1e-6)
 
 
+@pytest.mark.fault("wide_limit/_additive.py", "units.product + share * units.tangent", "units.product")
 def test_finite_networks_have_both_kernels_on_average():
     """The mean over draws, of features and of gradients, at any width; a dense block has its own limit."""
     x, network = jnp.asarray(X, jnp.float32), NETWORK.clone(width=2)
@@ -89,6 +92,8 @@ def test_finite_networks_have_both_kernels_on_average():
     )
 
 
+@pytest.mark.fault("wide_limit/_additive_problem.py", "1 if above == left else 2", "1")
+@pytest.mark.fault("wide_limit/_additive_problem.py", "by_means[left] += of_columns", "pass")
 @pytest.mark.parametrize("depth, by_input, which", [(0, True, None), (2, False, [(0,), (1, 2)])])
 def test_slopes_of_the_evidence(depth, by_input, which):
     """Against differences, over several tiles; the kernel is that of the network that a fit gives."""

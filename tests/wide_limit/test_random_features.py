@@ -49,6 +49,10 @@ def by_draw(fitted, x_new):
     return map(np.array, zip(*rows, strict=True))
 
 
+@pytest.mark.fault(
+    "_random_features.py", "_mixture.moments(mean, variance, self.weights)", "_mixture.moments(mean, variance)"
+)
+@pytest.mark.fault("_random_features.py", "_mixture.log_average(by_row, self.weights)", "_mixture.log_average(by_row)")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_predictions_are_the_mixture_of_dense_posteriors(weighted):
     fitted = found(weighted)
@@ -83,6 +87,7 @@ def test_many_test_rows_go_by_blocks(monkeypatch):
     assert found().log_density(X, Y).shape == (300,)
 
 
+@pytest.mark.fault("readout/_predictive.py", "<= _MOST_KEPT", "< 0")
 def test_rows_are_summed_over_once(monkeypatch):
     calls = []
     sums = "numpyro_wide.linear_gaussian._row_blocks.sums_by_blocks"
