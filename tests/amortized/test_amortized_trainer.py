@@ -27,6 +27,8 @@ from tests.amortized.amortized_cases import (
     normal_model,
 )
 
+pytestmark = pytest.mark.as_compiled
+
 KEY = jax.random.key(3)
 
 

@@ -94,6 +94,7 @@ def random_head(params):
 @pytest.mark.fault(
     "amortized/_guide.py", "shift = target[:, first:end] - jnp", "shift = target[:, first:end] - 0 * jnp"
 )
+@pytest.mark.as_compiled
 @pytest.mark.parametrize("factor", ["precision", "covariance"])
 @pytest.mark.parametrize("family", ["normal", "mixture"])
 def test_density_is_that_of_normals_in_unconstrained_coordinates(x64, family, factor):
@@ -197,7 +198,7 @@ def test_training_starts_from_the_moments_of_the_prior():
     assert draws["angle"].min() > -1 and draws["angle"].max() < 2
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_conjugate_posterior(trained):
     guide, params = trained
     for x in np.array([[0.3, -2.0, 1.0], [1.4, 0.3, -0.2]]):

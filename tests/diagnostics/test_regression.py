@@ -15,6 +15,7 @@ from numpyro_wide.diagnostics import (
     regression_scores,
     rmse,
 )
+from tests.marks import parametrize
 
 SCORES = [rmse, log_predictive_density, crps, interval_coverage, probability_integral_transform, regression_scores]
 
@@ -42,7 +43,7 @@ def crps_by_quadrature(y, mean, variance):
 
 @pytest.mark.fault("_mixture.py", "return total / (2 * len(mean) ** 2)", "return total / len(mean) ** 2")
 @pytest.mark.fault("_mixture.py", "2 * pairs.sum(axis=0)", "pairs.sum(axis=0)")
-@pytest.mark.parametrize("num_draws", [1, 2, 7])
+@parametrize("num_draws", [1, 2, 7], rest="slow")
 def test_crps_against_quadrature(num_draws):
     y, mean, variance = predictions((num_draws, 6))
     y[0] = 20.0  # far outside
@@ -53,7 +54,7 @@ def test_crps_against_quadrature(num_draws):
 
 
 @pytest.mark.fault("_mixture.py", "np.ceil(2 * (high - low)", "np.ceil(2 / 7 * (high - low)")
-@pytest.mark.parametrize("spread", [0.0, 1.0, 60.0])
+@parametrize("spread", [0.0, 1.0, 60.0], rest="slow")
 def test_pairs_and_integral_agree(spread):
     _, mean, variance = predictions((40, 3), seed=1, spread=spread)
     pairs = _gaussian_mixtures.spread_by_pairs(mean + 1e3, np.sqrt(variance))
@@ -95,7 +96,7 @@ def test_scores_of_one_gaussian():
         assert interval_coverage(*arguments, level=0.6) == np.mean((y >= low) & (y <= high))
 
 
-@pytest.mark.parametrize("shape", [(4, 9), (4, 9, 2)])
+@parametrize("shape", [(4, 9), (4, 9, 2)], rest="slow")
 def test_mixtures_against_scipy(shape):
     y, mean, variance = predictions(shape, seed=4)
     density = stats.norm.pdf(y, mean, np.sqrt(variance)).mean(0)
@@ -133,7 +134,7 @@ def test_calibrated_predictions():
 
 
 @pytest.mark.fault("diagnostics/_scores.py", " - np.log(units)", " + np.log(units)")
-@pytest.mark.parametrize(("shape", "scale"), [((3, 30), 7.0), ((3, 30, 2), 7.0), ((3, 30, 2), np.array([7.0, 0.2]))])
+@parametrize(("shape", "scale"), [((3, 30), 7.0), ((3, 30, 2), 7.0), ((3, 30, 2), np.array([7.0, 0.2]))], rest="slow")
 def test_scale_gives_the_scores_of_rescaled_numbers(shape, scale):
     y, mean, variance = predictions(shape, seed=7)
     found = regression_scores(y, mean, variance, scale=scale)

@@ -30,6 +30,7 @@ from numpyro_wide.estimators._posteriors import DrawnPosterior, Network, collaps
 from numpyro_wide.estimators._scoring import chain_weights
 from numpyro_wide.wide_limit import WideLimitFit
 from tests.compilations import compilations
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(2)
 X = np.random.default_rng(0).uniform(-2, 2, (40, 2))
@@ -58,7 +59,7 @@ def run(judge, optima=()):
     return found and found[1:], str(report)
 
 
-@pytest.mark.parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)])
+@parametrize(("seconds", "num_steps"), [(1e-4, 200), (300.0, 83)], rest="slow")
 def test_adam_takes_as_many_steps_as_a_twentieth_of_the_budget_pays_for(seconds, num_steps, monkeypatch):
     def start(*_, num_steps, **__):
         raise RuntimeError(f"{num_steps} steps")
@@ -79,7 +80,7 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
 
 @pytest.mark.fault("estimators/_chains.py", "parts = jnp.split(z, ends[:-1])", "parts = jnp.split(z[::-1], ends[:-1])")
 @pytest.mark.fault("estimators/_chains.py", "0.5 * jnp.sum(z**2) - log_evidence", "-log_evidence")
-@pytest.mark.parametrize(
+@parametrize(
     "network",
     [
         Network(1, 4, "erf", None, by_row=True),
@@ -87,6 +88,7 @@ def test_a_budget_that_pays_for_no_warmup_is_not_spent_on_adam(monkeypatch):
         Network(1, 4, "relu", 2, by_row=False),
         Network(1, 4, "erf", 2, by_row=False, is_latent=False),
     ],
+    rest="slow",
 )
 def test_a_vector_has_the_density_of_the_collapsed_model_up_to_a_constant(network):
     y = Y if network.num_outputs is None else np.stack([Y, Y**2], axis=1)
@@ -118,7 +120,7 @@ def test_chains_start_near_the_optima_in_turn(monkeypatch):
     assert np.isfinite(mcmc.get_samples()["hidden.hidden_0.kernel"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_a_single_chain_starts_near_an_optimum():
     form = {"optima": [{"hidden.hidden_0.kernel": np.ones((2, 4))}], "key": jax.random.key(0)}
     with Clock(300.0) as clock:
@@ -163,7 +165,7 @@ def test_a_gradient_takes_longer_for_more_rows_and_wider_or_deeper_networks():
 
 
 @pytest.mark.fault("estimators/_chains.py", "if is_settled or affordable", "if lines or affordable")
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
     seen = []
 
@@ -184,7 +186,7 @@ def test_chains_that_have_not_settled_go_on_for_twice_as_many_steps():
 @pytest.mark.fault(
     "estimators/_chains.py", "affordable if affordable < 6 * num_samples else 2 * num_samples", "2 * num_samples"
 )
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_chains_go_on_to_the_end_of_the_budget_where_no_run_twice_as_long_could_follow(monkeypatch):
     affordable = iter((10_000, 2200, 200))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
@@ -195,7 +197,7 @@ def test_chains_go_on_to_the_end_of_the_budget_where_no_run_twice_as_long_could_
 
 
 @pytest.mark.fault("estimators/_chains.py", "num_samples >= 3 * _NUM_SAMPLES", "num_samples >= _NUM_SAMPLES")
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_the_first_look_is_the_last_where_the_budget_pays_for_no_second(monkeypatch):
     affordable = iter((1100, 100))
     monkeypatch.setattr(_chains, "_affordable", lambda *_: next(affordable))
@@ -217,7 +219,7 @@ def test_chains_that_never_settle_end_with_the_budget():
 
 
 @pytest.mark.fault("estimators/_policy.py", "noise_scale**2 < rounding", "noise_scale**2 < 0")
-@pytest.mark.parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)])
+@parametrize(("readout_w_std", "is_double"), [(2.0, False), (400.0, True)], rest="slow")
 def test_precision_is_double_where_features_hide_the_noise(readout_w_std, is_double):
     scales = SCALES | {"readout_w_std": readout_w_std}
     noise = scales.pop("noise")
@@ -304,8 +306,8 @@ def test_draws_that_are_not_finite_are_left_out_and_counted():
         finite_draws((np.full((40, 5, 1), np.nan),), 4)
 
 
-@pytest.mark.parametrize("noise", ["constant", "by_row"])
-@pytest.mark.slow
+@pytest.mark.as_compiled
+@parametrize("noise", ["constant", "by_row"], rest="slow")
 def test_a_fit_to_other_data_of_the_same_shape_compiles_nothing(noise, monkeypatch):
     monkeypatch.setattr(_chains, "convergence", lambda *_: (True, [], True))
 

@@ -15,6 +15,7 @@ from numpyro_wide.estimators._classifier import DrawnClasses
 from numpyro_wide.estimators._policy import without_copies
 from numpyro_wide.estimators._posteriors import Network
 from numpyro_wide.wide_limit._label_regression import Calibration
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(45, 2))
@@ -22,7 +23,7 @@ QUICK = {"activation": "erf", "depth": 1, "input_scale": False, "progress_bar": 
 WORDS = np.array(["low", "middle", "high"])[np.digitize(X[:, 0] + 0.2 * RANDOM.normal(size=45), [-0.5, 0.5])]
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_the_fit_is_a_limit_of_its_labels():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, X[:, 0] > 0)
     assert isinstance(model.fit_, wide_limit.WideLimitFit) and model.fit_.likelihood == "bernoulli"
@@ -42,7 +43,7 @@ def test_labels_that_were_measured_twice_are_no_copies():
         assert len(without_copies(x, x[:, 0] > 0, Report("copies"))[0]) == 26
 
 
-@pytest.mark.slow
+@pytest.mark.as_compiled
 def test_words_for_labels_and_what_is_told():
     model = WideBNNClassifier(method="limit", random_state=0).fit(X, WORDS)
     assert model.classes_.tolist() == ["high", "low", "middle"] and model.score(X, WORDS) > 0.8
@@ -85,7 +86,7 @@ def test_auto_stacks_limit_and_chains():
 
 
 @pytest.mark.fault("estimators/_scoring.py", "softmax(by_weight) @ weights", "weights[np.argmax(by_weight)]")
-@pytest.mark.parametrize("num_rows", [1, 7])
+@parametrize("num_rows", [1, 7], rest="slow")
 def test_stacking_weight(num_rows):
     certain, impossible = np.zeros(num_rows), np.full(num_rows, -200.0)
     # The posterior of the weight is Beta(1 + n, 1).

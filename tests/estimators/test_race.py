@@ -13,6 +13,7 @@ from numpyro_wide.machine import double_precision
 from numpyro_wide.nn import FCN
 from numpyro_wide.nn._layers import scaled_features
 from numpyro_wide.wide_limit import WideLimitFit
+from tests.marks import parametrize
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 2))
@@ -37,7 +38,7 @@ def started(largest):
     "estimators/_race.py", "kernels[layer] for layer in range(depth)", "kernels[-1 - layer] for layer in range(depth)"
 )
 @pytest.mark.fault("estimators/_race.py", "index < entry.depth", "index < 9")
-@pytest.mark.parametrize(("depth", "activation"), [(1, "tanh"), (2, "relu"), (3, "gelu")])
+@parametrize(("depth", "activation"), [(1, "tanh"), (2, "relu"), (3, "gelu")], rest="slow")
 def test_the_network_is_that_of_the_chains(depth, activation):
     largest = 3
     entry = Entry(depth, _race.RACED.index(activation), 1.3, 0.3)
@@ -217,7 +218,7 @@ def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
 
 
 @pytest.mark.fault("estimators/_policy.py", "* _FEWEST_STEPS < clock.left", "* 0 < clock.left")
-@pytest.mark.parametrize(
+@parametrize(
     ("left", "noises", "expected"),
     [
         (60.0, [True, False], (3, 32, True)),
@@ -228,6 +229,7 @@ def test_chains_are_long_where_the_budget_pays_for_them(monkeypatch):
         (10.5, [False], (1, 32, False)),
         (1e-3, [True, False], (1, 16, False)),
     ],
+    rest="slow",
 )
 def test_what_is_too_dear_gives_way_to_what_is_cheaper(left, noises, expected):
     optima = [optimum(3, 0.2), optimum(2, 0.3, "erf"), optimum(2, 0.4), optimum(1, 0.5)]
@@ -245,7 +247,7 @@ def test_what_is_too_dear_gives_way_to_what_is_cheaper(left, noises, expected):
     'known = {**chosen.scales, "noise": chosen.noise_scale}',
     'known = {**fit.scales, "noise": fit.noise_scale}',
 )
-@pytest.mark.parametrize("method", ["auto", "limit"])
+@parametrize("method", ["auto", "limit"], rest="slow")
 def test_chains_start_with_the_winner(method, monkeypatch):
     seen = []
     scales = {"w_std": np.ones(2), "input_scale": np.array([1.0, 3.0]), "b_std": 0.5}

@@ -12,6 +12,8 @@ from numpyro_wide import collapse_readout
 from numpyro_wide.mcmc import MicrocanonicalLangevin, SplitHMC
 from tests.compilations import compilations
 
+pytestmark = pytest.mark.as_compiled
+
 KEY = jax.random.key(0)
 X = np.linspace(-1, 1, 8, dtype="f")[:, None]
 Y = np.sin(3 * X[:, 0])
@@ -82,6 +84,7 @@ def test_warmup_and_a_run_that_goes_on():
 
 
 @pytest.mark.fault("mcmc/_kernel.py", "return run_program(loop, *given)", "return jax.jit(loop)(*given)")
+@pytest.mark.slow
 def test_other_data_and_medians_of_the_same_shape_find_the_programs():
     first = draws(chains(network(jnp.float32(2.0))))[0]
     with compilations() as compiled:
@@ -93,6 +96,7 @@ def test_other_data_and_medians_of_the_same_shape_find_the_programs():
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_warmup_and_runs_of_other_lengths_are_one_program():
     both = []
     for once in (True, False):
@@ -114,6 +118,7 @@ def test_warmup_and_runs_of_other_lengths_are_one_program():
     "kernel._loop.form != form or not all(map(is_, kernel._loop.leaves, leaves))",
     "kernel._loop.form != form",
 )
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
     traced = []
 
@@ -143,6 +148,7 @@ def test_a_run_that_goes_on_with_the_same_arrays_traces_nothing():
     np.testing.assert_array_equal(go_on(mcmc, x, changed)[0], other)
 
 
+@pytest.mark.slow
 def test_the_second_run_of_numpyros_loop_compiles_that_alone():
     mcmc = chains(network(jnp.float32(2.0)), once=False)
     draws(mcmc)

@@ -15,6 +15,9 @@ from numpyro_wide import collapse_readout, repriorise
 from numpyro_wide._traces import prior_sizes
 from numpyro_wide.mcmc import SplitHMC
 from numpyro_wide.nn import FCN, bnn
+from tests.marks import parametrize
+
+pytestmark = pytest.mark.as_compiled
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(30, 5)).astype("f")
@@ -69,13 +72,14 @@ def start(kernel, model):
     'warn_of_prior_sizes({"y": (np.sqrt(variance), np.sqrt(size))})',
     'warn_of_prior_sizes({"y": (variance / size, np.sqrt(size))})',
 )
-@pytest.mark.parametrize(
+@parametrize(
     ("kernel", "make", "wrap"),
     [
         *[(SplitHMC, make, wrap) for make in (network, own) for wrap in (same, collapsed, repriorised)],
         *[(NUTS, network, wrap) for wrap in (same, collapsed)],
         (NUTS, own, collapsed),
     ],
+    rest="slow",
 )
 def test_features_that_grow_with_the_width_are_told(kernel, make, wrap):
     with pytest.warns(UserWarning, match=MESSAGE) as told:

@@ -10,6 +10,8 @@ from numpyro.infer import MCMC
 
 from tests.mcmc.cases import ADJUSTED
 
+pytestmark = pytest.mark.as_compiled
+
 
 def rare(data, by_logits):
     p = numpyro.sample("p", dist.Beta(1.0, 1.0))

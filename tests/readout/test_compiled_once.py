@@ -21,6 +21,8 @@ from numpyro_wide import ReadoutPredictive, collapse_readout, guide_draws, repri
 from tests.compilations import compilations
 from tests.models import network, small_data
 
+pytestmark = pytest.mark.as_compiled
+
 SITES = {"readout": "w", "features": "features"}
 X, Y = small_data(12)
 
@@ -38,6 +40,7 @@ def test_the_counter_counts():
     assert compiled
 
 
+@pytest.mark.slow
 def test_predictions_and_readouts():
     model = collapse_readout(network, observed="y", **SITES)
     predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
@@ -58,6 +61,7 @@ def test_predictions_and_readouts():
     assert compiled
 
 
+@pytest.mark.slow
 def test_log_densities():
     model = collapse_readout(network, observed="y", **SITES)
     predictive = ReadoutPredictive(model, hidden_draws(), (X, Y))
@@ -75,6 +79,7 @@ def test_log_densities():
     assert compiled
 
 
+@pytest.mark.slow
 def test_wide_limit_and_guide():
     model = repriorise(network, targets="y", noise_scale="sigma", **SITES)
     guide = AutoNormal(model)
@@ -177,6 +182,7 @@ def test_features_from_functions_in_python():
         np.testing.assert_allclose(found, np.full(2, multivariate_normal(cov=covariance).logpdf(Y[:, 0])), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_batch_size_does_not_matter():
     model = collapse_readout(network, observed="y", **SITES)
     found = [
